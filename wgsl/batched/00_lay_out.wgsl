@@ -1,7 +1,8 @@
-// batched_lay_out: words of symbols become linked positions; their pairs are counted.
+// batched_lay_out: places the symbols of words at linked positions, and counts their pairs.
 //
-// Position 0 is a separator, and one follows each word. Symbol j of word w is at position j + w + 1.
-// A position's slot is, for now, 1 + the entry of the pair that starts there.
+// Position 0 is a separator, and one follows each word. Symbol j of word w is at position
+// j + w + 1. Until slots are given to pairs, a position's slot is 1 + the entry of the pair that
+// starts there.
 //
 // binding 0  params         uniform     LayOutParams
 // binding 1  word_symbols   read        (symbols) words end to end

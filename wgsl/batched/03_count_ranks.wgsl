@@ -1,6 +1,7 @@
-// batched_count_ranks: counts, by the current digit, the pairs that agree with the prefix before it.
+// batched_count_ranks: counts pairs by the current digit of their ranks; pairs count if their
+// higher digits are those found so far.
 //
-// Most pairs share a few bins, so a workgroup counts in workgroup memory first.
+// Most pairs fall into a few bins, so each workgroup first counts in workgroup memory.
 //
 // binding 0  pairs        read        (pair_capacity)
 // binding 1  pair_counts  read        (pair_capacity)

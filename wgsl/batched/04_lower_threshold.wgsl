@@ -1,8 +1,8 @@
 // batched_lower_threshold: finds the lowest rank such that all pairs down to it fit into the hot list.
 //
-// Run before the first digit is counted, where it begins a refill, and after each. If not all bins
-// of a digit fit, the threshold is above the first bin that does not, provided that enough pairs
-// are there; otherwise that bin is split by the next digit.
+// It runs once before the first digit is counted, to begin a refill, and then after each digit. If
+// not all bins of a digit fit, and the bins above the first one that does not fit have enough
+// pairs, the threshold is above that bin. Otherwise that bin is split by the next digit.
 //
 // binding 0  bins   read_write  (BINS) left at zero
 // binding 1  state  read_write  BatchState: nothing is done unless status is REFILL

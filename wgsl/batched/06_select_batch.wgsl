@@ -1,8 +1,9 @@
 // batched_select_batch: finds the longest prefix of the ranking that can be merged at once.
 //
 // No pair's left symbol may be the right symbol of another, and a pair of equal symbols is merged
-// alone. Up to CANDIDATES best pairs of the hot list are found digit by digit, ranked by comparing
-// each with each, and cut at the first that chains or that the buffers have no room for.
+// alone. The best pairs of the hot list, up to CANDIDATES, are found digit by digit and ranked by
+// comparing all of them with each other. The list is cut at the first pair that shares a symbol in
+// this way, or for which the buffers have no room.
 //
 // binding 0  hot_list     read        (HOT_CAPACITY) slot, left, right, occurrences listed
 // binding 1  pair_counts  read        (pair_capacity)

@@ -1,9 +1,9 @@
 // batched_mark: marks the positions at which pairs of the batch are merged.
 //
-// A pair of equal symbols occurs at every position of a run but the last, and every other occurrence
-// is merged, from the left. The thread of the run's first position walks along it. The rest of a run
-// of more than MAX_WALK steps is left to the next dispatch; until then the batch's other kernels do
-// nothing.
+// A pair of equal symbols occurs at every position of a run except the last. Every second
+// occurrence is merged, counted from the left. One thread, that of the run's first position, walks
+// along the run. After MAX_WALK steps, the rest of the run is left to the next dispatch, and the
+// batch's other kernels do nothing until the walk is complete.
 //
 // binding 0  links          read        (positions)
 // binding 1  slots          read_write  (positions)

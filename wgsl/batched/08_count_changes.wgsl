@@ -1,7 +1,8 @@
-// batched_count_changes: the counts that merging the marked occurrences moves from old pairs to new ones.
+// batched_count_changes: moves counts from old pairs to new pairs, as merging the marked
+// occurrences will do.
 //
-// Each boundary between two symbols of the merged text, one of them new, is one change: the old pair
-// there loses the word's weight, the new one gains it. A boundary between two merged occurrences
+// Each boundary in the merged text between a new symbol and another symbol is a change: the old
+// pair there loses the word's weight, and the new pair gains it. A boundary between two new symbols
 // belongs to the left one. Links and symbols do not change until all threads are done.
 //
 // binding 0  units          read        (positions)

@@ -1,4 +1,5 @@
-// batched_make_pairs: gives slots to the new pairs of a batch, and lists those that rank high.
+// batched_make_pairs: gives slots to the new pairs of a batch, and adds those with a high rank to
+// the hot list.
 //
 // binding 0  entries      read_write  (entry_capacity)
 // binding 1  pairs        read_write  (pair_capacity)

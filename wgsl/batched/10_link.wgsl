@@ -1,4 +1,5 @@
-// batched_link: merges the marked occurrences, and lists the positions of the new pairs.
+// batched_link: merges the marked occurrences, and writes the positions of the new pairs to the
+// list.
 //
 // binding 0  units          read_write  (positions)
 // binding 1  links          read_write  (positions)

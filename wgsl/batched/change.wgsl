@@ -1,4 +1,5 @@
-// In place of an entry in `changes`: the occurrence is stale, or nothing changes on that side.
+// Values in `changes` in place of an entry, for a stale occurrence, and for a side on which nothing
+// changes.
 
 const STALE: u32 = 0xFFFFFFFEu;
 const UNCHANGED: u32 = 0xFFFFFFFFu;

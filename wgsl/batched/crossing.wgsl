@@ -1,4 +1,5 @@
-// Of bins that count pairs by digit: the first, from the highest down, that would exceed a limit.
+// Find the bin of a digit, counting pairs from the highest bin down, at which the sum exceeds a
+// limit.
 //!include scan
 //!include batched/rank.wgsl
 

@@ -1,4 +1,5 @@
-// A slot for a new pair, or NO_SLOT if it is too rare or too long: it can only become rarer.
+// Make a slot for a new pair. A pair that is too rare or too long gets NO_SLOT, since it can only
+// become rarer.
 //
 // Expects pairs, pair_counts, lengths and state among the bindings.
 //!include batched/state.wgsl

@@ -1,4 +1,4 @@
-// Which pair of the batch an occurrence belongs to. Expects state among the bindings.
+// Find the pair of the batch to which an occurrence belongs. Expects state among the bindings.
 //!include batched/state.wgsl
 
 var<workgroup> sh_starts: array<u32, MAX_BATCH>;

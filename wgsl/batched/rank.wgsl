@@ -1,8 +1,9 @@
 // The order in which pairs are merged: count descending, then left and right symbol ascending.
 //
-// A rank is (count, LAST - left, LAST - right), compared component by component: higher comes first.
-// Digits of up to 10 bits, from the highest down, find the best n of many pairs without sorting them:
-// count pairs by digit, take the bins that fit whole, then split the next bin by its next digit.
+// A rank is (count, LAST - left, LAST - right), compared component by component; the pair with the
+// highest rank is merged first. The best n of many pairs are found without sorting, by digits of up
+// to 10 bits, the highest digit first: count pairs by digit, take all bins that fit as a whole,
+// then split the next bin by its next digit.
 
 const LAST_SYMBOL: u32 = 0xFFFFFu;
 const SYMBOL_BITS: u32 = 20u;

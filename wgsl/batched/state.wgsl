@@ -1,13 +1,14 @@
 // Shared by the batched trainer's kernels: positions, pairs, and the state of the loop.
 //
-// Every symbol of every word has a position. Words are separated, and the symbols of a word are
-// linked both ways, so that a merge touches its neighbours only. Every pair of symbols that is
-// frequent enough has a slot, every position has the slot of the pair that starts there, and a pair's
-// positions are a range of one list. A pair gains occurrences only in the batch that makes it, so
-// the range never grows; positions in it that have a different slot by now are stale.
+// Every symbol of every word has a position. There is a separator between words. The symbols of a
+// word are linked in both directions, so a merge changes only the neighbours of the merged symbols.
+// Every pair of symbols that is frequent enough has a slot, every position has the slot of the pair
+// that starts there, and a pair's positions are a range of one list. A pair gains occurrences only
+// in the batch that makes it, so the range never grows; positions in it that have a different slot
+// by now are stale.
 //
-// A batch is five dispatches: select, mark, count changes, make pairs, link. Work that depends on
-// other threads' writes is in the next one.
+// A batch is five dispatches: select, mark, count changes, make pairs, link. Work that needs the
+// writes of other threads is done in the next dispatch.
 
 struct Unit {
     symbol: u32,

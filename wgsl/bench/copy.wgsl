@@ -1,4 +1,5 @@
-// Copying, the most that a kernel gets out of memory. The rates of other kernels are shares of it.
+// A copy, which measures the highest memory rate that a kernel reaches. The rates of other kernels
+// are reported as shares of this rate.
 //!include lm/elements.wgsl
 
 // copy

@@ -1,4 +1,4 @@
-// Rows of a table for token ids, copied column by column.
+// Copy rows of a table for token ids, one column at a time.
 //!include lm/elements.wgsl
 
 @group(0) @binding(0) var<storage, read> tokens: array<u32>;

@@ -6,8 +6,8 @@
 // binding 1  table   read        (V, C)
 // binding 2  out     read_write  (N, C)
 // binding 3  dims    uniform     N, C, V
-// dispatch: one thread per token; neighbouring threads are C elements apart in memory, which is slow
-//           and shows what the other kernels gain
+// dispatch: one thread per token; neighbouring threads read memory C elements apart, which is slow
+// and shows how much the other kernels gain
 // source: option 1 of the lab, which the lab does not write out.
 //!include bench/copy_row.wgsl
 

@@ -1,7 +1,7 @@
-// The longest match in a trie as in trie/match.wgsl, with ideas of it left out.
+// The longest match in a trie as in trie/match.wgsl, with some of its optimizations switched off.
 //
-// cached_levels: 0, no table in workgroup memory; 1, the root's children; 2, their nodes, too.
-// branchless: 1, all threads search a node for as many steps as its size asks for.
+// cached_levels: tables in workgroup memory. 0: none, 1: the root's children, 2: also their nodes.
+// branchless: 1 if the number of steps of a search depends only on the size of the node.
 //!include common/workgroup.wgsl
 //!include trie/params.wgsl
 

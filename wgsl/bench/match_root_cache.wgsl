@@ -1,4 +1,5 @@
-// The longest match in a trie, with a table of the root's children and without one of their nodes.
+// The longest match in a trie, with a table of the root's children, but without a table of their
+// nodes.
 //!let cached_levels = 1
 //!let branchless = 1
 //!include bench/match.wgsl

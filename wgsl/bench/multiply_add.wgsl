@@ -1,5 +1,5 @@
-// Fused multiply-adds in registers, the most arithmetic that a kernel gets out of a device.
-// The rates of other kernels are shares of it.
+// Fused multiply-adds in registers, which measure the highest arithmetic rate that a kernel reaches
+// on a device. The rates of other kernels are reported as shares of this rate.
 //!include lm/elements.wgsl
 
 override ROUNDS: u32 = 1024u;

@@ -1,5 +1,6 @@
-// Products of two small matrices on matrix units, the most arithmetic that a kernel gets out of the
-// units: the rates of products in half precision are shares of theirs.
+// Products of two small matrices on matrix units, which measure the highest rate that a kernel
+// reaches on these units. The rates of products in half precision are reported as shares of this
+// rate.
 //
 //   product[s, k] = rounds * left right, for all subgroups s and k in 0..sums
 //

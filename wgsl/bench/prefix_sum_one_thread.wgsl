@@ -1,4 +1,5 @@
-// trie_prefix_sum: where each chunk's tokens go, and how many there are in all, by one thread.
+// trie_prefix_sum: computes where the ids of each chunk go in the output, and their total number,
+// in one thread.
 //
 // binding 0  chunk_counts   read        (chunk_count)
 // binding 1  chunk_offsets  read_write  (chunk_count) exclusive sums

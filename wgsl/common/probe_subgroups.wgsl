@@ -1,4 +1,4 @@
-// probe_subgroups: how this adapter numbers the lanes of a workgroup.
+// probe_subgroups: finds out how this adapter numbers the lanes of a workgroup.
 //
 // binding 0  lanes  read_write  (256) local index, lane, subgroup size, subgroup
 // dispatch: 1 workgroup

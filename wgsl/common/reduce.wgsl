@@ -1,8 +1,9 @@
 // Sum and maximum of one f32 per thread, over a workgroup or over runs of its threads, in workgroup
 // memory.
 //
-// The order of additions is fixed, so results do not depend on the device's subgroups. WORKGROUP_SIZE
-// is a power of two. Call them from all threads of the workgroup; all get the result.
+// The order of additions is fixed, so results do not depend on the device's subgroups.
+// WORKGROUP_SIZE is a power of two. All threads of the workgroup must call these functions, and all
+// get the result.
 //!include common/workgroup.wgsl
 
 var<workgroup> sh_reduce: array<f32, WORKGROUP_SIZE>;

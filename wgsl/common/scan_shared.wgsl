@@ -1,6 +1,7 @@
 // Exclusive sum over a workgroup in workgroup memory, for adapters without subgroup operations.
 //
-// Doubling distances: after step d a slot holds the sum of the 2d values up to its own.
+// The distance d doubles from step to step: after the step with distance d, a slot holds the sum of
+// its own value and the 2d - 1 values before it.
 //!include common/workgroup.wgsl
 
 struct ScanInput {

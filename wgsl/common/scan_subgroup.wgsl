@@ -1,9 +1,10 @@
 // Exclusive sum over a workgroup with subgroup operations, for any subgroup size from 4 to 128.
 //
-// Two barriers: one before the subgroups' sums are read, one before they may be written again.
-// Each thread adds up the subgroups' sums. The source scans them by a second subgroup operation, which
-// needs as many lanes as there are subgroups: of 4 lanes each, 256 threads have 64.
-// Lanes must be numbered so that local_index = subgroup * width + lane (the host probes that).
+// It has two barriers: one before the subgroups' sums are read, and one before they may be written
+// again. Each thread adds up the subgroups' sums. The source scans these sums with a second
+// subgroup operation, which needs as many lanes as there are subgroups: 256 threads with 4 lanes
+// per subgroup are 64 subgroups. Lanes must be numbered so that local_index = subgroup * width +
+// lane (the host probes that).
 //!include common/workgroup.wgsl
 
 struct ScanInput {

@@ -1,4 +1,5 @@
-// count_count_fresh: counts the fresh words, now that they have numbers.
+// count_count_fresh: counts the words that were not in the table before, after they have got
+// numbers.
 //
 // binding 0  owners  read        (fresh_capacity) OWN | number, or the fresh word that is the same
 // binding 1  counts  read_write  (word_capacity)

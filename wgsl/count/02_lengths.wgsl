@@ -1,4 +1,4 @@
-// count_lengths: how many bytes each word has.
+// count_lengths: writes the number of bytes of each word.
 //
 // binding 0  places     read        (word_capacity) where in word_data each word is
 // binding 1  word_data  read        (data_capacity) words: length, then bytes

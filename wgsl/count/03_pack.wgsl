@@ -1,7 +1,8 @@
-// count_pack: the words' bytes, end to end without gaps.
+// count_pack: copies the bytes of all words end to end, without gaps.
 //
-// A thread makes four bytes, which may be of several words. Each is looked for by itself: going on
-// from the word before, in a loop within a loop, SwiftShader loses bytes that wgpu asks it for.
+// A thread writes four bytes, which may belong to several words, and searches for the word of each
+// byte anew. With a nested loop that continues from the word before, SwiftShader loses bytes when
+// wgpu uses it.
 //
 // binding 0  places     read        (word_capacity) where in word_data each word is
 // binding 1  word_data  read        (data_capacity) words: length, then bytes

@@ -1,6 +1,6 @@
-// encode_look_up: gives the words that are in the table their numbers, and lists the others.
+// encode_look_up: writes the numbers of the words that are in the table, and lists the other words.
 //
-// A thread goes through the words that start in 32 bytes of text, one u32 of start bits.
+// Each thread handles the words that start in 32 bytes of text, which have one u32 of start bits.
 //
 // binding 0  params      uniform     SliceParams
 // binding 1  text        read        (length)

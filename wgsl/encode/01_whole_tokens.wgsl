@@ -1,7 +1,7 @@
-// encode_whole_tokens: finds the new words of the table that are a token.
+// encode_whole_tokens: finds the new words in the table that are themselves a token.
 //
-// Such a word needs no merging if the vocabulary ignores merges then; a walk down the trie tells.
-// Run only for such a vocabulary; all other new words are left to encode_merge.
+// It runs only for vocabularies that encode such a word as this token, without merging. A walk down
+// the trie finds the token. All other new words are left to encode_merge.
 //
 // binding 0  text     read        (length)
 // binding 1  fresh    read        (fresh_capacity) key, start

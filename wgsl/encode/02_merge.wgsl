@@ -1,10 +1,10 @@
 // encode_merge: byte pair encoding of the words that are new in the table.
 //
-// A thread merges a word: of all pairs of neighbouring symbols the one of the lowest rank, the
-// leftmost of several, until no pair has a rank. Several of one rank are merged on the way from the
-// first to the last of them, as long as no merge makes a pair that has to come before the next. A
-// symbol is where its first byte is; a link says how many bytes it has, so where the next one is, and
-// the rank of the two.
+// Each thread merges a word: again and again the pair of neighbouring symbols with the lowest rank,
+// the leftmost of equal pairs, until no pair has a rank. Equal pairs are merged in one walk from
+// left to right, as long as no merge makes a pair that must be merged before the next one. A symbol
+// is stored at the position of its first byte. Its link holds its number of bytes, which leads to
+// the next symbol, and the rank of the pair of both.
 //
 // binding 0  text     read        (length)
 // binding 1  fresh    read        (fresh_capacity) key, start

@@ -1,5 +1,5 @@
-// encode_store: puts the tokens of new words where they stay, and gives all fresh words their
-// numbers.
+// encode_store: appends the tokens of new words to the tokens of all words, and writes the numbers
+// of all fresh words.
 //
 // binding 0  fresh    read        (fresh_capacity) key, start
 // binding 1  owners   read        (fresh_capacity) OWN | number, or the fresh word that is the same

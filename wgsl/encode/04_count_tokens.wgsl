@@ -1,4 +1,5 @@
-// encode_count_tokens: how many tokens each 32 bytes of text have, added up in each workgroup.
+// encode_count_tokens: counts the tokens of each 32 bytes of text, and adds up the counts of each
+// workgroup.
 //
 // binding 0  params       uniform     SliceParams
 // binding 1  start_bits   read        (length bits) where words start

@@ -1,4 +1,5 @@
-// encode_scan_groups: where each workgroup's tokens go, and how many the slice has.
+// encode_scan_groups: computes where the tokens of each workgroup go in the output, and the number
+// of tokens of the slice.
 //
 // binding 0  params      uniform     SliceParams
 // binding 1  group_sums  read_write  (workgroups) tokens of each; out: of all before it

@@ -1,7 +1,9 @@
-// encode_long_words: lists the words that the host encodes: where their tokens go, and their text.
+// encode_long_words: lists the words that the host encodes, with their text and with where their
+// tokens go.
 //
-// The threads go through them together, from the last one that encode_look_up came to, and copy the
-// text of each; of more than LISTED words, or more than LISTED_BYTES of one, the host reads it.
+// All threads together copy the text of one word after the other, beginning with the word that
+// encode_look_up listed last. The host reads the text itself if there are more than LISTED words,
+// or if a word has more than LISTED_BYTES bytes.
 //
 // binding 0  params      uniform     SliceParams
 // binding 1  text        read        (length)

@@ -1,4 +1,4 @@
-// Shared by the encoding kernels.
+// The parameters of a slice, which the encoding kernels share.
 
 const LONG_WORD: u32 = 0xFFFFFFFEu; // number and token of a word that the host encodes
 const NO_TOKEN: u32 = 0xFFFFFFFFu;  // of a byte that has none

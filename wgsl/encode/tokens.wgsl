@@ -1,4 +1,4 @@
-// How many tokens the words of a segment of text have. Expects the globals params, start_bits, words
+// Count the tokens of the words in a segment of text. Expects the globals params, start_bits, words
 // and entries.
 //!include encode/params.wgsl
 

@@ -1,11 +1,11 @@
-// fill_zero: write zeros into memory of any type.
+// fill_zero: writes zeros into memory of any type.
 //
 // binding 0  words  read_write  the tensor as 4-byte words, four per element
 // binding 1  dims   uniform     words of the tensor, bits to keep in the last of them
 // dispatch: one thread per four words
 //
 // A tensor of 1-byte or 2-byte elements can end inside a word. The rest of that word is not part of
-// the tensor, so the bits to keep are left as they are.
+// the tensor, so its bits do not change.
 //!include lm/elements.wgsl
 
 @group(0) @binding(0) var<storage, read_write> words: array<vec4<u32>>;

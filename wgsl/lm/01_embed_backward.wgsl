@@ -1,4 +1,4 @@
-// embed_backward: the gradient of a table by atomic additions, one element a thread.
+// embed_backward: the gradient of an embedding table by atomic additions, one element per thread.
 //
 //   grad_table[v, d] += sum over s with tokens[s] == v of grad_out[s, d]
 //
@@ -8,7 +8,7 @@
 // binding 3  dims        uniform     N, C, V
 // dispatch: one thread per element
 // source: embed_backward. Training uses 01_embed_backward_grouped.wgsl, whose sums have a fixed
-//   order and do not wait for each other.
+// order, and whose threads do not wait for each other.
 //!include lm/atomic_gradient.wgsl
 
 @compute @workgroup_size(WORKGROUP_SIZE)

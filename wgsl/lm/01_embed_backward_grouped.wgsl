@@ -1,4 +1,5 @@
-// embed_backward_grouped: sums of grad_out over equal tokens, slice by slice (grouped_gradient.wgsl).
+// embed_backward_grouped: sums of grad_out over equal tokens within each slice, see
+// grouped_gradient.wgsl.
 //
 // binding 0  starts    read        (N + 1,) sorted position where group g starts; N after the last
 // binding 1  rows      read        (N,) token of group g; 0xffffffff after the last

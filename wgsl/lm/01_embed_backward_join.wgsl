@@ -1,4 +1,5 @@
-// embed_backward_join: join the pieces that embed_backward_grouped leaves (grouped_gradient.wgsl).
+// embed_backward_join: adds up the sums of tokens that lie in several slices, see
+// grouped_gradient.wgsl.
 //
 // binding 0  starts  read        (N + 1,) sorted position where group g starts; N after the last
 // binding 1  rows    read        (N,) token of group g; 0xffffffff after the last

@@ -1,4 +1,5 @@
-// embed_backward_rows: the gradient of a table by atomic additions, one row a workgroup.
+// embed_backward_rows: the gradient of an embedding table by atomic additions, one row per
+// workgroup.
 //
 //   grad_table[v, d] += sum over s with tokens[s] == v of grad_out[s, d]
 //

@@ -1,4 +1,4 @@
-// embed_lookup: rows of a table for token ids.
+// embed_lookup: copies the rows of an embedding table for token ids.
 //
 //   out[s, d] = table[tokens[s], d], 0 where tokens[s] >= V
 //
@@ -7,8 +7,8 @@
 // binding 2  out     read_write  (N, C)
 // binding 3  dims    uniform     N, C, V, first token of this part of the table
 // dispatch: one thread per element
-// source: embed_lookup, and embed_lookup_w16 with `half`. Here a table may come in parts, because
-//   a binding has a largest size.
+// source: embed_lookup, and embed_lookup_w16 with `half`. Here a large table may be bound in parts,
+// because the size of a binding is limited.
 //!include lm/element_type.wgsl
 //!include lm/lookup.wgsl
 //!let suffix =

@@ -1,4 +1,4 @@
-// embed_lookup_positions: the sum of a token's row and a position's row.
+// embed_lookup_positions: adds the embedding of each token's position to the token's embedding.
 //
 //   out[s, d] = table[tokens[s], d] + position_table[positions[s], d]
 //

@@ -1,4 +1,4 @@
-// embed_lookup_rows: rows of a table for token ids, four elements at a time.
+// embed_lookup_rows: copies the rows of an embedding table for token ids, four elements at a time.
 //
 //   out[s, d] = table[tokens[s], d], 0 where tokens[s] >= V
 //

@@ -2,8 +2,8 @@
 //
 //   r = 1 / sqrt(mean(x^2) + epsilon),  out = x * r * weight
 //
-// Sums are f32; squares of elements beyond 1e19 overflow. Memory-bound: a row comes from memory once,
-// and again from the caches.
+// Sums are f32; squares of elements beyond 1e19 overflow. Memory-bound: a row is read from memory
+// once, and a second time from the caches.
 //
 // binding 0  x            read        (N, C)
 // binding 1  weight       read        (C,)

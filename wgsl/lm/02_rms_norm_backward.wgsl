@@ -1,4 +1,4 @@
-// rms_norm_backward: the gradients of rms_norm: of its input, and a part of the weight's gradient.
+// rms_norm_backward: the gradient of rms_norm's input, and partial sums of its weight's gradient.
 //
 //   with d = sum over the row of grad_out * weight * x:
 //   grad_x += r * (grad_out * weight - x * r^2 * d / C)

@@ -1,6 +1,6 @@
 // join_heads: the gradient of split_heads.
 //
-//   x[i], x[i + D/2] = q[i] cos + q[i + D/2] sin, q[i + D/2] cos - q[i] sin; so of k; x = v
+//   x[i], x[i + D/2] = q[i] cos + q[i + D/2] sin, q[i + D/2] cos - q[i] sin; the same for k; x = v
 //
 // binding 0  grad_q     read        (N, H * D), four per element
 // binding 1  grad_k     read        (N, K * D), four per element

@@ -3,7 +3,7 @@
 //
 //   x[i], x[i + D/2] = x[i] cos - x[i + D/2] sin, x[i + D/2] cos + x[i] sin
 //
-// The gradient is the rotation by the opposite angle, and is computed as such (`inverse`).
+// The gradient is the rotation by the opposite angle (`inverse`).
 //
 // binding 0  x          read_write  (N, heads * D)
 // binding 1  cosines    read        (positions, D/2)

@@ -1,6 +1,7 @@
-// split_heads: queries and keys with their positions, and values, from where they lie side by side.
+// split_heads: copies queries, keys and values from one tensor to three, and rotates queries and
+// keys by position.
 //
-//   q[i], q[i + D/2] = x[i] cos - x[i + D/2] sin, x[i + D/2] cos + x[i] sin; so k; v = x
+//   q[i], q[i + D/2] = x[i] cos - x[i + D/2] sin, x[i + D/2] cos + x[i] sin; the same for k; v = x
 //
 // binding 0  x          read        (N, R), half precision, four per element
 // binding 1  cosines    read        (positions, D/2), four per element

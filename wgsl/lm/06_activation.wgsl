@@ -1,4 +1,4 @@
-// activation: the inside of a feed-forward network without gate.
+// activation: the activation of a feed-forward network without gate.
 //
 //   out = activated(x)
 //

@@ -1,4 +1,4 @@
-// gated: the inside of a feed-forward network with a gate.
+// gated: the activation of a feed-forward network with a gate.
 //
 //   out = activated(gate) * up
 //

@@ -1,5 +1,5 @@
-// gated_half: the inside of a feed-forward network with a gate in half precision, from gate and up
-// side by side.
+// gated_half: the activation of a feed-forward network with a gate, in half precision. A row of the
+// input has the values of gate, then those of up.
 //
 //   out = activated(gate) * up
 //

@@ -1,4 +1,4 @@
-// argmax: the likeliest token of each row.
+// argmax: finds the most probable token of each row of logits.
 //
 //   out[n] = the first v < W with logits[n, v] = max(logits[n, :W])
 //

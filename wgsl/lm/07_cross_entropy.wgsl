@@ -7,20 +7,20 @@
 //   z_loss    = beta * lse^2
 //   dLogits   = (p - q + 2 * beta * lse * p) * inv_norm
 //
-// The first W columns are tokens. The other columns only fill up the table of the output layer:
-// they are not read, and their gradient is 0. A target that is not a token is ignored: loss and
-// gradient of its row are 0. In any other row a logit of a token that is NaN or infinite makes loss
-// and gradient NaN, so that training can stop.
+// The first W columns are tokens. The other columns are padding of the output layer: they are not
+// read, and their gradient is 0. If a row's target is not a token, the loss and the gradient of the
+// row are 0. In any other row, a token's logit that is NaN or infinite makes loss and gradient NaN,
+// so that training can stop.
 //
 // With m the largest logit the loss is log sum exp(l - m) + m - l[target], and smoothing adds alpha
-// * (mean(m - l) - (m - l[target])): terms that do not cancel where logits are large. The sum of
-// exponentials is kept apart from the target's: 1 - p[target] is that rest divided by all of it,
-// which stays exact where p[target] is nearly 1, and so does the loss, log(1 + rest).
+// * (mean(m - l) - (m - l[target])): terms that do not cancel where logits are large. The
+// exponentials of all other tokens are added up without the target's: 1 - p[target] is this sum
+// divided by the sum of all exponentials. So 1 - p[target] and the loss, log(1 + rest), are exact
+// even if p[target] is nearly 1.
 //
 // Memory-bound: logits are read twice and written once. One pass finds m and the sums, which are
 // rescaled as m grows. All threads read the target's logit before a barrier and write gradients
-// after it: the thread that writes the loss could otherwise find the logit overwritten by another's
-// gradient.
+// after it: otherwise the thread that writes the loss might read a gradient in place of the logit.
 //
 // binding 0  logits     read_write  (N, V); dLogits afterwards
 // binding 1  tgts       read        (N,)

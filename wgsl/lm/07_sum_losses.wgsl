@@ -1,4 +1,4 @@
-// sum_losses: the sum of all rows' losses.
+// sum_losses: adds up the losses of all rows.
 //
 // binding 0  losses   read        (N,)
 // binding 1  out_sum  read_write  (1,)

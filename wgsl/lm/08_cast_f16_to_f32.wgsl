@@ -1,4 +1,4 @@
-// cast_f16_to_f32: half-precision numbers in single precision, which is exact.
+// cast_f16_to_f32: converts half-precision numbers to single precision, without any rounding.
 //
 // binding 0  src  read        elements of any shape, f16
 // binding 1  dst  read_write  elements, f32

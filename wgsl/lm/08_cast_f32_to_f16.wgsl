@@ -1,9 +1,9 @@
-// cast_f32_to_f16: the nearest half-precision numbers (ties to even).
+// cast_f32_to_f16: rounds numbers to the nearest half-precision numbers (ties to even).
 //
-// Beyond +-65504, infinities too, the result is +-65504; NaN stays NaN. WGSL leaves to the device
+// Numbers beyond +-65504, even infinities, become +-65504; NaN stays NaN. WGSL leaves to the device
 // which neighbour a conversion rounds to, whether halves below 2^-14 become 0, and what clamp makes
-// of NaN. NaN is told by its bits, since compilers may take x != x for false. An odd number of halves
-// ends in the middle of a word, the rest of which is not written.
+// of NaN. NaN is recognized by its bits, because compilers may replace x != x by false. If the
+// number of elements is odd, the upper half of the last word is not written.
 //
 // binding 0  src  read        elements of any shape, f32
 // binding 1  dst  read_write  elements, f16

@@ -1,7 +1,9 @@
-// round_to_half: the nearest half-precision numbers (ties to even), infinite beyond their range.
+// round_to_half: rounds numbers to the nearest half-precision numbers (ties to even); numbers
+// beyond their range become infinite.
 //
-// Unlike cast_f32_to_f16 it lets an overflow be seen: from 65520 on, infinities too, the result is
-// infinite, and NaN stays NaN. The last word keeps its upper half where the number of elements is odd.
+// Unlike with cast_f32_to_f16, an overflow shows in the result: numbers of 65520 or more become
+// infinite, and NaN stays NaN. If the number of elements is odd, the upper half of the last word is
+// not written.
 //
 // binding 0  src  read        elements of any shape, f32, four at a time
 // binding 1  dst  read_write  elements, f16, two per word

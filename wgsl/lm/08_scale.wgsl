@@ -1,4 +1,4 @@
-// scale: all elements times the same number.
+// scale: multiplies all elements by the same number.
 //
 //   out[i] = factor * x[i]
 //

@@ -1,10 +1,11 @@
-// finalize_stats: the norm of all gradients, the clip scale, and whether the step is bad.
+// finalize_stats: computes the norm of all gradients and the clip scale, and checks whether the
+// step is bad.
 //
 //   norm = inverse_scale sqrt(sum over all gradients of g^2)
 //   clip_scale = min(1, max_norm / (norm + 1e-6)), 0 from the first bad step on
 //
-// A step is bad when its norm or a part of its loss is not finite. All steps after a bad one are bad,
-// too, until the host clears the mark, and none changes anything.
+// A step is bad when its norm or a part of its loss is not finite. After a bad step all steps count
+// as bad and change nothing, until the host clears the mark.
 //
 // binding 0  partials   read        (tensors, NORM_PARTIALS)
 // binding 1  loss_sums  read        (3, A) sums of losses, of label smoothing and of z-losses

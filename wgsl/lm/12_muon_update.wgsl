@@ -1,4 +1,4 @@
-// muon_update: one step of Muon (muon.wgsl) on a matrix, nothing after a bad step.
+// muon_update: one step of Muon (muon.wgsl) on a matrix. After a bad step, nothing changes.
 //
 // binding 0  parameter  read_write  (rows, columns), taken as one list of elements
 // binding 1  direction  read        as parameter

@@ -3,7 +3,7 @@
 //   square = A I + B gram + C square,  square = gram gram before
 //
 // Muon's coefficients (K. Jordan et al., https://kellerjordan.github.io/posts/muon) bring singular
-// values of 1e-3 to 1 near 1 in five iterations.
+// values between 1e-3 and 1 close to 1 in five iterations.
 //
 // binding 0  gram    read        (matrices, n, n)
 // binding 1  square  read_write  as gram

@@ -1,7 +1,8 @@
-// reduce_norms: sums of the squares of up to seven gradients, the first step to the norm of all.
+// reduce_norms: sums of the squares of up to seven gradients, from which the norm of all gradients
+// is computed.
 //
-// NORM_PARTIALS workgroups of each gradient write one sum each. A dispatch of each gradient alone would
-// wait for the one before, which writes to the same partials.
+// NORM_PARTIALS workgroups per gradient write one sum each. With one dispatch per gradient, each
+// dispatch would wait for the one before, because both write to the same tensor.
 //
 // binding 0  grad_0    read        any shape, taken as one list of elements
 // binding 1  grad_1    read        the same, and so on

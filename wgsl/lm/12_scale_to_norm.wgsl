@@ -1,6 +1,6 @@
-// scale_to_norm: scale each of several matrices to a Frobenius norm of 1.
+// scale_to_norm: scales each of several matrices to a Frobenius norm of 1.
 //
-// Several matrices, one after the other, have a multiple of 4 elements each.
+// The matrices lie one after the other, and each has a multiple of 4 elements.
 //
 // binding 0  matrices  read_write  (matrices, rows, columns), taken as lists of elements
 // binding 1  partials  read        (matrices, NORM_PARTIALS) sums of squares, by reduce_norm_sq

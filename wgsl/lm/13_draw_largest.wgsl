@@ -1,13 +1,13 @@
-// draw_largest: draw the next id of each row from the ids with the largest logits, at its next
-// position.
+// draw_largest: draws the next id of each row from the ids with the largest logits, and stores it
+// at the row's next position.
 //
-// The k largest are put in order by counting, for each, the pairs before it: of equal logits the smallest
-// id comes first. With weights exp((logit - largest) * inverse temperature), the shortest head of the
-// list that has top_p of their sum is kept. Taken is the first id up to which the sum of weights is more
-// than `uniform` of the sum of the ids kept. Sums are float32: within their rounding, the id may be a
-// neighbour of the id that exact sums give.
+// The k largest are sorted by counting, for each, the ids that come before it. Of equal logits the
+// smallest id comes first. Each id has the weight exp((logit - largest) * inverse temperature). The
+// shortest head of the list is kept whose weights are top_p of the sum of all weights. The first id
+// is drawn up to which the sum of weights is more than `uniform` times the sum of the kept weights.
+// Sums are float32, so rounding may choose a neighbour of the id that exact sums would choose.
 //
-// Rows that are not in use, whose sequences start at `last`, stay where they are.
+// Rows that are not in use have sequences that start at `last`. Their positions do not change.
 //
 // binding 0  params  uniform     sizes
 // binding 1  draws   read        (steps, N) vectors: uniform, inverse temperature, top_p, k

@@ -1,9 +1,11 @@
-// find_largest: the ids with the largest logits of each row, in no order.
+// find_largest: finds the ids with the largest logits of each row, in no particular order.
 //
-// The order of the k-th largest is found digit by digit, from counts of the digits of all that begin with
-// the digits found so far. All ids from there on are written, which are more than k where logits are
-// equal. Counts are exact, and the ids that are written do not depend on the order of threads. A thread
-// loads four vectors at a time: one workgroup has to keep enough loads under way.
+// Logits are compared by a number, their order (order.wgsl). The order of the k-th largest logit is
+// found digit by digit, by counting the next digit of all logits whose order begins with the digits
+// found so far. The ids of all logits of this order or a higher one are written, more than k if
+// logits are equal. Counts are exact, and the ids that are written do not depend on the order of
+// threads. A thread loads four vectors at a time, because a single workgroup must keep enough loads
+// in flight.
 //
 // binding 0  params  uniform     sizes
 // binding 1  logits  read        (N, columns), four per element; the first `tokens` stand for tokens

@@ -1,4 +1,4 @@
-// likeliest_of_parts: the likeliest id of each part of a row of logits.
+// likeliest_of_parts: finds the most probable id in each part of a row of logits.
 //
 // binding 0  dims     uniform     N, columns, tokens, parts
 // binding 1  logits   read        (N, columns), of which the first `tokens` stand for tokens

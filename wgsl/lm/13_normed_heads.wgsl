@@ -1,5 +1,5 @@
-// normed_heads: queries, keys and values of few rows from the residual stream: the norm, the
-// projections, the rotation, and the cache.
+// normed_heads: computes queries, keys and values of few rows from the residual stream: the norm,
+// the projections and the rotation, and writes keys and values to the cache.
 //
 // binding 0  params       uniform     sizes
 // binding 1  x            read        (N, C), four per element

@@ -1,4 +1,5 @@
-// packed_gated: the inside of a feed-forward network with a gate, from products side by side.
+// packed_gated: the activation of a feed-forward network with a gate; a row of the input has the
+// values of gate, then those of up.
 //
 //   out = activated(gate) * up
 //

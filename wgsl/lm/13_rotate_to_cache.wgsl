@@ -1,4 +1,5 @@
-// rotate_to_cache: queries, keys and values from their products: the rotation, and the cache.
+// rotate_to_cache: rotates the queries and keys of new rows, and writes keys and values to the
+// cache.
 //
 // binding 0  params   uniform     sizes
 // binding 1  x        read        (N, products)

@@ -1,6 +1,7 @@
-// take_likeliest: store the likeliest id of each row as its next id, at its next position.
+// take_likeliest: stores the most probable id of each row as the next id, at the row's next
+// position.
 //
-// Rows that are not in use, whose sequences start at `last`, stay where they are.
+// Rows that are not in use have sequences that start at `last`. Their positions do not change.
 //
 // binding 0  params   uniform     sizes
 // binding 1  partial  read        (N, parts), order of the logit and id
