@@ -1,7 +1,7 @@
 // One step of AdamW on four elements.
 //
 //   first  += (1 - beta1) (g - first),  second += (1 - beta2) (g^2 - second),  g = clip_scale gradient
-//   parameter *= 1 - learning_rate weight_decay                      (where the tensor decays)
+//   parameter *= 1 - learning_rate weight_decay                (if the tensor has weight decay)
 //   parameter -= learning_rate / bias_correction1 * first / (sqrt(second / bias_correction2) + epsilon)
 //
 // I. Loshchilov, F. Hutter, Decoupled Weight Decay Regularization, arXiv 1711.05101.

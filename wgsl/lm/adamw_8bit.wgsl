@@ -4,8 +4,9 @@
 //
 //   first = a sign(c) (c / 127)^4,  c = -127 to 127      sqrt(second) = b (c / 255)^4,  c = 0 to 255
 //
-// A number gets the code of the nearest value; fourth powers make steps between small values small. A second
-// moment that is not 0 has a code of at least 1, since a denominator of 0 would let the step explode.
+// A number gets the code of the nearest value. Because of the fourth power, small values are close
+// together. A second moment that is not 0 has a code of at least 1, since a denominator near 0
+// would make the step very large.
 //
 // Block-wise quantisation: T. Dettmers, M. Lewis, S. Shleifer, L. Zettlemoyer, 8-bit Optimizers via
 // Block-wise Quantization, arXiv 2110.02861.

@@ -1,8 +1,8 @@
 // AdamW on some rows of a table (an embedding's).
 //
-// Rows that are not listed keep their moments as they are, as if the step had not been taken.
-// `rows` holds different row numbers, and 0xffffffff in entries that are not in use. Row k of the
-// gradient is that of row rows[k] of the table.
+// The moments of rows that are not listed do not change, as if there had been no step for them.
+// `rows` has the numbers of the rows, each once, and 0xffffffff in unused entries. Row k of the
+// gradient is the gradient of row rows[k] of the table.
 //!include lm/adamw.wgsl
 //!include lm/elements.wgsl
 

@@ -1,8 +1,8 @@
 // The gradient of a table by atomic additions.
 //
 // Threads add in no fixed order, so the last bits of a result differ from run to run, and threads
-// of one token wait for each other; 01_embed_backward_grouped.wgsl has neither fault. Gradients
-// that are not finite are left out, and so are tokens beyond the table.
+// of equal tokens wait for each other. 01_embed_backward_grouped.wgsl has neither disadvantage.
+// Gradients that are not finite and tokens beyond the table are ignored.
 //!include lm/elements.wgsl
 //!include lm/finite.wgsl
 

@@ -3,7 +3,8 @@
 //   p[t, u]   = exp(scale q[t] . k[u] - log_sum_exp[t])           for starts[t] <= u <= t
 //   ds[t, u]  = scale p[t, u] (grad_out[t] . v[u] - delta[t]),    delta[t] = grad_out[t] . out[t]
 //
-// Probabilities are computed again from scores and log_sum_exp; every sum has a fixed order.
+// Probabilities are computed again from scores and log_sum_exp. All sums are added in a fixed
+// order.
 //!include lm/attention_tiles.wgsl
 
 @group(0) @binding(4) var<storage, read> grad_out: array<vec4<f32>>;

@@ -1,17 +1,18 @@
 // Products of tiles, one 8 x 4 block of the result per thread, which the attention kernels share.
 //
 // A workgroup owns BLOCK_ROWS rows (queries, or keys in the gradient of keys and values) and walks
-// over blocks of as many rows of the other kind. It has BLOCK_ROWS / 8 groups of LANES threads. Thread
-// (group, lane) holds of a block of scores the own rows 8 * group + i, i = 0 .. 7, and the other rows
-// 4 * lane + j, j = 0 .. 3; of a result of head width it holds the same own rows and the columns
-// 4 * lane + j, plus 64 in a second set where heads are wider than that.
+// over blocks of as many rows of the other kind. It has BLOCK_ROWS / 8 groups of LANES threads. Of
+// a block of scores, thread (group, lane) holds those of own rows 8 * group + i, i = 0 .. 7, and
+// other rows 4 * lane + j, j = 0 .. 3. Of a result that is as wide as a head, the thread holds the
+// same own rows and the columns 4 * lane + j; if heads have more than 64 columns, also the columns
+// 64 + 4 * lane + j.
 //
-// All that is multiplied is in blocks of 4 x 4, as mat4x4 values: accumulators are never indexed by a
-// variable, so that they stay in registers. The next stage is loaded before this stage is
-// multiplied, so that the memory is at work meanwhile.
+// Factors and products are blocks of 4 x 4, mat4x4 values. Accumulators are never indexed by a
+// variable, so they stay in registers. The next stage is loaded from memory before this stage is
+// multiplied, so that both overlap.
 //
-// The kernel gives quad_of(source, i): vector i of the tensor that `source` stands for. `source` is a
-// constant wherever it is passed, so that no choice is left once functions are inlined.
+// The kernel defines quad_of(source, i): vector i of the tensor with the number `source`. All
+// callers pass a constant, so compilers remove the branches on `source` when they inline functions.
 //!include lm/attention_params.wgsl
 
 override DEPTH_QUADS: u32 = 4u; // columns / 4 that are staged at a time for scores: 4 or 8

@@ -1,11 +1,11 @@
 // Parts of attention on matrix units: its sizes, inputs, and the walk over rows.
 //
 // A workgroup owns `rows` rows of queries, or of keys in the gradients of keys and values. Its
-// subgroups hold these rows as matrices, and walk over the rows of the other side in steps.
-// Products of own rows and a step's rows, scores, go to workgroup memory. Each thread makes
-// half-precision weights of scores, which are the left factors of the sums. The next step's rows
-// are loaded into registers while this step's are multiplied. Rows beyond the sequence are zeros.
-// Sums have a fixed order.
+// subgroups hold these rows as matrices, and walk over the rows of the other side in steps. Scores,
+// the products of own rows and a step's rows, are written to workgroup memory. The threads turn
+// scores into half-precision weights, the left factors of the products that are summed up. The rows
+// of the next step are loaded into registers while the rows of this step are multiplied. Rows
+// beyond the sequence are zeros. Sums have a fixed order.
 //
 // A file that includes this one sets `inputs` (binding, name and heads of each input), `arrays`
 // (name, element and numbers in an element of each array of scores and weights) and `others`

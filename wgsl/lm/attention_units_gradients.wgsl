@@ -1,8 +1,8 @@
 // Parts of the gradients of attention on matrix units.
 //
 // Probabilities are computed again from scores and their log_sum_exp (FlashAttention, T. Dao et
-// al., arXiv 2205.14135). A softmax has ds = p (dp - delta), delta = sum of p dp over a row =
-// grad_out . out.
+// al., arXiv 2205.14135). For a softmax ds = p (dp - delta), where delta, the sum of p dp over a
+// row, equals grad_out . out.
 //!let inputs = 1 q heads, 2 k kv_heads, 3 v kv_heads, 4 grad_out heads
 //!let arrays = scores vec4<u32> 4
 //!include lm/attention_units.wgsl

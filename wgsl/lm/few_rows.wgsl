@@ -1,5 +1,6 @@
-// A linear layer of few rows (one token at a time), which mostly loads weights: one workgroup an
-// element of `out`; neighbouring threads load neighbouring weights. Include the element type first.
+// A linear layer of few rows (one token at a time), which spends most of its time on loading
+// weights. One workgroup computes one element of `out`, and neighbouring threads load neighbouring
+// weights. Include the element type first.
 //!include common/reduce.wgsl
 //!include lm/addend.wgsl
 

@@ -1,6 +1,6 @@
-// A linear layer of few rows (one token at a time), which mostly loads weights: ROW_THREADS threads an
-// element of `out`, which load four neighbouring weights at once. The kernel declares its weights, and
-// `four_weights`.
+// A linear layer of few rows (one token at a time), which spends most of its time on loading
+// weights. ROW_THREADS threads compute one element of `out`, and each thread loads four
+// neighbouring weights at once. The kernel declares its weights, and `four_weights`.
 //!include common/reduce.wgsl
 //!include lm/addend.wgsl
 

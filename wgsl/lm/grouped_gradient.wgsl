@@ -2,16 +2,17 @@
 //
 //   grad_table[v, d] += sum over s with tokens[s] == v of grad_out[s, d]
 //
-// Additions have a fixed order and need no atomics, so results repeat bit for bit. Each thread walks
-// SLICE sorted positions of one column (embed_backward_grouped). A second dispatch joins the sums of
-// tokens that the end of a slice cuts (embed_backward_join): a token that occurs thousands of times
-// costs no more than others do. Gradients that are not finite count as 0, tokens beyond the table are
-// left out.
+// Additions have a fixed order and need no atomics, so results repeat bit for bit. Each thread
+// walks SLICE sorted positions of one column (embed_backward_grouped). A second dispatch
+// (embed_backward_join) adds up the sums of tokens that lie in several slices, so a token that
+// occurs thousands of times takes no longer than other tokens. Gradients that are not finite count
+// as 0, tokens beyond the table are left out.
 //
-// Of a group that is cut, the part in the slice where the group starts is pieces[slice, 1], and the
-// part in each later slice is pieces[slice, 0].
+// The positions of a token form a group. If a group lies in several slices, its sum in the first of
+// them is pieces[slice, 1], and its sum in each later one is pieces[slice, 0].
 //
-// With COMPACT = 1 the sum of group g goes to row g: the gradient as distinct tokens and their rows.
+// With COMPACT = 1 the sum of group g goes to row g, so that the gradient has a row for each
+// distinct token.
 //!include lm/elements.wgsl
 //!include lm/finite.wgsl
 

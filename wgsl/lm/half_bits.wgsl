@@ -1,5 +1,6 @@
-// The nearest half-precision number (ties to even), infinite from 65520 on; NaN stays NaN. WGSL
-// leaves conversions of numbers beyond its range to the device, so the bits are put together here.
+// The nearest half-precision number (ties to even), infinite from 65520 on; NaN stays NaN. In WGSL
+// the result of converting a number beyond the range depends on the device, so the bits are
+// computed here.
 
 const ALMOST_HALF_ULP: u32 = 0xfffu; // of a half, in the bits of a single
 const SMALLEST_NORMAL: u32 = 0x38800000u; // 2^-14

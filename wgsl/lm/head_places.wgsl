@@ -1,8 +1,10 @@
-// Where pairs of columns i, i + D/2 of the heads of new rows come from and go to: queries are rotated,
-// keys are rotated and go to the cache, values go to the cache.
+// The positions of the pairs of columns i, i + D/2 of new rows' heads in the input and in the
+// output. Queries are rotated, keys are rotated and written to the cache, and values are written to
+// the cache.
 //
-// Weights, and the products with them, have the queries' rows, the keys' and the values', at the starts.
-// A row of the cache holds all keys of a position, then all values.
+// The packed weights, and products with them, have the rows for queries, keys and values, which
+// begin at the starts in the parameters. A row of the cache holds all keys of a position, then all
+// values.
 //!include common/workgroup.wgsl
 
 struct HeadParams {

@@ -1,4 +1,5 @@
-// Sizes of the inside of the gated feed-forward network, whose gate and up come from packed weights.
+// Sizes for the kernels of a gated feed-forward network whose weights of gate and up are packed
+// into one matrix.
 
 struct InnerParams {
     rows: u32, // N

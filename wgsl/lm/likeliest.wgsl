@@ -1,6 +1,8 @@
-// The likeliest of some ids: (order of its logit, id), reduced in workgroup memory.
+// The most probable of some ids, as (order of its logit, id), found by a reduction in workgroup
+// memory.
 //
-// Of equal logits the smallest id is taken, and a NaN before all numbers, as NumPy's argmax does.
+// Of equal logits the one with the smallest id wins, and NaN wins over all numbers, as in NumPy's
+// argmax.
 //!include lm/order.wgsl
 
 var<workgroup> sh_likeliest: array<vec2<u32>, WORKGROUP_SIZE>;

@@ -1,7 +1,8 @@
 // Rows of a table for token ids, one element a thread. Needs lm/element_type.wgsl.
 //
-// A table of more bytes than a binding may have comes in parts, one dispatch each. Tokens of other
-// parts are set to 0 by the first dispatch (KEEP = 0) and kept by the dispatches that follow (KEEP = 1).
+// A table that is too large for one binding is bound in parts, with one dispatch for each part. The
+// first dispatch (KEEP = 0) writes 0 for tokens of other parts, and later dispatches (KEEP = 1) do
+// not write for them.
 //!include lm/elements.wgsl
 
 override KEEP: u32 = 0u;

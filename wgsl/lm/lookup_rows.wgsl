@@ -1,7 +1,7 @@
 // Rows of a table for token ids, shared by LANES threads. Needs lm/element_type.wgsl.
 //
-// A token id is read once by a few threads, each of which has four loads under way before it stores.
-// Tables in parts are handled as in lookup.wgsl.
+// A few threads read each token id, and each thread starts four loads before it stores their
+// results. Tables in parts are handled as in lookup.wgsl.
 //!include lm/elements.wgsl
 
 override KEEP: u32 = 0u;

@@ -1,8 +1,9 @@
 // Storing the sums of a product on matrix units, see 03_matrix_product_units.wgsl.
 //
-// Units store a matrix in pieces of 8 bytes a row and thread. So sums go by way of the factors'
-// parts of workgroup memory, some matrices side by side, and neighbours store neighbours: whole
-// cache lines, in vectors of 16 bytes where the product's lines allow it.
+// A matrix unit stores a matrix in pieces of 8 bytes per row and thread, which is slow in global
+// memory. So some matrices of sums are first stored in workgroup memory, in the place of the
+// factors. From there neighbouring threads store neighbouring numbers: whole cache lines, in
+// vectors of 16 bytes if the rows of the product are aligned for them.
 //!let sum_stride = {together * unit_columns / 4 + 2}
 //!let sum_size = {unit_rows * sum_stride}
 //!let at_once = 4

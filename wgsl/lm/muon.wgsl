@@ -1,11 +1,11 @@
 // Muon's step of four elements along a direction that Newton-Schulz iterations made orthogonal.
 //
-//   parameter *= 1 - learning_rate weight_decay                            (where the tensor decays)
+//   parameter *= 1 - learning_rate weight_decay                     (if the tensor has weight decay)
 //   parameter -= learning_rate UPDATE_RMS sqrt(max(rows, columns)) direction
 //
-// An orthogonal matrix has elements of a root mean square of 1 / sqrt(max(rows, columns)); elements
-// of AdamW's steps are about UPDATE_RMS, so that one learning rate suits both (J. Liu et al., arXiv
-// 2502.16982).
+// The elements of an orthogonal matrix have a root mean square of 1 / sqrt(max(rows, columns)), and
+// the elements of AdamW's steps are about UPDATE_RMS. With this scale, one learning rate suits both
+// (J. Liu et al., arXiv 2502.16982).
 //!include lm/hyper.wgsl
 //!include lm/live_elements.wgsl
 

@@ -1,5 +1,5 @@
-// The inside of a feed-forward network with a gate for few rows: the norm, gate and up, and the
-// activation. The kernel declares its weights, and `four_weights`.
+// The first half of a gated feed-forward network for few rows: the norm, the products for gate and
+// up, and the activation. The kernel declares its weights, and `four_weights`.
 //!include lm/inner_params.wgsl
 //!include lm/normed_pairs.wgsl
 //!include lm/activations.wgsl

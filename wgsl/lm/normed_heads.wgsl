@@ -1,5 +1,5 @@
-// Queries, keys and values of few rows: the norm, the projections, the rotation and the cache, at once.
-// The kernel declares its weights, and `four_weights`.
+// Queries, keys and values of few rows in one kernel: the norm, the projections, the rotation, and
+// writing to the cache. The kernel declares its weights, and `four_weights`.
 //!include lm/head_places.wgsl
 //!include lm/normed_pairs.wgsl
 

@@ -1,10 +1,10 @@
-// Products of a normalised row with pairs of rows of weights, which mostly load weights: ROW_THREADS
-// threads per pair, each four neighbouring weights of either row at once. The kernel declares
-// `norm_weight`, its weights, and `four_weights`.
+// Products of a normalised row with pairs of rows of weights, which spend most of their time on
+// loading weights. ROW_THREADS threads compute a pair, and each thread loads four neighbouring
+// weights of both rows at once. The kernel declares `norm_weight`, its weights, and `four_weights`.
 //
 //   sums = (x * norm_weight) weight^T / sqrt(mean(x^2) + epsilon)
 //
-// The mean is found along with the products, and divides them at the end.
+// The mean is computed in the same loop as the products, which are scaled by it at the end.
 //!include common/workgroup.wgsl
 
 override ROW_THREADS: u32 = 64u; // a power of two

@@ -1,4 +1,4 @@
-// The order of numbers.
+// Whole numbers that compare like the floats that they stand for.
 //!include common/workgroup.wgsl
 
 // A whole number for each f32, in the order of the numbers; NaN after all of them,

@@ -1,5 +1,5 @@
-// Where four pairs of columns of a head lie: in the tensor of queries, keys or values, and where the
-// three are side by side.
+// The positions of four pairs of columns of a head: in the separate tensors of queries, keys and
+// values, and in the tensor in which a row has all three.
 //!include lm/elements.wgsl
 
 struct HeadParams {

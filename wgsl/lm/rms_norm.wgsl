@@ -1,5 +1,5 @@
-// Root-mean-square normalisation of rows of elements, which are numbers or vectors of them. The kernel
-// declares `square`, of an element of x, and `store`.
+// Root-mean-square normalisation of rows of elements, which are numbers or vectors of them. The
+// kernel defines `square`, the square of an element of x, and `store`.
 //!include common/reduce.wgsl
 
 override ROW_THREADS: u32 = 256u;

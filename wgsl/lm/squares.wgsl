@@ -1,6 +1,6 @@
-// Sums of squares of a tensor, shared by NORM_PARTIALS workgroups, which stride over runs of
-// 4 WORKGROUP_SIZE elements. A thread loads several vectors at a time: few workgroups have to keep
-// enough loads under way. The kernel declares `four_of`: a vector of a tensor, by its number.
+// Sums of squares of a tensor, shared by NORM_PARTIALS workgroups, which stride over runs of 4
+// WORKGROUP_SIZE elements. A thread loads several vectors at a time, because few workgroups must
+// keep enough loads in flight. The kernel defines `four_of`, which returns vector i of a tensor.
 //!include lm/live_elements.wgsl
 
 const LOADS: u32 = 8u; // vectors of a thread at a time

@@ -1,4 +1,4 @@
-// Two numbers rounded to half precision, in a word.
+// Round two numbers to half precision, and pack them into a u32.
 
 // Numbers beyond the range of half precision and NaN become infinite, so that overflow is seen.
 fn two_halves(pair: vec2<f32>) -> u32 {

@@ -1,7 +1,8 @@
-// Shared by the kernels that mark where pre-tokens start: a slice of text, which begins with one.
+// Shared by the kernels that mark the starts of pre-tokens in a slice of text. The slice begins at
+// the start of a pre-token.
 //
-// A kernel makes one bit for each byte; a thread makes 32 of them. Whether a pre-token starts at a
-// byte does not depend on where the text was cut into slices.
+// A kernel writes one bit for each byte, and a thread writes 32 of these bits. Whether a pre-token
+// starts at a byte does not depend on where the text was cut into slices.
 
 struct PretokenParams {
     length: u32,         // bytes of text

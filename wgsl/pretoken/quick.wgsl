@@ -1,9 +1,9 @@
-// Starts in 32 bytes of plain ASCII at once, as sets of bytes that are bits of a u32; the rule on
-// runs is that of llmgpu/bpe/pretokens/cl100k_family.py.
+// Find the starts of pre-tokens in 32 bytes of plain ASCII at once. A set of bytes is a u32 with a
+// bit for each byte. For the rule on runs, see llmgpu/bpe/pretokens/cl100k_family.py.
 //
-// The 16 bytes before and the 16 after are known, too, or 32 where the segment ends in a run of
-// spaces that is longer. Runs that may reach further, characters beyond ASCII and ends of documents
-// are left to the walk.
+// The 16 bytes before and the 16 bytes after are also read, or 32 if the segment ends in a longer
+// run of spaces. Runs that may reach further, characters beyond ASCII and ends of documents are
+// left to the walk.
 //
 // The kernel that includes this has
 //   fn with_contractions(runs: u32, segment: u32, near: Near) -> u32   the starts, from those of

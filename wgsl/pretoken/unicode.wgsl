@@ -1,7 +1,8 @@
 // Characters of a text: decoding UTF-8, and the category of a code point.
 //
-// unicode_classes: for each 256 code points the number of their block, then the blocks, of 8 code
-// points in a u32, four bits each; made by the host, see llmgpu/bpe/pretokens/unicode_classes.py.
+// unicode_classes: the number of the block of each 256 code points, then the blocks, with 8 code
+// points in a u32, four bits for each; made by the host, see
+// llmgpu/bpe/pretokens/unicode_classes.py.
 //
 // A sequence is valid as RFC 3629 says: no longer than needed, no surrogates, nothing beyond
 // 10FFFF. Any other byte is a character by itself.

@@ -1,13 +1,13 @@
-// Shared by the kernels that walk a text pre-token by pre-token: a thread finds a place before its
-// segment where a pre-token certainly starts, and continues from there as the expression does.
+// Shared by the kernels that walk a text pre-token by pre-token: a thread finds a position before
+// its segment at which a pre-token certainly starts, and matches the expression from there on.
 //
 // The kernel that includes this has
 //   fn match_end(start: i32) -> i32   the end of the pre-token at a position, or anything at or
 //                                     after `stop` if it is that far
 //   fn is_sign(category: u32) -> bool whether this always starts a pre-token after a letter
 //
-// A thread looks up to REACH bytes back and ahead. Where that is not enough its bits are
-// wrong, and its segment is listed as undecided.
+// A thread looks up to REACH bytes back and ahead. If that is not enough, its bits may be wrong,
+// and its segment is listed as undecided.
 //!include common/workgroup.wgsl
 //!include pretoken/params.wgsl
 //!include pretoken/unicode.wgsl

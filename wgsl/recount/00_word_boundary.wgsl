@@ -1,4 +1,4 @@
-// bpe_word_boundary: bytes become symbols; the first of each pre-token is marked.
+// bpe_word_boundary: turns bytes into symbols, and marks the first symbol of each pre-token.
 //
 //   symbols[i] = byte_ranks[text[i]] | (WORD_START_BIT where a pre-token starts at i)
 //
@@ -10,9 +10,9 @@
 // binding 3  symbols     read_write  (symbol_count)
 // binding 4  state       read        IterState
 // dispatch: ceil(symbol_count / WORKGROUP_SIZE), one thread per byte
-// source: bpe_word_boundary. There it finds the class of each byte, for one pattern. Here kernels
-//   of wgsl/pretoken mark starts, because most patterns need characters; symbols are ranks, so
-//   that any tie rule is an order of numbers.
+// source: bpe_word_boundary. There the kernel finds the starts by the class of each byte, for one
+// pattern. Here kernels of wgsl/pretoken mark starts, because most patterns depend on characters.
+// Symbols are ranks, so that any rule for ties is an order of numbers.
 //!include common/workgroup.wgsl
 //!include recount/iter_state.wgsl
 

@@ -1,5 +1,5 @@
-// bpe_clear_table: begins an iteration: empties the pair table, takes over the text's new length,
-// and writes how many workgroups the length needs.
+// bpe_clear_table: begins an iteration: empties the pair table, makes the text's new length the
+// current one, and computes the number of workgroups for it.
 //
 // binding 0  pair_counts    read_write  (table_size)
 // binding 1  pair_ids       read_write  (table_size)

@@ -1,4 +1,4 @@
-// bpe_find_max4: the best pair of every part of the table; four slots per thread.
+// bpe_find_max4: finds the best pair of every part of the table; a thread compares four slots.
 //
 // binding 0  pair_counts  read        (table_size)
 // binding 1  pair_ids     read        (table_size)

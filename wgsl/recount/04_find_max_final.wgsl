@@ -1,4 +1,4 @@
-// bpe_find_max_final_det: the best of the candidates.
+// bpe_find_max_final_det: finds the best pair of all parts of the table.
 //
 // binding 0  candidates  read        (ceil(table_size / (4 * WORKGROUP_SIZE)))
 // binding 1  best_pair   read_write  (1) count and packed pair

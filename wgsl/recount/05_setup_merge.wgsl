@@ -1,6 +1,6 @@
 // bpe_setup_merge: decides on the merge, logs it, or ends the work of this submission.
 //
-// When nothing is to be merged, every later dispatch of the submission is given no workgroups.
+// If no pair is to be merged, all later dispatches of the submission get 0 workgroups.
 //
 // binding 0  best_pair      read        (1) count and packed pair
 // binding 1  table_status   read        (2) overflowed, slots used

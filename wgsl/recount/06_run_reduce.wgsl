@@ -1,5 +1,6 @@
-// bpe_run_reduce: the last start of a run of one symbol in each block: the first pass of a scan of
-// maxima. It is needed only when a symbol is merged with itself: a a a becomes (a a) a from the left.
+// bpe_run_reduce: finds in each block the last start of a run of the merged symbol, as the first
+// pass of a scan for maxima. It runs only if a symbol is merged with itself: a a a becomes (a a) a,
+// from the left.
 //
 // binding 0  symbols     read        (symbol_count)
 // binding 1  run_starts  read_write  (blocks) position + 1 of the last start, 0 where there is none

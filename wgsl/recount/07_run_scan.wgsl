@@ -1,4 +1,5 @@
-// bpe_run_scan: for each block the last start of a run before it, by an exclusive maximum in place.
+// bpe_run_scan: finds for each block the last start of a run before the block, by an exclusive scan
+// for the maximum, in place.
 //
 // binding 0  run_starts  read_write  (blocks)
 // binding 1  state       read        IterState

@@ -1,11 +1,13 @@
-// bpe_merge_reduce_b: marks symbols that stay and firsts of merged pairs, and counts the marks.
+// bpe_merge_reduce_b: marks the symbols that stay and the first symbols of merged pairs, and counts
+// the symbols that stay.
 //
 //   valid_mask[i] = 1 (stays) | 2 (is the first of a merged pair)
 //   block_sums[k] = symbols of block k that stay
 //
-// First pass of a parallel compaction: sums of the blocks, which 09 to 11 scan. Symbols are only read,
-// because neighbours read them, too; marks have an array of their own. In a run of one symbol every
-// second pair is merged, from the run's start on, which may be in an earlier block: binding 4.
+// This is the first pass of a parallel compaction; kernels 09 to 11 scan the sums of the blocks.
+// Marks have an array of their own, because other threads read the symbols at the same time. In a
+// run of one symbol every second pair is merged, counted from the run's start, which may be in an
+// earlier block (binding 4).
 //
 // binding 0  symbols     read        (symbol_count)
 // binding 1  valid_mask  read_write  (symbol_count)

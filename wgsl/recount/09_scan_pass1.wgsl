@@ -1,7 +1,8 @@
-// bpe_scan_pass1: exclusive sums within tiles of block sums, and the tiles' totals.
+// bpe_scan_pass1: computes exclusive sums of the block sums within each tile, and the total of each
+// tile.
 //
-// Three passes scan any number of blocks: tiles, totals of tiles, and both together. No workgroup
-// waits for another one.
+// Three passes scan any number of blocks: the first scans each tile, the second the totals of
+// tiles, and the third adds both. No workgroup waits for another one.
 //
 // binding 0  block_sums  read_write  (blocks) exclusive within the tile afterwards
 // binding 1  tile_sums   read_write  (tiles)

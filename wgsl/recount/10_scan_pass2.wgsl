@@ -1,4 +1,5 @@
-// bpe_scan_pass2: exclusive sums of the tiles' totals in place; the grand total is the new length.
+// bpe_scan_pass2: computes exclusive sums of the tiles' totals in place; the sum of all totals is
+// the new length.
 //
 // binding 0  tile_sums  read_write  (tiles)
 // binding 1  state      read_write  IterState: next_symbol_count

@@ -1,8 +1,8 @@
 // The order of pairs, and the best of a workgroup.
 //
-// A pair is better when it is more frequent; of equally frequent ones the smaller (first rank,
-// second rank) is better, which is the smaller packed pair. The order is total, so the result
-// depends neither on slots nor on the order in which threads are compared.
+// A pair is better when it is more frequent; of equally frequent pairs, the one with the smaller
+// (first rank, second rank) is better, that is, the smaller packed pair. The order is total, so the
+// result depends neither on slots nor on the order in which threads are compared.
 //!include common/workgroup.wgsl
 
 var<workgroup> sh_best: array<vec2<u32>, WORKGROUP_SIZE>; // count, packed pair

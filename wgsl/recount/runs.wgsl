@@ -1,7 +1,7 @@
 // Runs of the merged symbol, for merges of a symbol with itself.
 //
-// "aaaaa" merges left to right into [aa][aa][a], so a symbol's part depends on its distance from
-// the start of its run. A run ends at a pre-token's end.
+// "aaaaa" merges left to right into [aa][aa][a], so whether a symbol is the first or the second of
+// a pair depends on its distance from the start of its run. A run ends at a pre-token's end.
 //
 // Expects the globals symbols and state.
 

@@ -1,4 +1,5 @@
-// trie_chunk_entry: where the first token of each chunk starts, as far as a short look back tells.
+// trie_chunk_entry: finds where the first token of each chunk starts, if the text shortly before
+// the chunk decides this.
 //
 // A token never crosses the start of a pre-token, so a walk from such a start, up to LOOK_BACK bytes
 // before the chunk, reaches the first token in it. A chunk in a longer pre-token gets

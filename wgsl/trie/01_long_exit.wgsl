@@ -1,10 +1,12 @@
-// trie_long_exit: for every position of a chunk, where the chain of tokens from it leaves the chunk.
+// trie_long_exit: computes for every position of a chunk where the tokens from this position on
+// leave the chunk.
 //
 //   exit(i) = i's next token start if that is after the chunk, else exit(next token start)
 //
-// Longest matches are found at every position in parallel and chained by pointer doubling. Needed
-// only for a chunk whose successor lies in a pre-token too long to look back in; the exits are kept
-// in token_output, where the chunk's tokens will be written later.
+// The longest matches at all positions are found in parallel and chained by pointer doubling. This
+// is necessary only for a chunk before a chunk without an entry, whose pre-token began more than
+// LOOK_BACK bytes before. Exits are stored in token_output, in which the chunk's tokens are written
+// later.
 //
 // binding 0  input          read        packed bytes, 4 per word
 // binding 1  nodes          read        (nodes, 3)

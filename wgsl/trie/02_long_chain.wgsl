@@ -1,7 +1,9 @@
-// trie_long_chain: entries of the chunks inside long pre-tokens, chunk after chunk.
+// trie_long_chain: finds the entries of the chunks inside long pre-tokens, one chunk after the
+// other.
 //
-// A thread whose chunk has an entry while the next chunk has none walks on to the next chunk that
-// has one; the entries it finds go to the second row, so that no thread reads what another writes.
+// If a thread's chunk has an entry and the next chunk has none, the thread walks on to the next
+// chunk that has one. The entries found are written to the second row, so that no thread reads what
+// another thread writes.
 //
 // binding 0  token_output   read        (chunk_count, chunk_size) exits by position
 // binding 1  chunk_entries  read_write  (2, chunk_count) the first row is read, the second written

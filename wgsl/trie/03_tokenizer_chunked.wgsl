@@ -1,7 +1,7 @@
 // trie_tokenizer_chunked: greedy longest match in a trie, one thread per chunk.
 //
-// Each chunk emits the tokens that start in it. The first of them starts at the chunk's entry, where
-// the last token of the chunk before ends: so the ids do not depend on the size of chunks.
+// Each chunk emits the tokens that start in it. The first of them starts at the chunk's entry,
+// where the last token of the chunk before ends, so the ids do not depend on the size of chunks.
 //
 // binding 0  input          read        packed bytes, 4 per word
 // binding 1  nodes          read        (nodes, 3) first_child, num_children, token_id

@@ -1,4 +1,4 @@
-// trie_prefix_sum: where each chunk's tokens go, and how many there are in all.
+// trie_prefix_sum: computes where the ids of each chunk go in the output, and their total number.
 //
 // binding 0  chunk_counts   read        (chunk_count)
 // binding 1  chunk_offsets  read_write  (chunk_count) exclusive sums

@@ -1,4 +1,5 @@
-// trie_tokenizer_compact: moves the chunks' tokens together, one workgroup per chunk, coalesced.
+// trie_tokenizer_compact: copies the ids of all chunks into one array without gaps, one workgroup
+// per chunk, with coalesced access.
 //
 // binding 0  token_output    read        (chunk_count, max_tokens_per_chunk)
 // binding 1  chunk_counts    read        (chunk_count)

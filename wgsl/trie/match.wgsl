@@ -1,7 +1,7 @@
 // The longest match in a trie, inside a pre-token.
 //
-// The root's children and their nodes are cached in workgroup memory, so the first two
-// steps of a match read no node. Below, a child is found by a branchless binary search.
+// The root's children and their nodes are cached in workgroup memory, so the first two steps of a
+// match read no node. In deeper nodes, a child is found by a branchless binary search.
 //
 // Expects the globals input, nodes, edges, start_bits and params.
 //!include common/workgroup.wgsl

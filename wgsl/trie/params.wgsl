@@ -2,7 +2,8 @@
 //
 // A slice is tokenized in chunks of chunk_size bytes. A chunk emits the tokens that start in it, so
 // it never emits more than chunk_size of them, and tokens may end in the next chunk or beyond. A
-// slice emits the tokens that start before main_end; the bytes after it only complete matches.
+// slice emits the tokens that start before main_end; the bytes after main_end are read only to
+// complete matches.
 
 struct TrieParams {
     input_length: u32,         // bytes in the input, those after main_end included

@@ -1,6 +1,6 @@
 // words_begin_slice: resets the state of a slice.
 //
-// If its start bits are wrong, the slice is left pending as a whole, and no word is looked at.
+// If the slice's start bits are wrong, all of its words stay pending, and none is looked up.
 //
 // binding 0  undecided  read        (1) not 0: the start bits are wrong
 // binding 1  state      read_write  WordState

@@ -1,6 +1,7 @@
-// words_claim: of the fresh words, the first of each kind to come claims a slot of the table.
+// words_claim: claims a slot of the table for each distinct fresh word; of equal fresh words, the
+// first to arrive gets the slot.
 //
-// If the table has no room for all of them, none is taken in and all stay pending.
+// If the table has no room for all of them, none is inserted and all stay pending.
 //
 // binding 0  text     read        (length)
 // binding 1  fresh    read        (fresh_capacity) key, start

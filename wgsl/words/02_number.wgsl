@@ -1,4 +1,5 @@
-// words_number: words that claimed a slot get the next numbers, and the table takes them in.
+// words_number: gives the next numbers to the words that claimed a slot, and stores the words in
+// the table.
 //
 // binding 0  text       read        (length)
 // binding 1  fresh      read        (fresh_capacity) key, start

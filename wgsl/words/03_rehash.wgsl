@@ -1,4 +1,4 @@
-// words_rehash: enters the words of a table into a larger one.
+// words_rehash: inserts the words of a table into a larger table.
 //
 // binding 0  old_table  read        (old slot_capacity) key, 1 + number
 // binding 1  slots      read_write  (slot_capacity) zeros before

@@ -1,4 +1,5 @@
-// Looking up the words of a slice: known words are counted or numbered, others are listed as fresh.
+// Looking up the words of a slice: words that are in the table are counted or numbered, and the
+// other words are listed as fresh.
 //
 // Expects the globals params, text, start_bits, pending, table, word_data, fresh and state, and the
 // functions found(start, number), for a word that is in the table, and too_long(start).

@@ -2,9 +2,9 @@
 //
 // A word of up to EXACT_BYTES bytes is its own key: bytes and length fit into 96 bits. A longer
 // one's key is a hash, and on equal keys the bytes are compared. The table is open-addressing, at
-// most half full, and holds keys and word numbers; the words' bytes are elsewhere, each word after its
-// length. Words are looked up in one dispatch and inserted in the next ones, so nobody reads what
-// another thread is writing.
+// most half full, and holds keys and word numbers; the words' bytes are elsewhere, each word after
+// its length. Words are looked up in one dispatch and inserted in later dispatches, so no thread
+// reads what another thread is writing.
 //
 // Words that can't be inserted, because a list or the table is full, stay marked in `pending`; the
 // host makes room and runs the slice again for just those words.
