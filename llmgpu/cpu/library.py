@@ -79,7 +79,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "vocabulary_find_cuts": (c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
     "vocabulary_pairs": (c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p),
     "find_token": (c_uint32, c_void_p, c_char_p, c_int64),
-    "insert_pairs": (None, c_void_p, c_int64, c_void_p, c_int64, c_uint32),
+    "insert_pairs": (None, c_void_p, c_int64, c_void_p, c_int64, c_uint32, c_void_p),
     "format_ids": (
         *(c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64),
         *(c_char_p, c_int64, c_void_p),
@@ -383,14 +383,17 @@ class CVocabulary(EngineObject):
         return np.concatenate(list(in_order(parts, find, PAIR_PARTS, threads=threads)))
 
 
-def insert_pairs(pairs: NDArray[np.uint32], table: NDArray[np.uint32], empty: int) -> bool:
+def insert_pairs(
+    pairs: NDArray[np.uint32], table: NDArray[np.uint32], empty: int, key: NDArray[np.uint32]
+) -> bool:
     """Insert pairs, uint32 (n, 4), into the table of wgsl/encode/02_merge.wgsl, uint32 (m, 4).
 
-    empty: the rank that marks a free slot. Returns False without the CPU engine.
+    empty: rank in a free slot. key: of the table's hash, uint32 (4,), see wgsl/common/hash.wgsl.
+    Returns False without the CPU engine.
     """
     if library() is None:
         return False
-    call("insert_pairs", pairs, len(pairs), table, len(table), empty)
+    call("insert_pairs", pairs, len(pairs), table, len(table), empty, key)
     return True
 
 

@@ -273,18 +273,27 @@ API int64_t llmgpu_vocabulary_pairs(const Vocabulary *vocabulary, const uint8_t 
     return found;
 }
 
+/* A round of the hashes in wgsl/common/hash.wgsl. */
+static inline uint32_t keyed(uint32_t number, uint32_t key)
+{
+    uint32_t secret = number ^ key;
+
+    return secret + (secret & 0xFFFFu) * (secret >> 16);
+}
+
 /* Insert pairs into a hash table at the slots where wgsl/encode/02_merge.wgsl looks them up.
  *
  * pairs: uint32_t (count, 4), ids of the parts, rank and result; no pair occurs twice.
- * table: uint32_t (slots, 4), every number is `empty` before. slots: a power of 2 above count. */
+ * table: uint32_t (slots, 4), every number is `empty` before. slots: a power of 2 above count.
+ * key: uint32_t (4), of the device's hashes; the engine's own tables have another key. */
 API void llmgpu_insert_pairs(const uint32_t *pairs, int64_t count, uint32_t *table, int64_t slots,
-                             uint32_t empty)
+                             uint32_t empty, const uint32_t *key)
 {
     for (int64_t k = 0; k < count; k++) {
         const uint32_t *pair = pairs + 4 * k;
-        uint32_t hash = pair[0] * 0x9E3779B1u;
-        hash = (hash ^ (hash >> 15) ^ pair[1]) * 0x85EBCA77u;
-        uint32_t at = (hash ^ (hash >> 13)) & (uint32_t)(slots - 1);
+        uint32_t hash = keyed(keyed(pair[0], key[0]) ^ pair[1], key[1]);
+        hash = (hash ^ hash >> 15) * key[3];
+        uint32_t at = (hash ^ hash >> 16) & (uint32_t)(slots - 1);
         while (table[4 * (size_t)at + 2] != empty)
             at = (at + 1) & (uint32_t)(slots - 1);
         memcpy(table + 4 * (size_t)at, pair, 4 * sizeof *pair);

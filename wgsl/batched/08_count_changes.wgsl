@@ -13,8 +13,10 @@
 // binding 5  pair_counts    read_write  (pair_capacity)
 // binding 6  entries        read_write  (entry_capacity)
 // binding 7  state          read_write  BatchState
+// binding 8  hash_key       uniform     four numbers, see common/hash.wgsl
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl
+//!include common/hash.wgsl
 //!include batched/member_of.wgsl
 //!include batched/change.wgsl
 
@@ -26,17 +28,12 @@
 @group(0) @binding(5) var<storage, read_write> pair_counts: array<atomic<u32>>;
 @group(0) @binding(6) var<storage, read_write> entries: array<Entry>;
 @group(0) @binding(7) var<storage, read_write> state: BatchState;
-
-fn hash(key: u32) -> u32 {
-    var x = key * 0x9E3779B1u;
-    x = (x ^ (x >> 15u)) * 0x85EBCA77u;
-    return x ^ (x >> 13u);
-}
+@group(0) @binding(8) var<uniform> hash_key: vec4<u32>;
 
 // The entry of a new pair. The table is at most half full; the bound only keeps the loop finite.
 fn find_entry(key: u32) -> u32 {
     let mask = state.entry_capacity - 1u;
-    var place = hash(key) & mask;
+    var place = hash_number(key) & mask;
     for (var tries = 0u; tries < 4u * state.entry_capacity; tries++) {
         let seen = atomicLoad(&entries[place].key);
         if (seen == key) { return place; }

@@ -11,6 +11,7 @@
 // binding 6  counts      read_write  (word_capacity) occurrences by number
 // binding 7  fresh       read_write  (fresh_capacity) key, start
 // binding 8  state       read_write  WordState
+// binding 9  hash_key    uniform     four numbers, see common/hash.wgsl
 // dispatch: one thread for 32 bytes of text
 //!include words/look_up.wgsl
 
@@ -23,6 +24,7 @@
 @group(0) @binding(6) var<storage, read_write> counts: array<atomic<u32>>;
 @group(0) @binding(7) var<storage, read_write> fresh: array<vec4<u32>>;
 @group(0) @binding(8) var<storage, read_write> state: WordState;
+@group(0) @binding(9) var<uniform> hash_key: vec4<u32>;
 
 fn found(start: u32, number: u32) {
     atomicAdd(&counts[number], 1u);

@@ -6,16 +6,18 @@
 // is stored at the position of its first byte. Its link holds its number of bytes, which leads to
 // the next symbol, and the rank of the pair of both.
 //
-// binding 0  text     read        (length)
-// binding 1  fresh    read        (fresh_capacity) key, start
-// binding 2  owners   read        (fresh_capacity) OWN | number of a new word
-// binding 3  pairs    read        (64) four bytes' tokens each, then slots: left, right, rank, result
-// binding 4  symbols  read_write  (length) out: from where a word starts, its tokens
-// binding 5  links    read_write  (length) rank << BYTE_BITS | bytes
-// binding 6  entries  read_write  (word_capacity) in: 0 tokens, else the word is done; out: start, count
-// binding 7  state    read_write  WordState
+// binding 0  text      read        (length)
+// binding 1  fresh     read        (fresh_capacity) key, start
+// binding 2  owners    read        (fresh_capacity) OWN | number of a new word
+// binding 3  pairs     read        (64) four bytes' tokens each, then slots: left, right, rank, result
+// binding 4  symbols   read_write  (length) out: from where a word starts, its tokens
+// binding 5  links     read_write  (length) rank << BYTE_BITS | bytes
+// binding 6  entries   read_write  (word_capacity) in: 0 tokens, else the word is done; out: start, count
+// binding 7  state     read_write  WordState
+// binding 8  hash_key  uniform     four numbers, see common/hash.wgsl
 // dispatch: one thread per fresh word
 //!include common/workgroup.wgsl
+//!include common/hash.wgsl
 //!include words/state.wgsl
 //!include words/fresh.wgsl
 //!include encode/params.wgsl
@@ -28,6 +30,7 @@
 @group(0) @binding(5) var<storage, read_write> links: array<u32>;
 @group(0) @binding(6) var<storage, read_write> entries: array<Tokens>;
 @group(0) @binding(7) var<storage, read_write> state: WordState;
+@group(0) @binding(8) var<uniform> hash_key: vec4<u32>;
 
 override WHOLE_TOKENS: bool = false; // words that are tokens are done already
 const BYTE_BITS: u32 = 10u;      // of a link: words have up to 1023 bytes
@@ -54,10 +57,7 @@ fn byte_token(position: u32) -> u32 {
 // Rank and result of a pair.
 fn look_up(left: u32, right: u32) -> vec2<u32> {
     let mask = arrayLength(&pairs) - BYTE_VECTORS - 1u;
-    var hash = left * 0x9E3779B1u;
-    hash = (hash ^ (hash >> 15u) ^ right) * 0x85EBCA77u;
-    hash ^= hash >> 13u;
-    for (var slot = hash & mask; ; slot = (slot + 1u) & mask) {
+    for (var slot = hash_pair(left, right) & mask; ; slot = (slot + 1u) & mask) {
         let entry = pairs[BYTE_VECTORS + slot];
         if (entry.x == left && entry.y == right) { return entry.zw; }
         if (entry.z == FREE) { break; }

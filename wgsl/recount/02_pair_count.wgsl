@@ -15,10 +15,13 @@
 // binding 2  pair_ids      read_write  (table_size) packed pairs, EMPTY_PAIR where free
 // binding 3  state         read        IterState
 // binding 4  table_status  read_write  (2) overflowed, slots used
+// binding 5  hash_key      uniform     four numbers, see common/hash.wgsl
 // dispatch: ARGS_COUNT = ceil(symbol_count / COUNT_TILE)
-// source: bpe_pair_count_b, with the same table of 1024 slots, hash and probing. Here a fifth
-//   binding reports a global table that is full, where a pair would otherwise be lost.
+// source: bpe_pair_count_b, with the same table of 1024 slots and probing. Here a fifth binding reports
+//   a global table that is full, where a pair would otherwise be lost, and the hash has a key, so
+//   that nobody can choose pairs that collide.
 //!include common/workgroup.wgsl
+//!include common/hash.wgsl
 //!include recount/iter_state.wgsl
 
 override LOCAL_TABLE_SIZE: u32 = 1024u; // a power of two
@@ -31,21 +34,14 @@ const SPURIOUS_FAILURES: u32 = 64u;
 @group(0) @binding(2) var<storage, read_write> pair_ids: array<atomic<u32>>;
 @group(0) @binding(3) var<storage, read> state: IterState;
 @group(0) @binding(4) var<storage, read_write> table_status: array<atomic<u32>>;
+@group(0) @binding(5) var<uniform> hash_key: vec4<u32>;
 
 var<workgroup> local_ids: array<atomic<u32>, LOCAL_TABLE_SIZE>;
 var<workgroup> local_counts: array<atomic<u32>, LOCAL_TABLE_SIZE>;
 
-// Murmur3's 32-bit finaliser.
-fn hash_pair(pair: u32) -> u32 {
-    var h = pair;
-    h = (h ^ (h >> 16u)) * 0x85EBCA6Bu;
-    h = (h ^ (h >> 13u)) * 0xC2B2AE35u;
-    return h ^ (h >> 16u);
-}
-
 fn add_to_global(pair: u32, count: u32) {
     let mask = state.table_size - 1u;
-    var slot = hash_pair(pair) & mask;
+    var slot = hash_number(pair) & mask;
     var probe = 0u;
     for (var attempt = 0u; attempt < GLOBAL_PROBES + SPURIOUS_FAILURES; attempt++) {
         var seen = atomicLoad(&pair_ids[slot]);
@@ -72,7 +68,7 @@ fn add_to_global(pair: u32, count: u32) {
 
 fn add_to_local(pair: u32) -> bool {
     let mask = LOCAL_TABLE_SIZE - 1u;
-    var slot = hash_pair(pair) & mask;
+    var slot = hash_number(pair) & mask;
     var probe = 0u;
     for (var attempt = 0u; attempt < LOCAL_PROBES; attempt++) {
         var seen = atomicLoad(&local_ids[slot]);

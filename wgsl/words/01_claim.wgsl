@@ -3,15 +3,16 @@
 //
 // If the table has no room for all of them, none is inserted and all stay pending.
 //
-// binding 0  text     read        (length)
-// binding 1  fresh    read        (fresh_capacity) key, start
-// binding 2  owners   read_write  (fresh_capacity) out: OWN | slot, or the fresh word that is the same
-// binding 3  slots    read_write  (slot_capacity) 0 free, TAKEN, or 1 + the fresh word that claims it
-// binding 4  pending  read_write  (length bits)
-// binding 5  state    read_write  WordState
+// binding 0  text      read        (length)
+// binding 1  fresh     read        (fresh_capacity) key, start
+// binding 2  owners    read_write  (fresh_capacity) out: OWN | slot, or the fresh word that is the same
+// binding 3  slots     read_write  (slot_capacity) 0 free, TAKEN, or 1 + the fresh word that claims it
+// binding 4  pending   read_write  (length bits)
+// binding 5  state     read_write  WordState
+// binding 6  hash_key  uniform     four numbers, see common/hash.wgsl
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl
-//!include words/state.wgsl
+//!include words/home.wgsl
 //!include words/text.wgsl
 //!include words/fresh.wgsl
 
@@ -21,6 +22,7 @@
 @group(0) @binding(3) var<storage, read_write> slots: array<atomic<u32>>;
 @group(0) @binding(4) var<storage, read_write> pending: array<atomic<u32>>;
 @group(0) @binding(5) var<storage, read_write> state: WordState;
+@group(0) @binding(6) var<uniform> hash_key: vec4<u32>;
 
 fn same_word(a: vec4<u32>, b: vec4<u32>) -> bool {
     if (any(a.xyz != b.xyz)) { return false; }

@@ -4,15 +4,16 @@
 // binding 1  slots      read_write  (slot_capacity) zeros before
 // binding 2  table      read_write  (slot_capacity) zeros before
 // binding 3  state      read_write  WordState, with the slot_capacity of the new table
+// binding 4  hash_key   uniform     four numbers, see common/hash.wgsl
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl
-//!include words/state.wgsl
+//!include words/home.wgsl
 
 @group(0) @binding(0) var<storage, read> old_table: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read_write> slots: array<atomic<u32>>;
 @group(0) @binding(2) var<storage, read_write> table: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read_write> state: WordState;
-
+@group(0) @binding(4) var<uniform> hash_key: vec4<u32>;
 
 fn enter(entry: vec4<u32>) {
     let mask = state.slot_capacity - 1u;

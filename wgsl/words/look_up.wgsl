@@ -1,10 +1,10 @@
 // Looking up the words of a slice: words that are in the table are counted or numbered, and the
 // other words are listed as fresh.
 //
-// Expects the globals params, text, start_bits, pending, table, word_data, fresh and state, and the
-// functions found(start, number), for a word that is in the table, and too_long(start).
+// Expects the globals params, text, start_bits, pending, table, word_data, fresh, state and hash_key,
+// and the functions found(start, number), for a word that is in the table, and too_long(start).
 //!include common/workgroup.wgsl
-//!include words/state.wgsl
+//!include words/home.wgsl
 //!include words/text.wgsl
 
 const NOT_FOUND: u32 = 0xFFFFFFFFu;
@@ -29,6 +29,28 @@ fn same_bytes(start: u32, length: u32, place: u32) -> bool {
         if (word_data[place + 1u + done / 4u] != four) { return false; }
     }
     return true;
+}
+
+// A word's key. Of a hashed one the second part is the length. Each round of the hash takes in eight
+// bytes; the last eight overlap with those before.
+fn key_of(start: u32, length: u32) -> vec3<u32> {
+    if (length <= EXACT_BYTES) {
+        var key = vec3<u32>(first_bytes(four_bytes(start), length), 0u, length << 24u);
+        if (length > 4u) {
+            key.y = first_bytes(four_bytes(start + 4u), length - 4u);
+        }
+        if (length > 8u) {
+            key.z |= first_bytes(four_bytes(start + 8u), length - 8u);
+        }
+        return key;
+    }
+    var hash = vec2<u32>(length, 0u);
+    for (var done = 0u; done < length; done += 8u) {
+        let place = start + min(done, length - 8u);
+        hash = keyed_product(hash, vec2<u32>(four_bytes(place), four_bytes(place + 4u)));
+    }
+    hash &= vec2<u32>(HASH_MASK, HASH_MASK & 0xFFFFFFu);
+    return vec3<u32>(hash.x, length, HASHED | hash.y);
 }
 
 // The number of a word, NOT_FOUND if it is not in the table.

@@ -39,20 +39,6 @@ override HASH_MASK: u32 = 0xFFFFFFFFu; // bits of all hashes that count: with fe
 const TAKEN: u32 = 0xFFFFFFFFu;    // slot of a word in the table
 const MAX_PROBES: u32 = 32768u;  // only bounds the loop
 
-// Where the search for a key begins.
-fn home(key: vec3<u32>) -> u32 {
-    var x = key.x * 0x9E3779B1u;
-    x = (x ^ (x >> 15u) ^ key.y) * 0x85EBCA77u;
-    x = (x ^ (x >> 13u) ^ key.z) * 0xC2B2AE3Du;
-    return (x ^ (x >> 16u)) & HASH_MASK;
-}
-
 fn is_hashed(key: vec3<u32>) -> bool {
     return key.z >= HASHED;
-}
-
-// The slot in which the search for a table's key begins. A hashed key's second part says where the
-// bytes are, which a new word does not know yet.
-fn home_of(key: vec3<u32>) -> u32 {
-    return home(vec3<u32>(key.x, select(key.y, 0u, is_hashed(key)), key.z));
 }

@@ -39,6 +39,7 @@ from llmgpu.bpe.words.word_table_gpu import (
 )
 from llmgpu.cpu.library import insert_pairs, library
 from llmgpu.gpu import Commands, Device, Download, Kernel, parallel_copy
+from llmgpu.gpu.hash_key import hash_key
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.text.corpus import TextSource
 
@@ -436,16 +437,19 @@ def pack_pairs(vocabulary: Vocabulary, pairs: PairRanks) -> NDArray[np.uint32]:
     entries = np.empty((len(pairs.ranks), 4), np.uint32)
     for k, column in enumerate((pairs.left, pairs.right, pairs.ranks, pairs.results[pairs.ranks])):
         entries[:, k] = column
-    if not insert_pairs(entries, table, FREE):
-        _insert_pairs(entries, table)
+    key = hash_key()
+    if not insert_pairs(entries, table, FREE, key):
+        _insert_pairs(entries, table, key)
     return packed
 
 
-def _insert_pairs(entries: NDArray[np.uint32], table: NDArray[np.uint32]) -> None:
+def _insert_pairs(
+    entries: NDArray[np.uint32], table: NDArray[np.uint32], key: NDArray[np.uint32]
+) -> None:
     """NumPy's version of `llmgpu.cpu.library.insert_pairs`."""
     last = np.uint32(len(table) - 1)
-    at = _pair_hash(entries[:, 0], entries[:, 1]) & last
-    # Insert all pairs at once. A pair whose slot is taken by another pair tries the next slot.
+    at = _pair_hash(entries[:, 0], entries[:, 1], key) & last
+    # Insert all pairs at once. A pair whose slot another pair has taken tries the next slot.
     while len(entries):
         free = np.flatnonzero(table[at, 2] == FREE)
         table[at[free]] = entries[free]  # of several pairs that write to one slot, the last remains
@@ -453,8 +457,16 @@ def _insert_pairs(entries: NDArray[np.uint32], table: NDArray[np.uint32]) -> Non
         entries, at = entries[left], (at[left] + np.uint32(1)) & last
 
 
-def _pair_hash(left: NDArray[np.uint32], right: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Hash pairs as `look_up` in wgsl/encode/02_merge.wgsl does."""
-    hashes = left * np.uint32(0x9E3779B1)
-    hashes = (hashes ^ (hashes >> np.uint32(15)) ^ right) * np.uint32(0x85EBCA77)
-    return hashes ^ (hashes >> np.uint32(13))
+def _pair_hash(
+    left: NDArray[np.uint32], right: NDArray[np.uint32], key: NDArray[np.uint32]
+) -> NDArray[np.uint32]:
+    """Hash pairs as `hash_pair` in wgsl/common/hash.wgsl does."""
+    hashes = _keyed(_keyed(left, key[0]) ^ right, key[1])
+    hashes = (hashes ^ (hashes >> np.uint32(15))) * key[3]
+    return hashes ^ (hashes >> np.uint32(16))
+
+
+def _keyed(numbers: NDArray[np.uint32], key: np.uint32) -> NDArray[np.uint32]:
+    secret: NDArray[np.uint32] = numbers ^ key
+    product: NDArray[np.uint32] = (secret & np.uint32(0xFFFF)) * (secret >> np.uint32(16))
+    return secret + product

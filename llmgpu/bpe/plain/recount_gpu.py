@@ -21,6 +21,7 @@ from llmgpu.bpe.training.symbols import Merges
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.gpu import Buffer, Commands, Device, Kernel, paced_states
+from llmgpu.gpu.hash_key import hash_key_buffer
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.progress import Progress, no_progress
 from llmgpu.spelling import spelled
@@ -123,6 +124,7 @@ class _RecountLoop:
             "table_status": create("table status", 8),
             "best_pair": create("best pair", 8),
             "merge_log": create("merge log", 16 * options.merges),
+            "hash_key": hash_key_buffer(device),
         }
 
     def _compile(self, count_tile: int) -> None:

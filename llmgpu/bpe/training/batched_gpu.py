@@ -21,6 +21,7 @@ from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, OnMerges, SymbolWords
 from llmgpu.errors import CapacityError
 from llmgpu.gpu import Commands, Device, Kernel, paced_states
+from llmgpu.gpu.hash_key import hash_key_buffer
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.memory import Costs
 from llmgpu.progress import Progress, no_progress
@@ -198,6 +199,7 @@ class _BatchedLoop:
         self._buffers = {
             name: device.create_buffer(name.replace("_", " "), size) for name, size in sizes.items()
         }
+        self._buffers["hash_key"] = hash_key_buffer(device)
 
     def load(self, options: TrainingOptions) -> None:
         """Upload the words, and lay out the symbols as linked positions with pairs."""

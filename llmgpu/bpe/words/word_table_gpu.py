@@ -28,6 +28,7 @@ from llmgpu.gpu import (
     Kernel,
     Staging,
 )
+from llmgpu.gpu.hash_key import hash_key_buffer
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.spelling import spelled
 
@@ -97,6 +98,7 @@ class GpuWordTable:
             "state": device.create_buffer("word state", STATE.itemsize),
             "fresh": device.create_buffer("fresh words", 16 * self.fresh_capacity),
             "owners": device.create_buffer("owners", 4 * self.fresh_capacity),
+            "hash_key": hash_key_buffer(device),
         }
         data = 2 * self.fresh_capacity + slice_bytes // 4
         self._allocate(max(first_words, self.fresh_capacity), data)

@@ -17,7 +17,9 @@ from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import insert_pairs, library
 from llmgpu.errors import VocabularyError
+from llmgpu.gpu.hash_key import hash_key
 from llmgpu.kernel_source import constant
+from tests.reference import hashes
 
 BYTES = [bytes([value]) for value in range(256)]
 TOKEN = st.lists(st.sampled_from(b"ab\x00\xff"), min_size=1, max_size=9).map(bytes)
@@ -104,14 +106,15 @@ def test_pairs_lie_where_the_kernel_looks_for_them(count: int) -> None:
     rng = np.random.default_rng(count)
     entries = np.column_stack([rng.integers(0, 1 << 32, (count, 3)), np.arange(count)])
     entries = entries.astype(np.uint32)
+    key = hash_key()
     for is_used in (False, True):
         table = np.full((256, 4), encoder_gpu.FREE, np.uint32)
-        if not (is_used and insert_pairs(entries, table, encoder_gpu.FREE)):
-            encoder_gpu._insert_pairs(entries, table)
+        if not (is_used and insert_pairs(entries, table, encoder_gpu.FREE, key)):
+            encoder_gpu._insert_pairs(entries, table, key)
         for entry in entries:
-            at = encoder_gpu._pair_hash(entry[:1], entry[1:2]) & np.uint32(255)
+            at = hashes.hash_numbers(entry[:2].tolist(), key.tolist()) % 256
             while (table[at, :2] != entry[:2]).any():
                 assert table[at, 2] != encoder_gpu.FREE
-                at = (at + np.uint32(1)) & np.uint32(255)
+                at = (at + 1) % 256
             assert (table[at] == entry).all()
         assert int((table[:, 2] != encoder_gpu.FREE).sum()) == count
