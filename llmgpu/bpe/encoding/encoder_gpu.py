@@ -462,11 +462,10 @@ def _pair_hash(
 ) -> NDArray[np.uint32]:
     """Hash pairs as `hash_pair` in wgsl/common/hash.wgsl does."""
     hashes = _keyed(_keyed(left, key[0]) ^ right, key[1])
-    hashes = (hashes ^ (hashes >> np.uint32(15))) * key[3]
-    return hashes ^ (hashes >> np.uint32(16))
+    product: NDArray[np.uint32] = (hashes ^ (hashes >> np.uint32(15))) * key[3]
+    return product ^ (product >> np.uint32(16))
 
 
 def _keyed(numbers: NDArray[np.uint32], key: np.uint32) -> NDArray[np.uint32]:
     secret: NDArray[np.uint32] = numbers ^ key
-    product: NDArray[np.uint32] = (secret & np.uint32(0xFFFF)) * (secret >> np.uint32(16))
-    return secret + product
+    return secret + (secret & np.uint32(0xFFFF)) * (secret >> np.uint32(16))
