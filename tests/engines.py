@@ -132,9 +132,11 @@ def count(
     return dict(words)
 
 
-def encode(encoder: Encoder, documents: Sequence[bytes]) -> list[list[int]]:
-    """Return the ids of each document."""
-    pieces = list(encoder.encode(corpus_from_bytes(list(documents))))
+def encode(
+    encoder: Encoder, documents: Sequence[bytes], corpus: Corpus | None = None
+) -> list[list[int]]:
+    """Return the ids of each document; corpus: of these documents, if read in another way."""
+    pieces = list(encoder.encode(corpus or corpus_from_bytes(list(documents))))
     firsts = np.cumsum([0, *(len(piece.ids) for piece in pieces)])
     starts = [
         start

@@ -37,6 +37,7 @@ from llmgpu.spelling import spelled
 from llmgpu.text.arrow import ArrowFile
 from llmgpu.text.chat import Chat, ChatArrow, ChatFile, ChatTable, Collector
 from llmgpu.text.documents import (
+    MANY_DOCUMENTS,
     NO_TEXT,
     DocumentSplitter,
     InputPolicy,
@@ -243,8 +244,10 @@ class Corpus(Closing):
         length = documents = 0
         starts = [NO_TEXT.starts]
         deadline = 0.0
-        # Read one source after another until the buffer is full or the next read would block.
-        while length < room and self._next_is_ready(length, deadline):
+        # Read source after source, until the buffer is full or the next read would block.
+        while length < room and documents < MANY_DOCUMENTS:
+            if not self._next_is_ready(length, deadline):
+                break
             piece = self._read_small(buffer[length:room], length, documents)
             if piece is None:
                 reader = self._reader or self._open_next(length, documents)

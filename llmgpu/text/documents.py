@@ -31,8 +31,9 @@ ENCODING_POLICIES = ("strict", "replace", "raw")
 ROW_POLICIES = ("error", "skip")
 REPLACEMENT = "\ufffd"  # the name in \N{...} would load a library, for which memory may be missing
 
-# bytes checked at a time; decoding them needs up to four times as much memory
-_CHECK_BYTES = 1 << 20
+# Documents in a buffer after which no more text is read: empty documents never fill a buffer.
+MANY_DOCUMENTS = 1 << 21
+_CHECK_BYTES = 1 << 20  # bytes checked at a time; decoded text needs up to four times the memory
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmgpu.bpe.pretokens import slices
 from llmgpu.bpe.training import train as training
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.text import corpus
+from llmgpu.text.corpus import (
+    Corpus,
+    CorpusOptions,
+    corpus_from_bytes,
+    corpus_from_documents,
+)
 from tests.bpe.encoding.test_encoder_gpu import with_pattern
 from tests.bpe.encoding.test_matching import make_vocabulary, merge_vocabularies
 from tests.conftest import examples
@@ -86,6 +95,45 @@ def test_empty_documents_where_slices_and_blocks_end(
     vocabulary = byte_vocabulary(pattern, "hf").with_match(match)
     encoder = engine.encoder(vocabulary, slice_bytes)
     assert encode(encoder, documents) == [list(text) for text in documents]
+
+
+@settings(max_examples=examples(20))
+@given(
+    documents=st.lists(st.sampled_from([b"", b"", b"", b"a", b"b c" * 9]), max_size=30),
+    most=st.integers(1, 5),
+    match=st.sampled_from(["bpe", "greedy"]),
+    reading=st.sampled_from(["whole", "one by one", "separated"]),
+)
+def test_many_empty_documents_end_a_slice(
+    engine: Engine, documents: list[bytes], most: int, match: str, reading: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (corpus, slices):
+            patch.setattr(module, "MANY_DOCUMENTS", most)
+        vocabulary = byte_vocabulary("class", "hf").with_match(match)
+        encoder = engine.encoder(vocabulary, 64)
+        options = CorpusOptions(separators=(b"|",))
+        source = {
+            "whole": lambda: corpus_from_bytes(documents),
+            "one by one": lambda: corpus_from_documents(documents),
+            "separated": lambda: corpus_from_documents([b"|".join(documents)], options),
+        }[reading if documents else "whole"]()
+        assert encode(encoder, documents, source) == [list(text) for text in documents]
+        assert count(engine, documents, "class", 1100) == expected_counts(documents, "class")
+
+
+def test_a_slice_has_a_limited_number_of_empty_documents(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a stream of empty documents would take memory without end, in one slice of no text."""
+    for module in (corpus, slices):
+        monkeypatch.setattr(module, "MANY_DOCUMENTS", 1000)
+    (tmp_path / "t.jsonl").write_text('{"text":""}\n' * 400_000)
+    encoder = engine.encoder(byte_vocabulary("gpt2", "hf"))
+    pieces = list(encoder.encode(Corpus([str(tmp_path / "t.jsonl")], CorpusOptions())))
+    assert sum(len(piece.document_starts) for piece in pieces) == 400_000
+    # A block of the file is parsed at once, and has all its documents.
+    assert max(len(piece.document_starts) for piece in pieces) < 200_000
 
 
 @settings(max_examples=examples(15))

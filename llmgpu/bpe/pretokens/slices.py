@@ -23,7 +23,7 @@ from llmgpu.bpe.pretokens.pattern import as_pattern, last_start
 from llmgpu.errors import InputError
 from llmgpu.spelling import spelled
 from llmgpu.text.corpus import Corpus, TextSource
-from llmgpu.text.documents import NO_TEXT, Piece
+from llmgpu.text.documents import MANY_DOCUMENTS, NO_TEXT, Piece
 from llmgpu.text.streams import FileBytes
 
 MAX_WORD_BYTES = 1 << 30
@@ -86,7 +86,11 @@ class Slice(Piece):
         # A document that starts at the cut belongs to the next slice, unless the text ends there.
         if self.end:
             return self.starts
-        return self.starts[: np.searchsorted(self.starts, self.main_end, side="left")]
+        own = int(np.searchsorted(self.starts, self.main_end, side="left"))
+        if len(self.starts) >= MANY_DOCUMENTS:
+            # All but the last that start at the cut are empty: a slice of no text has them, too.
+            own = max(own, int(np.searchsorted(self.starts, self.main_end, side="right")) - 1)
+        return self.starts[:own]
 
 
 class SliceSource(Protocol):
@@ -204,6 +208,8 @@ class SliceReader:
             if piece.closed or piece.end:
                 return Piece(room[:length], starts, closed=True, end=piece.end), length
             full = length == len(room)
+            if len(starts) >= MANY_DOCUMENTS and starts[-1] == length:
+                return Piece(room[:length], starts, closed=True), length
             cut = 0
             if self._lookahead is not None:
                 cut = max(0, length - self._lookahead)
