@@ -216,29 +216,30 @@ class JsonlFile(JsonlStream):
 
     def _read_span(self, begin: int) -> _Block:
         """Return the lines that start in the span from `begin` on. Any thread may call this."""
-        # Read the span, and on to the end of the last line that starts in it.
+        # Read the span, and find the first line that starts in the span.
         end = min(begin + _SPAN_BYTES, self._end_of_file)
         first = max(begin - 1, self._begin)  # if this byte is a newline, a line starts at `begin`
-        data = np.empty(0, np.uint8)  # the bytes of the file from `first` on
-        length, tail = 0, _TAIL_BYTES
-        while True:
-            stop = min(end + tail, self._end_of_file)
-            longer = np.empty(stop - first + TEXT_PADDING, np.uint8)
-            longer[:length] = data[:length]
-            data = longer
-            self.read_at(data[length : stop - first], first + length)
-            searched = max(end - 1 - first, length)
-            length = stop - first
-            newline = data[searched:length].tobytes().find(b"\n") + 1
-            if newline or stop == self._end_of_file or length > end - first + LINE_BYTES:
-                break
-            tail *= 4
-        # Find the first line that starts in the span. Its number is not known here.
-        last = searched + newline if newline else length
+        length = end - first
+        data = np.empty(length + TEXT_PADDING, np.uint8)  # the bytes of the file from `first` on
+        self.read_at(data[:length], first)
         start = 0
         if begin > self._begin:
-            start = data[: end - 1 - first].tobytes().find(b"\n") + 1
-            last = last if start else 0  # no line starts in the span
+            start = data[: length - 1].tobytes().find(b"\n") + 1
+            if not start:  # a long line covers the span, and belongs to an earlier span
+                return _Block(data, 0, 0, after=end - self._begin)
+        # Read on to the end of the last line that starts in the span.
+        searched, tail = length - 1, _TAIL_BYTES
+        while True:
+            newline = data[searched:length].tobytes().find(b"\n") + 1
+            if newline or first + length == self._end_of_file or length > end - first + LINE_BYTES:
+                break
+            searched, length = length, min(end + tail, self._end_of_file) - first
+            longer = np.empty(length + TEXT_PADDING, np.uint8)
+            longer[:searched] = data[:searched]
+            data = longer
+            self.read_at(data[searched:length], first + searched)
+            tail *= 4
+        last = searched + newline if newline else length
         return _Block(data, start, last, is_last=not newline, after=end - self._begin)
 
     def _read_blocks(self) -> Iterator[_Block]:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from llmgpu.cpu.library import TEXT_PADDING, library
 from llmgpu.cpu.texts import JsonlTexts
@@ -278,6 +279,27 @@ def test_parts_of_a_file_are_read_in_threads(
                 found += [piece.text[a:b].tobytes() for a, b in pairwise(bounds)]
             assert file.position == end - begin
     assert found == [b"x" * (k * 37 % 50) for k in range(40)]
+
+
+@pytest.mark.skipif(library() is None, reason="without C, no spans are read")
+def test_spans_inside_a_long_line_do_not_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jsonl, "_SPAN_BYTES", 100)
+    monkeypatch.setattr(jsonl, "_TAIL_BYTES", 10)
+    path = write(tmp_path, "f.jsonl", b'{"t": "' + b"x" * 5000 + b'"}\n{"t": "y"}\n')
+    sizes: list[int] = []
+    read_at = jsonl.JsonlFile.read_at
+
+    def counted(self: jsonl.JsonlFile, data: NDArray[np.uint8], offset: int) -> None:
+        sizes.append(len(data))
+        read_at(self, data, offset)
+
+    monkeypatch.setattr(jsonl.JsonlFile, "read_at", counted)
+    with Corpus([path], CorpusOptions(text_field="t")) as corpus:
+        assert read_documents(corpus) == [b"x" * 5000, b"y"]
+    # Each span is read once, and the long line once more.
+    assert os.path.getsize(path) < sum(sizes) < 3 * os.path.getsize(path)
 
 
 @pytest.mark.skipif(library() is None, reason="the CPU engine is not used")
