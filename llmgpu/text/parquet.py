@@ -83,6 +83,8 @@ class ParquetFile:
         try:
             self._content = FileContent.of(self._raw, source)
             self._size = self._raw.seek(0, os.SEEK_END)
+            # Arrow's buffer grows to the size that a page claims, up to 2 GB: a small file has none.
+            self._buffer_bytes = _BUFFER_BYTES if self._size > _AHEAD_BYTES else 0
             self._file = self._open_table()
             self._names = [*map(self._find_column, self._columns)]
         except InputError:
@@ -101,7 +103,7 @@ class ParquetFile:
 
     def _open_table(self) -> Any:
         parquet = PYARROW_PARQUET.require(self._path)
-        return parquet.ParquetFile(self._raw, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+        return parquet.ParquetFile(self._raw, pre_buffer=False, buffer_size=self._buffer_bytes)
 
     def documents(self, policy: InputPolicy) -> Iterator[Piece]:
         """Yield the text of rows; InputError for damage or, under "strict", invalid UTF-8."""
@@ -216,7 +218,7 @@ class ParquetFile:
         raw = io.BufferedReader(_Places(self._raw.fileno(), self._size), _BUFFER_BYTES)
         try:
             file = PYARROW_PARQUET.require(self._path).ParquetFile(
-                raw, metadata=self._file.metadata, pre_buffer=False, buffer_size=_BUFFER_BYTES
+                raw, metadata=self._file.metadata, pre_buffer=False, buffer_size=self._buffer_bytes
             )
         except self._errors as error:
             raise self._damaged(error) from error

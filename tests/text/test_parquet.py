@@ -184,3 +184,23 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     message = "needs the package pyarrow.parquet: pip install 'llmgpu[parquet]'"
     with pytest.raises(InputError, match=re.escape(message)):
         Corpus([path])
+
+
+def test_a_page_that_claims_two_gigabytes_takes_no_such_memory(tmp_path: Path) -> None:
+    path = Path(table(tmp_path / "f.parquet", ["abc"] * 99, compression="NONE", use_dictionary=[]))
+    chunk = pq.ParquetFile(path).metadata.row_group(0).column(1)
+    # The header of the page: its type, its size, and its size when compressed (zigzag varints).
+    data, first = path.read_bytes(), chunk.data_page_offset
+    sizes = re.compile(rb"\x15\x00(\x15[\x80-\xff]*[\x00-\x7f])\x15([\x80-\xff]*[\x00-\x7f])")
+    header = sizes.match(data, first)
+    assert header is not None
+    claimed = b"\xfe\xff\xff\xff\x0f"  # 2^31 - 1
+    rest = data[header.end() : first + chunk.total_compressed_size]
+    cut = len(rest) - (len(claimed) - len(header[2]))  # so that all offsets stay
+    end = data[first + chunk.total_compressed_size :]
+    path.write_bytes(data[: header.start(2)] + claimed + rest[:cut] + end)
+    pool = pa.default_memory_pool()
+    before = pool.max_memory()
+    with pytest.raises(InputError, match="Page was smaller"):
+        read_and_close([str(path)])
+    assert pool.max_memory() <= max(before, 1 << 24)
