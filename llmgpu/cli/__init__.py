@@ -173,7 +173,9 @@ def main() -> None:
 
 
 def _describe(error: OSError) -> str:
-    """Return the message for a system error that no reader or writer has described."""
+    """Return the message for an error of the system that no reader or writer has described."""
+    if error.filename is None and error.errno == errno.ENOENT:  # of os.getcwd
+        return "the working folder was removed; change to another folder"
     if error.filename is None:  # printing of results has failed
         return f"can't write standard output: {error.strerror or error}"
     more = "; raise `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else ""

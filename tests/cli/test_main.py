@@ -355,6 +355,20 @@ def test_errors_of_the_system_name_the_file_or_the_output() -> None:
     assert _describe(OSError(errno.EIO, "bad")) == "can't write standard output: bad"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="a working folder can't be removed")
+def test_the_error_in_a_removed_working_folder_says_so(corpus: Path) -> None:
+    command = ["bpe-train", str(corpus), "--checkpoint", str(corpus.parent / "kept")]
+    command += ["-o", str(corpus.parent / "w.bin"), "--device", "cpu", "--vocab-size", "260"]
+    script = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *COMMAND, *command],
+        cwd=corpus.parent,
+        env=environment(),
+        capture_output=True,
+    )
+    fails(done, 1, "error: the working folder was removed; change to another folder\n")
+
+
 def test_the_demo_prints_commands_to_paste(tmp_path: Path) -> None:
     """Without escapes in a pipe, and with names of adapters quoted."""
     script = (ROOT / "scripts" / "demo.sh").read_text()
