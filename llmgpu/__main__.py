@@ -12,10 +12,14 @@ if TYPE_CHECKING:
 
 def _leave(number: int, frame: "FrameType | None") -> None:
     try:
-        if sys.stderr is not None:  # otherwise descriptor 2 may belong to another file
-            from llmgpu.errors import interrupted_line
+        from llmgpu.errors import interrupted_line
 
-            os.write(2, f"{interrupted_line(128 + number)}\n".encode())
+        line = interrupted_line(128 + number)
+    except Exception:  # the signal came during the import of this module or of json
+        line = "interrupted"
+    try:
+        if sys.stderr is not None:  # else descriptor 2 may be another file
+            os.write(2, f"{line}\n".encode())
     except OSError:
         pass
     os._exit(128 + number)

@@ -287,3 +287,14 @@ def test_an_interrupt_during_imports_leaves_no_traceback(number: int) -> None:
     command = [sys.executable, "-c", IMPORTING.format(number=number)]
     done = subprocess.run(command, capture_output=True, timeout=HANG, env=environment())
     assert (done.returncode, done.stderr.strip()) == (130, b"interrupted")
+
+
+@pytest.mark.parametrize("half_imported", ["llmgpu.errors", "json"])
+def test_an_interrupt_during_the_import_of_its_line_says_interrupted(half_imported: str) -> None:
+    script = (
+        "import sys, types, llmgpu.__main__ as begun; sys.argv.append('--json'); "
+        f"sys.modules[{half_imported!r}] = types.ModuleType({half_imported!r}); "
+        "begun._leave(2, None)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True)
+    assert (done.returncode, done.stderr) == (130, b"interrupted\n")
