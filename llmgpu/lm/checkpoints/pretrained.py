@@ -23,7 +23,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, VocabularyError
 from llmgpu.input_files import Note, no_notes, parse_json, quote, read_limited
 from llmgpu.lm.checkpoints.huggingface import read_model, read_token_ids
-from llmgpu.lm.checkpoints.safetensors_file import as_float32, read_tensors
+from llmgpu.lm.checkpoints.safetensors_file import WEIGHT_DTYPES, as_float32, read_tensors
 from llmgpu.lm.config import OUTPUT, ModelConfig
 
 CONFIG = "config.json"
@@ -100,7 +100,7 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
         return len(self._tensors)
 
     def require(self, config: ModelConfig) -> None:
-        """Raise CheckpointError for a weight that is missing, unexpected or of another shape.
+        """Raise CheckpointError for a weight that is missing, unexpected, of another shape or type.
 
         The output layer of a tied model is ignored: the embedding table replaces it.
         """
@@ -118,6 +118,11 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
                 raise CheckpointError(
                     f"{self._paths[name]}: tensor {quote(name)} is {list(found)}, but by the sizes "
                     f"in {CONFIG} it must be {list(shape)}"
+                )
+            if (kind := self._tensors[name].dtype) not in WEIGHT_DTYPES:
+                raise CheckpointError(
+                    f"{self._paths[name]}: tensor {quote(name)} is of {kind}, but weights are F32, "
+                    "F16 or BF16: convert it"
                 )
         for name in self:
             unused = name.endswith(_COMPUTED) or (config.tied and name == OUTPUT)

@@ -47,6 +47,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 # bfloat16 is only read, not written. NumPy lacks the type: a record of one field holds the bits.
 BFLOAT16 = np.dtype([("bits", "<u2")])
 _READ_DTYPES = _DTYPES | {"BF16": BFLOAT16}
+WEIGHT_DTYPES = (np.dtype("<f4"), np.dtype("<f2"), BFLOAT16)  # see `as_float32`
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES.values())}  # order of tensors in a file
 

@@ -148,6 +148,11 @@ def cut_short(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(data[:-5])
 
 
+def count_in_weights(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data.replace(b'"F32"', b'"U32"', 1))
+
+
 NORM = "model.norm.weight"
 HOSTILE: list[tuple[Callable[[Path], Any], str]] = [
     (edit("config.json", lambda c: c.update(num_hidden_layers=10**12)), "are too few for 10{12}"),
@@ -163,6 +168,7 @@ HOSTILE: list[tuple[Callable[[Path], Any], str]] = [
     (change_weights(lambda w: w.pop(NORM)), "tensor 'model.norm.weight' is missing"),
     (change_weights(lambda w: w.update({NORM: w[NORM][:-1]})), r"is \[39\], but by the sizes"),
     (change_weights(lambda w: w.update(extra=w[NORM])), "tensor 'extra' is unexpected"),
+    (count_in_weights, "is of uint32, but weights are F32, F16 or BF16"),
     (index([]), "not a JSON object"),
     (index({"weight_map": {}}), "weight_map is missing"),
     (index({"weight_map": {NORM: "../model.safetensors"}}), "not a name in this folder"),
