@@ -81,9 +81,17 @@ def number_of(count: int, noun: str) -> str:
     return f"{count:,} {noun}{ending}"
 
 
+def spell(value: object) -> str:
+    """Return ``repr(value)``, or words for a value that is nested too deep for `repr`."""
+    try:
+        return repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__} that is nested too deep"
+
+
 def quote(value: object) -> str:
-    """Return the spelling of a value in a message, shortened if it is long."""
-    shown = repr(value[:_SHOWN] if isinstance(value, (str, bytes)) else value)
+    """Return a value for a message, cut short if it is long."""
+    shown = spell(value[:_SHOWN] if isinstance(value, (str, bytes)) else value)
     return shown if len(shown) <= 2 * _SHOWN else f"{shown[: 2 * _SHOWN]}..."
 
 

@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from llmgpu.bench import EMBEDDING, IDEAS, KERNELS
 from llmgpu.errors import InputError, LlmgpuError
-from llmgpu.input_files import input_errors, number_of, printable, read_whole
+from llmgpu.input_files import input_errors, number_of, printable, quote, read_whole
 
 FORMAT = "llmgpu-bench"
 VERSION = 2
@@ -377,7 +377,7 @@ def read_record(plain: Any) -> Record:
         raise ValueError("is not a record of llmgpu bench: make one with -o FILE")
     if plain.get("version") != VERSION:
         version = plain.get("version")
-        raise ValueError(f"is a record of version {version!r}; this llmgpu reads {VERSION}")
+        raise ValueError(f"is a record of version {quote(version)}; this llmgpu reads {VERSION}")
     try:
         record: Record = _read(Record, plain, "it")
         _check_numbers(record)

@@ -83,7 +83,7 @@ class ParquetFile:
         try:
             self._content = FileContent.of(self._raw, source)
             self._size = self._raw.seek(0, os.SEEK_END)
-            # Arrow's buffer grows to the size that a page claims, up to 2 GB: small files have none.
+            # Arrow's buffer grows to the size that a page claims (2 GB): small files have none.
             self._buffer_bytes = _BUFFER_BYTES if self._size > _AHEAD_BYTES else 0
             self._file = self._open_table()
             self._names = [*map(self._find_column, self._columns)]

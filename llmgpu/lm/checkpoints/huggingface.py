@@ -18,7 +18,7 @@ import numpy as np
 from llmgpu.bpe.interchange.huggingface import describe_config
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, InputError
-from llmgpu.input_files import printable
+from llmgpu.input_files import printable, spell
 from llmgpu.lm.config import ModelConfig, RopeScaling
 from llmgpu.lm.runs.records import StepRecord
 from llmgpu.version import __version__
@@ -274,8 +274,8 @@ def _get(content: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def _show(value: object) -> str:
-    """Return a value for a message, shortened if it is long."""
-    text = repr(value)
+    """Return a value for a message; a long value is cut short."""
+    text = spell(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
