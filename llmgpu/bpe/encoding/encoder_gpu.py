@@ -5,13 +5,15 @@
   the tokens to the positions that follow from the counts. The table is kept from slice to slice and
   from text to text. A full table is emptied.
 - Long words are merged on the host. The device writes LONG_WORD in place of their ids.
+- In a vocabulary of SentencePiece's kind, a further kernel replaces the symbols that are left of a
+  new word by their items, see `llmgpu.bpe.vocabulary.symbols`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,10 +25,17 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, new_ids
 from llmgpu.bpe.encoding.encoder_c import host_slices, make_c_vocabulary
 from llmgpu.bpe.encoding.encoder_host import HostSlices, require_tokens
-from llmgpu.bpe.encoding.matching import PairRanks, byte_ids, pair_ranks
+from llmgpu.bpe.encoding.matching import (
+    PairRanks,
+    byte_ids,
+    check_ranks,
+    pair_keys,
+    pair_ranks,
+)
 from llmgpu.bpe.pretokens.pretoken_gpu import pack_classes
 from llmgpu.bpe.pretokens.slice_pipeline import begin_slots, made_slots, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
+from llmgpu.bpe.vocabulary.symbols import PieceSymbols
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.word_table_gpu import (
     FIRST_WORDS,
@@ -38,8 +47,7 @@ from llmgpu.bpe.words.word_table_gpu import (
     prepare_kernels,
 )
 from llmgpu.cpu.library import insert_pairs, library
-from llmgpu.gpu import Commands, Device, Download, Kernel, parallel_copy
-from llmgpu.gpu.hash_key import hash_key
+from llmgpu.gpu import Buffer, Commands, Device, Download, Kernel, parallel_copy
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.text.corpus import TextSource
 
@@ -103,16 +111,12 @@ class GpuEncoder:
                 word_arrays={"entries": 8},
                 data_arrays={"ids": 16},
             )
-            upload, trie = device.upload, vocabulary.trie
-            self._table.buffers |= {
-                "nodes": upload("trie nodes", trie.nodes),
-                "edges": upload("trie edges", trie.edges),
-                "pairs": upload("pairs", packing.result()),
-            }
+            self._table.buffers |= self._vocabulary_buffers(packing)
             self._share_buffers(self._slot_bytes)
         # Choose the kernels of a slice.
         whole = ("whole_tokens",) if vocabulary.takes_whole_tokens else ()
-        merging = (*INSERTION, *whole, "merge", "store")
+        items = () if vocabulary.pieces is None else ("items",)
+        merging = (*INSERTION, *whole, "merge", *items, "store")
         emitting = ("count_tokens", "scan_groups", "emit", "long_words", "document_starts")
         self.steps = ("begin_slice", "look_up", *merging, *emitting)
         self._lock = threading.Lock()  # held while a slice is submitted or the table grows
@@ -128,6 +132,10 @@ class GpuEncoder:
         self._slot_bytes = min([self._slice_bytes, *shorter])
 
     def _prepare_kernels(self, hash_mask: int) -> dict[str, Kernel]:
+        symbols, items = self._vocabulary.piece_symbols, {}
+        if symbols is not None:
+            constants = {"SIZE": self._vocabulary.size, "FUSES": int(symbols.rules.fuses)}
+            items["encode/02_items"] = constants | {"UNKNOWN": symbols.unknown or 0}
         return prepare_kernels(
             self._device,
             self._wg,
@@ -135,6 +143,7 @@ class GpuEncoder:
                 "encode/00_look_up": {"MAX_WORD": self._longest},
                 "encode/01_whole_tokens": {},
                 "encode/02_merge": {"WHOLE_TOKENS": int(self._vocabulary.takes_whole_tokens)},
+                **items,
                 "encode/03_store": {},
                 "encode/04_count_tokens": {},
                 "encode/05_scan_groups": {},
@@ -144,6 +153,18 @@ class GpuEncoder:
             },
             hash_mask,
         )
+
+    def _vocabulary_buffers(self, packing: Future[NDArray[np.uint32]]) -> dict[str, Buffer]:
+        upload, trie = self._device.upload, self._vocabulary.trie
+        buffers = {
+            "nodes": upload("trie nodes", trie.nodes),
+            "edges": upload("trie edges", trie.edges),
+            "pairs": upload("pairs", packing.result()),
+        }
+        if (symbols := self._vocabulary.piece_symbols) is not None:
+            buffers["firsts"] = upload("firsts of items", symbols.firsts)
+            buffers["items"] = upload("items", symbols.items)
+        return buffers
 
     def _share_buffers(self, nbytes: int) -> None:
         """Make the buffers that all slots share, if they are missing or too small for `nbytes`.
@@ -226,8 +247,9 @@ class GpuEncoder:
 
     @cached_property
     def _has_gaps(self) -> bool:
-        """Whether some byte has no token."""
-        return bool((byte_ids(self._vocabulary) < 0).any())
+        """Whether there are bytes without a token."""
+        is_bytes = self._vocabulary.pieces is None
+        return is_bytes and bool((byte_ids(self._vocabulary) < 0).any())
 
 
 @dataclass
@@ -292,9 +314,10 @@ class _Slot(WordSlot):
 
     def _record(self, commands: Commands) -> None:
         encoder, table = self._encoder, self._encoder._table
-        begin, look_up, *insertion, merge, store, count, scan, emit, long, starts = self.bound(
-            table, encoder.steps
-        )
+        bound = self.bound(table, encoder.steps)
+        merging = encoder.steps.index("merge")
+        begin, look_up, *insertion, merge = bound[: merging + 1]
+        *storing, count, scan, emit, long, starts = bound[merging + 1 :]
         # Insert new words into the table, and merge them.
         groups = -(-self.main_end // (32 * encoder._wg))
         commands.dispatch(begin, 1)
@@ -302,7 +325,8 @@ class _Slot(WordSlot):
         for kernel in insertion:
             commands.dispatch(kernel, table.groups)
         commands.dispatch(merge, -(-table.fresh_capacity // encoder._wg))
-        commands.dispatch(store, table.groups)
+        for kernel in storing:
+            commands.dispatch(kernel, table.groups)
         # Write the ids of all words and the positions of long words and documents.
         commands.dispatch(count, groups)
         commands.dispatch(scan, 1)
@@ -419,23 +443,51 @@ def packed_pairs(vocabulary: Vocabulary) -> NDArray[np.uint32]:
     with _packing:
         packed = _packed.get(vocabulary)
         if packed is None:
-            packed = _packed[vocabulary] = pack_pairs(vocabulary, ranked_pairs(vocabulary))
+            symbols = vocabulary.piece_symbols
+            if symbols is None:
+                packed = pack_pairs(vocabulary, ranked_pairs(vocabulary))
+            else:
+                packed = pack_pieces(symbols)
+            _packed[vocabulary] = packed
     return packed
 
 
 def pack_pairs(vocabulary: Vocabulary, pairs: PairRanks) -> NDArray[np.uint32]:
+    """Return the table of a vocabulary's pairs, see `_pack`."""
+    columns = pairs.left, pairs.right, pairs.ranks, pairs.results[pairs.ranks]
+    return _pack(byte_ids(vocabulary).view(np.uint32), columns)
+
+
+def pack_pieces(symbols: PieceSymbols) -> NDArray[np.uint32]:
+    """Return the table of the pairs of pieces, see `_pack`; VocabularyError for too many ranks."""
+    left, right, results, ranks = symbols.merges.T
+    numbered = np.unique(ranks)
+    check_ranks(len(numbered))
+    # Of a pair that is listed several times, the last place counts.
+    keys = pair_keys(left.astype(np.int64), right.astype(np.int64))
+    _, last = np.unique(keys[::-1], return_index=True)
+    chosen = len(keys) - 1 - last
+    columns = left, right, np.searchsorted(numbered, ranks), results
+    return _pack(symbols.byte_symbols, [column[chosen] for column in columns])
+
+
+def _pack(
+    of_bytes: NDArray[np.uint32], columns: Sequence[NDArray[np.integer]]
+) -> NDArray[np.uint32]:
     """Return the table that wgsl/encode/02_merge.wgsl reads, uint32 (BYTE_VECTORS + slots, 4).
 
-    The token of each byte comes first, then a hash table of the pairs, at most half full.
+    The symbol of each byte comes first, then a hash table of the pairs, at most half full.
+
+    of_bytes: uint32 (256,). columns: left and right symbol, rank and result of each pair, (pairs,).
     """
-    # The kernel computes the number of slots from the buffer's size, a multiple of 256 bytes. A
-    # table of 32 slots or more fills its buffer exactly.
-    slots = 2 << max(len(pairs.ranks), 8).bit_length()
+    # The kernel computes the number of slots from the buffer's size, a multiple of 256 bytes. With
+    # 32 slots or more, the table fills the buffer exactly.
+    slots = 2 << max(len(columns[0]), 8).bit_length()
     packed = np.full((BYTE_VECTORS + slots, 4), FREE, np.uint32)
-    packed[:BYTE_VECTORS] = byte_ids(vocabulary).reshape(BYTE_VECTORS, 4)
+    packed[:BYTE_VECTORS] = of_bytes.reshape(BYTE_VECTORS, 4)
     table = packed[BYTE_VECTORS:]
-    entries = np.empty((len(pairs.ranks), 4), np.uint32)
-    for k, column in enumerate((pairs.left, pairs.right, pairs.ranks, pairs.results[pairs.ranks])):
+    entries = np.empty((len(columns[0]), 4), np.uint32)
+    for k, column in enumerate(columns):
         entries[:, k] = column
     key = hash_key()
     if not insert_pairs(entries, table, FREE, key):

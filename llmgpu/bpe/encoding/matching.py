@@ -217,13 +217,18 @@ def pair_ranks(vocabulary: Vocabulary) -> PairRanks:
 
     Raises VocabularyError if there are more than NO_RANK merges or tokens.
     """
-    if max(len(vocabulary.merges), vocabulary.size) > NO_RANK:
-        raise VocabularyError(
-            f"more than {NO_RANK} tokens or merges: too many for {spelled('--match bpe')}"
-        )
+    check_ranks(max(len(vocabulary.merges), vocabulary.size))
     if len(vocabulary.merges):
         return _listed(vocabulary.merges.astype(np.int32))
     return _all_cuts(vocabulary)
+
+
+def check_ranks(count: int) -> None:
+    """Raise VocabularyError if there are more ranks than a number below NO_RANK can tell apart."""
+    if count > NO_RANK:
+        raise VocabularyError(
+            f"more than {NO_RANK} tokens or merges: too many for {spelled('--match bpe')}"
+        )
 
 
 def _listed(merges: NDArray[np.int32]) -> PairRanks:

@@ -39,7 +39,7 @@ def prepare_vocabulary(vocabulary: Vocabulary, opening: Opening) -> None:
 
     opening: has begun to open the device. Errors are ignored here; `open_encoder` raises them.
     """
-    if opening.wanted != "cpu" and vocabulary.match == "bpe" and vocabulary.pieces is None:
+    if opening.wanted != "cpu" and vocabulary.match == "bpe" and not _takes_whole_texts(vocabulary):
         from llmgpu.bpe.encoding.encoder_gpu import prepare_tables
 
         with suppress(MemoryError, VocabularyError):
@@ -102,8 +102,8 @@ def _open_new(
 ) -> Encoder:
     if backend.device is None:
         return open_host_encoder(vocabulary, slice_bytes, threads)
-    if vocabulary.pieces is not None:
-        _log.warning("vocabularies of SentencePiece's kind are encoded on the CPU")
+    if _takes_whole_texts(vocabulary):
+        _log.warning("a vocabulary with ignore_merges and without a pattern is encoded on the CPU")
         return open_host_encoder(vocabulary, None, threads)
     try:
         encoder: DeviceEncoder
@@ -126,6 +126,11 @@ def _open_new(
     return OptionalDeviceEncoder(
         encoder, vocabulary, lambda: open_host_encoder(vocabulary, None, threads)
     )
+
+
+def _takes_whole_texts(vocabulary: Vocabulary) -> bool:
+    """Whether a whole text may be one token of pieces. Then texts can't be cut into short words."""
+    return vocabulary.pieces is not None and vocabulary.takes_whole_tokens
 
 
 @delaying_forks()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.custom_regex import HostPattern
+from llmgpu.bpe.pretokens.neighbours import NeighboursPattern
 from llmgpu.bpe.pretokens.pattern import as_pattern, start_masks_between
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.pretokens.unicode_classes import code_point_classes
@@ -78,11 +79,13 @@ class GpuPretokenizer:
             "document_bits": self._document_bits,
             "start_bits": self.start_bits,
         }
-        # Only some kernels read character classes or list undecided segments.
+        # Only some kernels read character classes, read pairs, or list undecided segments.
         names = {binding.name for binding in self._kernel.bindings}
         if found.unicode is not None:
             packed = pack_classes(found.unicode)
             buffers["unicode_classes"] = device.upload("Unicode classes", packed)
+        if isinstance(found, NeighboursPattern):
+            buffers["neighbours"] = device.upload("neighbours", found.bits.view(np.uint32))
         lists_undecided = "undecided" in names
         self.undecided = device.create_buffer("undecided", 4 + lists_undecided * size)
         if lists_undecided:

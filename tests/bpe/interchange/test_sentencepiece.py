@@ -5,23 +5,20 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
 
-from llmgpu.backend import Backend
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder
 from llmgpu.bpe.encoding.encoder_host import HostEncoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
-from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.formats import WRITERS, guess_format
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import library
 from llmgpu.errors import InputError, VocabularyError
-from llmgpu.gpu import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from llmgpu.tokenizer import Tokenizer
 from tests.bpe.interchange.models import (
@@ -266,14 +263,3 @@ def test_damaged_vocabulary_files(entries: dict[str, Any], message: str, tmp_pat
     del content["piece_rules"]
     with pytest.raises(VocabularyError, match="unexpected or missing entries"):
         Vocabulary.from_bytes(msgpack.packb(content))
-
-
-def test_a_device_leaves_these_vocabularies_to_the_cpu(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    ours = load(tmp_path, model([*SPECIAL, *PLAIN]))
-    backend = Backend(cast(Device, object()), "a device")
-    encoder = open_encoder(ours.vocabulary, backend)
-    assert "SentencePiece's kind are encoded on the CPU" in caplog.text
-    found = [each.ids.tolist() for each in encoder.encode(corpus_from_bytes(b"ab"))]
-    assert found == [ours.encode("ab").tolist()]
