@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -29,8 +30,18 @@ from tests.bpe.interchange.test_metaspace import CASES
 from tests.bpe.pretokens.test_pretoken_gpu import Marker
 from tests.reference.pieces import MARK, Piece
 
-# Parts of characters, bytes of no character, surrogates and code points without a token.
-BROKEN = (b"\xe6\x97", b"\xa5", b"\xff", b"\xed\xa0\x80", b"\xf0\x9f", b"\xc0\x80", b"\xf4\x90")
+# Parts of characters, bytes of no character, surrogates and code points without a token. The last
+# is a byte whose value is the code point of a character with a token.
+BROKEN = (
+    b"\xe6\x97",
+    b"\xa5",
+    b"\xff",
+    b"\xed\xa0\x80",
+    b"\xf0\x9f",
+    b"\xc0\x80",
+    b"\xf4\x90",
+    b"\xe9",
+)
 OTHERS = ("\u00df", "\u6f22", "\U0001f680", "z", "\x7f", "\x80")
 
 
@@ -51,13 +62,17 @@ def random_documents(draw: random.Random) -> list[bytes]:
     return documents
 
 
-@pytest.mark.parametrize("has_bytes", [True, False])
+@pytest.mark.parametrize("unknown", ["bytes", "fused", "one by one"])
 @pytest.mark.parametrize("seed", range(6))
 def test_ids_are_those_of_the_host(
-    any_device: Device, seed: int, has_bytes: bool, tmp_path: Path
+    any_device: Device, seed: int, unknown: str, tmp_path: Path
 ) -> None:
-    pieces = random_pieces(seed, has_bytes=has_bytes, has_unused=seed % 2 == 1)
+    pieces = random_pieces(seed, has_bytes=unknown == "bytes", has_unused=seed % 2 == 1)
     vocabulary = vocabulary_of(tuple(pieces), tmp_path)
+    assert vocabulary.pieces is not None
+    if unknown == "one by one":
+        rules = replace(vocabulary.pieces, fuses=False)
+        vocabulary = replace(vocabulary, pieces=rules)
     draw = random.Random(seed)
     documents = random_documents(draw)
     joined = b" ".join(random_documents(draw) * 9)
