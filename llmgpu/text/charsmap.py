@@ -16,8 +16,7 @@
 from __future__ import annotations
 
 import binascii
-import re
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -34,6 +33,10 @@ _MOST_VALUE_BYTES = 256
 _MOST_NODES = 1 << 16  # most nodes visited to list characters; the largest map in use needs 20,000
 _LABELS = np.arange(1, 256, dtype=np.uint32)
 _MARK = "\u2581"
+_SEARCHED, _FIRST, _SECOND = np.uint8(1), np.uint8(2), np.uint8(4)  # see `_tables`
+_SPACE = np.uint32(0x20)
+# Stands between documents. It is in no text: bytes that are not UTF-8 are other surrogates.
+_STOP = "\ud800"
 
 
 class CharsMap:
@@ -85,7 +88,7 @@ class CharsMap:
 
     def _search(self, text: str, at: int) -> tuple[int, str]:
         # Walk through the units byte by byte, and remember the last key.
-        data = text[at : at + _MOST_KEY_BYTES].encode(errors="surrogateescape")
+        data = text[at : at + _MOST_KEY_BYTES].encode(errors="surrogatepass")
         data = data[:_MOST_KEY_BYTES]
         units, place, leaf, length = self._list, 0, -1, 0
         unit = units[0]
@@ -180,19 +183,36 @@ class SentencePieceRules:
         self.longest = max([1, *self._lengths, _MOST_KEY_BYTES if blob else 1])
 
     @cached_property
-    def _candidates(self) -> re.Pattern[str] | None:
-        """A pattern that matches where a symbol or a key may begin; None if there are none."""
-        single = {symbol for symbol in self._symbols if len(symbol) == 1}
-        longer = self._symbols - single
-        firsts, seconds = {symbol[0] for symbol in longer}, {symbol[1] for symbol in longer}
+    def _tables(self) -> tuple[NDArray[np.uint32], NDArray[np.uint8]] | None:
+        """The character that replaces each character, and flags of each; None without any keys.
+
+        uint32 and uint8, (0x110000,). At a character of the kind _SEARCHED, or at one of the kind
+        _FIRST before one of the kind _SECOND, a symbol or a longer key or value may begin.
+        """
+        if not (self._charsmap or self._symbols):
+            return None
+        values, kinds = np.arange(0x110000, dtype=np.uint32), np.zeros(0x110000, np.uint8)
+        for character in self._charsmap.singles if self._charsmap else ():
+            try:
+                value = self._find(character, 0)[1]
+            except VocabularyError:  # raised again where a text has this key
+                value = ""
+            if len(value) == 1:
+                values[ord(character)] = ord(value)
+            else:
+                kinds[ord(character)] |= _SEARCHED
+        firsts, seconds = set[str](), set[str]()
         if self._charsmap:
-            single |= self._charsmap.singles
-            firsts |= self._charsmap.firsts
-            seconds |= self._charsmap.seconds
-        parts = [_any_of(single)] if single else []
-        if firsts:
-            parts.append(_any_of(firsts) + _any_of(seconds))
-        return re.compile("|".join(parts)) if parts else None
+            firsts, seconds = self._charsmap.firsts, self._charsmap.seconds
+        longer = [symbol for symbol in self._symbols if len(symbol) > 1]
+        single = self._symbols.difference(longer)
+        for kind, characters in (
+            (_SEARCHED, single),
+            (_FIRST, firsts.union(symbol[0] for symbol in longer)),
+            (_SECOND, seconds.union(symbol[1] for symbol in longer)),
+        ):
+            kinds[[ord(character) for character in characters]] |= np.uint8(kind)
+        return values, kinds
 
     def map(self, text: str, limit: int) -> tuple[str, int, bool]:
         """Map a text up to a limit. A key or symbol that begins before the limit may end after it.
@@ -200,21 +220,47 @@ class SentencePieceRules:
         Returns the mapped text, the position in `text` up to which it was mapped, and whether the
         mapped text has any character except spaces.
         """
+        if self._tables is None:
+            return text[:limit], limit, text[:limit].strip(" ") != ""
+        # Replace single characters all at once, and find the places where more may begin.
+        values, kinds = self._tables
+        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        flags = kinds[points]
+        begins = flags & _SEARCHED
+        begins[:-1] |= flags[:-1] & flags[1:] >> np.uint8(1) & _FIRST
+        replaced = values[points[:limit]]
+        plain = replaced.tobytes().decode("utf-32-le", "surrogatepass")
+        places = np.flatnonzero(begins[:limit])
+        if len(places) == 0:
+            return plain, limit, plain.strip(" ") != ""
         parts: list[str] = []
         at, has_more = 0, False
-        while at < limit:
-            match = self._candidates.search(text, at) if self._candidates else None
-            place = min(match.start(), limit) if match else limit
-            plain = text[at:place]
-            has_more = has_more or plain.strip(" ") != ""
-            parts.append(plain)
-            at = place
-            if at < limit:
-                length, value = self._find(text, at)
+        for place in places.tolist():
+            if place >= at:
+                length, value = self._find(text, place)
                 has_more = has_more or value != " "
-                parts.append(value)
-                at += length
-        return "".join(parts), at, has_more
+                parts += plain[at:place], value
+                at = place + length
+                replaced[place:at] = _SPACE
+        parts.append(plain[at:])
+        return "".join(parts), max(at, limit), has_more or bool((replaced != _SPACE).any())
+
+    def normalize_all(self, documents: Sequence[str]) -> list[str]:
+        """Normalize documents as `SentencePiece` does, all at once; `suffix` is ""."""
+        joined = _STOP.join(documents)
+        mapped, _, _ = self.map(joined, len(joined))
+        if self.removes:
+            mapped = _collapse(mapped)
+        found = []
+        for document, text in zip(documents, mapped.split(_STOP), strict=True):
+            if self.removes:
+                text = text.removeprefix(" ")
+                prefix = self.prefix if text.strip(" ") else ""
+                found.append((prefix + text.replace(_MARK, " ")).rstrip(" "))
+            else:
+                prefix = self.prefix if document else ""
+                found.append(prefix + text.replace(_MARK, " "))
+        return found
 
     def _find(self, text: str, at: int) -> tuple[int, str]:
         """Return the length of the symbol, key or character at position `at`, and its value."""
@@ -225,24 +271,13 @@ class SentencePieceRules:
         return (length, value) if length else (1, text[at])
 
 
-def _any_of(characters: Set[str]) -> str:
-    """Return a character class of a regular expression that matches these characters.
-
-    If a character is beyond U+FFFF, the class matches all characters beyond U+FFFF, because `re`
-    would compare such characters one by one.
-    """
-    plain = [character for character in sorted(characters) if character < "\U00010000"]
-    beyond = "\U00010000-\U0010ffff" if len(plain) < len(characters) else ""
-    return "[" + "".join(map(re.escape, plain)) + beyond + "]"
-
-
 class SentencePiece:
     """Normalizes a document; see `llmgpu.text.normalizing.Step`."""
 
     held_blocks = 0
 
     def __init__(self, rules: SentencePieceRules) -> None:
-        self._rules = rules
+        self.rules = rules
         self._raw = ""
         self._has_begun = False
         self._has_more = False
@@ -260,14 +295,18 @@ class SentencePiece:
 
     def feed(self, text: str, final: bool) -> str:
         """See `Step.feed`."""
-        rules = self._rules
+        rules = self.rules
         raw = self._raw + text
         limit = len(raw) if final else max(0, len(raw) - rules.longest + 1)
         mapped, used, has_more = rules.map(raw, limit)
         self._raw = raw[used:]
         self._has_more |= has_more or (used > 0 and not rules.removes)
         if rules.removes:
-            mapped = self._collapse(mapped)
+            mapped = _collapse(mapped)
+            if self._was_space:
+                mapped = mapped.removeprefix(" ")
+            if mapped:
+                self._was_space = mapped.endswith(" ")
         mapped = mapped.replace(_MARK, " ")
         if self._has_more and not self._has_begun:
             mapped = rules.prefix + mapped
@@ -279,15 +318,15 @@ class SentencePiece:
             mapped = kept
         return mapped + rules.suffix if final and self._has_more else mapped
 
-    def _collapse(self, text: str) -> str:
-        """Replace several spaces in a row by one, and drop spaces at the start of the document."""
-        if "  " in text:
-            text = re.sub("  +", " ", text)
-        if self._was_space:
-            text = text.removeprefix(" ")
-        if text:
-            self._was_space = text.endswith(" ")
+
+def _collapse(text: str) -> str:
+    """Replace several spaces in a row by one."""
+    if "  " not in text:
         return text
+    data = np.frombuffer(text.encode(errors="surrogatepass"), np.uint8)
+    is_space = data == _SPACE
+    is_kept = np.append(True, ~(is_space[1:] & is_space[:-1]))
+    return bytes(data[is_kept]).decode(errors="surrogatepass")
 
 
 def read_rules(given: dict[str, Any]) -> SentencePieceRules | None:

@@ -22,7 +22,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -42,6 +42,9 @@ NFC = "NFC"
 STEPS = {"Lowercase", "NFC", "Prepend", "Replace", "Strip"}
 BLOCK_BYTES = 1 << 16  # bytes of a document that the first step gets at a time
 MOST_BYTES = 1 << 22  # most bytes that a step may make of a block
+
+# Normalizes whole documents; None for a document that the steps have to normalize in blocks.
+_Whole = Callable[[Sequence[bytes]], Iterable[bytes | None]]
 
 _ERRORS = "surrogateescape"
 _MOST_STEPS = 100
@@ -93,7 +96,8 @@ class Prepend(Step):
         """See `Step.feed`."""
         if not text:
             return ""
-        text, self._text = self._text + text, ""
+        if self._text:
+            text, self._text = self._text + text, ""
         return text
 
 
@@ -107,7 +111,11 @@ class Replace(Step):
 
     def feed(self, text: str, final: bool) -> str:
         """See `Step.feed`."""
-        *before, rest = (self._held + text).split(self._old)
+        text = self._held + text
+        if text.isascii() and self._old[0] > "\x7f":
+            self._held = ""
+            return text
+        *before, rest = text.split(self._old)
         lengths = range(min(len(rest), len(self._old) - 1), 0, -1)
         may_begin = (k for k in lengths if self._old.startswith(rest[-k:]))
         held = 0 if final else next(may_begin, 0)
@@ -190,8 +198,16 @@ class Normalizer:
     def __init__(self, text: str) -> None:
         """Parse "NFC", or steps in JSON; VocabularyError for any other text."""
         self._text = text
-        self._makers = [] if text == NFC else list(map(_read_step, _parse(text)))
-        self.name = NFC if text == NFC else ", ".join(step["type"] for step in _parse(text))
+        steps = [] if text == NFC else _parse(text)
+        self._makers = list(map(_read_step, steps))
+        self.name = ", ".join(step["type"] for step in steps) or NFC
+        self._whole = _all_mapped(self._makers)
+        # Steps that do the same with bytes need no characters of a text.
+        self._in_blocks, self._encoding = self._makers, "utf-8"
+        if steps and len(text) < BLOCK_BYTES and all(map(_is_bytewise, steps)):
+            self._whole = _over_documents(steps)
+            self._in_blocks = list(map(_read_step, map(_over_bytes, steps)))
+            self._encoding = "latin-1"
 
     def apply(self, text: str, *, follows: bool = False) -> str:
         """Return a whole document normalized; follows: the document comes after a special token."""
@@ -215,7 +231,9 @@ class Normalizer:
         follows: a queue with one bool for each document start: True if a special token was removed
         there. The caller appends to the queue before it feeds the text.
         """
-        return NfcFilter() if self._text == NFC else _StepsFilter(self._makers, follows)
+        if self._text == NFC:
+            return NfcFilter()
+        return _StepsFilter(self._in_blocks, follows, self._whole, self._encoding)
 
 
 @cache
@@ -289,6 +307,71 @@ def _read_step(step: dict[str, Any]) -> Callable[[], Any]:
     )
 
 
+def _is_bytewise(step: dict[str, Any]) -> bool:
+    """Whether a step may work on bytes, and makes no text longer but for what it prepends."""
+    match step:
+        case {"type": "Prepend"}:
+            return True
+        case {"type": "Replace", "pattern": {"String": old}, "content": new}:
+            return _count_bytes(new) <= _count_bytes(old)
+    return False
+
+
+def _over_bytes(value: Any) -> Any:
+    """Return a step whose strings have a character for each byte of the strings given."""
+    if isinstance(value, dict):
+        return {key: _over_bytes(each) for key, each in value.items()}
+    return value.encode().decode("latin-1")
+
+
+def _over_documents(steps: Sequence[dict[str, Any]]) -> _Whole:
+    """Return a function that normalizes whole documents by bytewise steps."""
+    # An empty string is replaced at the start of the document only.
+    pairs = [
+        (step["pattern"]["String"].encode(), step["content"].encode())
+        if step["type"] == "Replace"
+        else (b"", step["prepend"].encode())
+        for step in steps
+    ]
+
+    def normalize(document: bytes) -> bytes:
+        for old, new in pairs:
+            document = document.replace(old, new) if old else document and new + document
+        return document
+
+    return lambda documents: map(normalize, documents)
+
+
+def _all_mapped(makers: Sequence[Callable[[], Any]]) -> _Whole | None:
+    """Return a function that normalizes whole documents if SentencePiece is the only step."""
+    step = makers[0]() if len(makers) == 1 else None
+    if not isinstance(step, SentencePiece) or step.rules.suffix:
+        return None
+    rules = step.rules
+
+    def normalize(documents: Sequence[bytes]) -> Iterator[bytes | None]:
+        for group in _groups(documents):
+            if sum(map(len, group)) > BLOCK_BYTES:  # a long document, maybe after empty ones
+                yield from [None] * len(group)
+                continue
+            texts = [document.decode(errors=_ERRORS) for document in group]
+            for text in rules.normalize_all(texts):
+                yield text.encode(errors=_ERRORS) if 4 * len(text) <= MOST_BYTES else None
+
+    return normalize
+
+
+def _groups(documents: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Yield documents in groups of about a block; a document of more than a block is alone."""
+    first = size = 0
+    for number, document in enumerate(documents):
+        if size and size + len(document) > BLOCK_BYTES:
+            yield documents[first:number]
+            first, size = number, 0
+        size += len(document)
+    yield documents[first:]
+
+
 def _check_added(kind: str, text: str) -> None:
     if _count_bytes(text) > _MOST_ADDED:
         raise VocabularyError(
@@ -312,25 +395,41 @@ class _StepsFilter:
     """Normalizes a text that comes in blocks; see `llmgpu.text.documents.TextFilter`."""
 
     def __init__(
-        self, makers: Sequence[Callable[[], Step]], follows: deque[bool] | None = None
+        self,
+        makers: Sequence[Callable[[], Step]],
+        follows: deque[bool] | None = None,
+        whole: _Whole | None = None,
+        encoding: str = "utf-8",
     ) -> None:
-        self._makers, self._follows = makers, follows
+        """Make the steps by `makers`.
+
+        follows: see `Normalizer.filter`. whole: does the same as the steps with whole documents;
+            None for a document that it leaves to the steps. encoding: by which text becomes
+            characters for the steps.
+        """
+        self._makers, self._follows, self._whole = makers, follows, whole
+        self._encoding = encoding
         self._begin()
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
         """Return the normalized text that no later text can change."""
         # places: starts of the documents in the normalized text. length: its bytes so far.
         data, found, places, length = text.tobytes(), [], [], 0
-        for number, (begin, end) in enumerate(pairwise([0, *starts.tolist(), len(data)])):
-            is_last = number == len(starts)
+        bounds = pairwise([0, *starts.tolist(), len(data)])
+        documents = [data[begin:end] for begin, end in bounds]
+        # The first document began in earlier data, and the last may go on in later data.
+        end = len(documents) if final else len(starts)
+        whole = iter(self._whole(documents[1:end]) if self._whole and end > 1 else ())
+        for number, document in enumerate(documents):
             if number:
                 places.append(length)
                 if self._follows is not None and self._follows.popleft():
                     self.follow_special_token()
-            found.append(self._feed(data[begin:end], final=final if is_last else True))
+            done = next(whole, None) if 0 < number < end else None
+            found.append(self._feed(document, final=number < end) if done is None else done)
             length += len(found[-1])
-        whole = np.frombuffer(b"".join(found), np.uint8)
-        return Piece(whole, np.array(places, np.int64), final)
+        joined = np.frombuffer(b"".join(found), np.uint8)
+        return Piece(joined, np.array(places, np.int64), final)
 
     def follow_special_token(self) -> None:
         """Record that the next text comes after a special token of its document."""
@@ -340,7 +439,7 @@ class _StepsFilter:
 
     def _begin(self) -> None:
         self._steps = [make() for make in self._makers]
-        self._decoder = codecs.getincrementaldecoder("utf-8")(_ERRORS)
+        self._decoder = codecs.getincrementaldecoder(self._encoding)(_ERRORS)
         self._held = b""
 
     def _feed(self, data: bytes, *, final: bool) -> bytes:
@@ -351,7 +450,7 @@ class _StepsFilter:
         for start in range(0, blocks * BLOCK_BYTES, BLOCK_BYTES):
             is_last = final and start + BLOCK_BYTES >= len(data)
             text = self._decoder.decode(data[start : start + BLOCK_BYTES], is_last)
-            found.append(self.normalize(text, final=is_last).encode(errors=_ERRORS))
+            found.append(self.normalize(text, final=is_last).encode(self._encoding, _ERRORS))
         self._held = data[blocks * BLOCK_BYTES :]
         if final:
             self._begin()
@@ -366,7 +465,8 @@ class _StepsFilter:
             nbytes = step.count_bytes(text)
             if nbytes <= most:
                 text = step.feed(text, final)
-                nbytes = _count_bytes(text)
+                # A character has up to four bytes, so most texts need no count.
+                nbytes = _count_bytes(text) if 4 * len(text) > most else 0
             if nbytes > most:
                 raise VocabularyError(
                     f"step {number} of the normalizer, {type(step).__name__}, makes {nbytes:,} "

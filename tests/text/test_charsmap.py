@@ -6,7 +6,9 @@ import base64
 import json
 import random
 from collections.abc import Mapping
+from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from llmgpu.errors import VocabularyError
@@ -88,6 +90,38 @@ def test_blocks_make_no_difference() -> None:
     assert normalizer.apply(text) == " \u1ea1\u0301 <x>" + " \u1ea1\u0301 <x>" * (
         len(text) // 10 - 1
     )
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+@pytest.mark.parametrize("removes", [True, False])
+@pytest.mark.parametrize("suffix", [True, False])
+@pytest.mark.parametrize("symbols", [[], ["<x>", "z"]])
+def test_many_documents_at_once(
+    prefix: bool, removes: bool, suffix: bool, symbols: list[str]
+) -> None:
+    rules = {"dummy_prefix": prefix, "remove_extra_whitespaces": removes, "suffix": suffix}
+    normalizer = get_normalizer(step(charsmap(MAP), symbols=symbols, **rules))
+    draw = random.Random(2)
+    strings = [*MAP, "<x>", "a", "b", " ", "  ", "z", "\udcff", "\udcce"]  # two bytes of no text
+    documents = ["".join(draw.choices(strings, k=draw.randrange(6))) for _ in range(400)]
+    documents[9:9] = ["", "\x01", " \x01 ", "a" * (BLOCK_BYTES + 9), "", "b" * BLOCK_BYTES, MARK]
+    encoded = [document.encode(errors="surrogateescape") for document in documents]
+    documents = [data.decode(errors="surrogateescape") for data in encoded]
+    data = np.frombuffer(b"".join(encoded), np.uint8)
+    starts = np.cumsum([0, *map(len, encoded)])[:-1]
+    piece = normalizer.filter().feed(data, starts, True)
+    bounds = [*piece.starts.tolist(), len(piece.text)]
+    for document, (begin, end) in zip(documents, pairwise(bounds), strict=True):
+        found = piece.text[begin:end].tobytes().decode(errors="surrogateescape")
+        assert found == normalizer.apply(document), repr(document)
+
+
+def test_a_document_among_others_that_grows_too_much_is_refused() -> None:
+    normalizer = get_normalizer(step(charsmap({"q": "x" * 200})))
+    documents = [b"a", b"q" * BLOCK_BYTES, b"b"]
+    starts = np.cumsum([0, *map(len, documents)])[:-1]
+    with pytest.raises(VocabularyError, match="makes 13,107,201 bytes of a block"):
+        normalizer.filter().feed(np.frombuffer(b"".join(documents), np.uint8), starts, True)
 
 
 def test_the_maps_first_characters() -> None:

@@ -158,6 +158,10 @@ def test_steps_that_multiply_end_with_an_error_in_little_memory() -> None:
     for seed in range(20):
         with pytest.raises(VocabularyError, match=r"step 7 .* makes 10,0"):
             in_slices(steps, text, seed)
+    with pytest.raises(VocabularyError, match="step 7"):  # in the second document of several
+        Normalizer(json.dumps(steps)).filter().feed(
+            np.frombuffer(b"bab", np.uint8), np.array([0, 1, 2]), True
+        )
     assert Normalizer(json.dumps(steps[:6])).apply("aba") == "a" * 10**6 + "b" + "a" * 10**6
     longest = [replace("a", "a" * 64)]
     assert len(in_slices(longest, b"a" * 200_000, 5)) == 64 * 200_000
