@@ -1,22 +1,28 @@
-/* Starts of pre-tokens in ASCII text, 64 bytes at a time, with a bit for each byte.
+/* Starts of pre-tokens in text, 64 bytes at a time, with a bit for each byte.
  *
  * A block begins where a pre-token starts, so the text before it does not matter. A class of bytes
  * is a set of bits, and a rule is a few operations on whole sets. `set << 1` has the bits after the
  * bytes of a set. Adding the first bits of runs to the runs carries to the bits after the runs.
  * Starts at the end of a block may depend on the bytes that follow. They are left to the next
- * block, which begins at the last certain start. Text that these rules don't decide is left to
- * pretokens.c.
+ * block, which begins at the last certain start. ASCII is classified 16 bytes at a time, other
+ * letters and other signs one by one. Text that these rules don't decide is left to pretokens.c.
  */
 #include "engine.h"
 
 #if HAS_BLOCKS
 #include <emmintrin.h>
 
-/* The ASCII bytes of a block by class. Bytes from `known` on are in no class. */
+#define MOST_IN_ROW 2 /* characters beyond ASCII; pretokens.c is faster at text with more in a row */
+
+/* The bytes of a block by class. Bytes from `known` on are in no class. tails: the bytes of
+ * characters beyond ASCII except their first. */
 typedef struct {
-    uint64_t letters, capitals, numbers, white, newlines, spaces, others;
+    uint64_t letters, capitals, numbers, white, newlines, spaces, others, tails;
     int known;
 } Classes;
+
+/* Classes of unicode_classes.py. */
+enum { OTHER, UPPER, LOWER, OTHER_LETTER, MARK };
 
 /* Return the bits below `bit`, 0 to 64. */
 static inline uint64_t bits_below(int bit)
@@ -39,13 +45,42 @@ static inline uint64_t equal(__m128i bytes, char byte)
     return (uint64_t)(unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(byte)));
 }
 
-/* Classify `size` bytes at p, 64 at most. */
-static inline Classes classify(const uint8_t *p, int size)
+/* Add the characters beyond ASCII, with bytes in `beyond`, up to one that is not decided: a number,
+ * white space, invalid UTF-8, a character cut off by the block's end, and with o200k also a mark or
+ * a letter without case. */
+static inline void add_beyond(const Pattern *pattern, const uint8_t *p, const uint8_t *end,
+                              uint64_t beyond, Classes *classes)
 {
-    Classes classes = {0, 0, 0, 0, 0, 0, 0, size};
-    uint64_t beyond = size < 64 ? ~bits_below(size) : 0;
+    int last = pattern->rule == RULE_O200K ? LOWER : MARK, next = 0, row = 0;
 
-    for (int at = 0; at < 64 && at < size; at += 16) { /* reads up to 15 bytes of padding */
+    while (beyond) {
+        uint32_t point;
+        int at = __builtin_ctzll(beyond);
+        int length = decode(p + at, end, &point);
+        int class = length ? pattern->classes[point] : OTHER;
+        row = at == next ? row + 1 : 1;
+        if (length == 0 || at + length > classes->known || class > last || row > MOST_IN_ROW) {
+            classes->known = at;
+            break;
+        }
+        uint64_t bits = bits_below(length) << at;
+        next = at + length;
+        beyond &= ~bits;
+        classes->tails |= bits & (bits << 1);
+        if (class != OTHER && class != MARK)
+            classes->letters |= bits;
+        if (class == UPPER)
+            classes->capitals |= bits;
+    }
+}
+
+/* Classify up to 64 bytes at p, before `end`. */
+static inline Classes classify(const Pattern *pattern, const uint8_t *p, const uint8_t *end)
+{
+    Classes classes = {.known = end - p < 64 ? (int)(end - p) : 64};
+    uint64_t beyond = 0;
+
+    for (int at = 0; at < 64 && at < classes.known; at += 16) { /* reads up to 15 bytes of padding */
         __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)(p + at));
         __m128i folded = _mm_or_si128(bytes, _mm_set1_epi8(0x20));
         classes.letters |= in_range(folded, 'a', 26) << at;
@@ -56,14 +91,16 @@ static inline Classes classify(const uint8_t *p, int size)
         classes.spaces |= equal(bytes, ' ') << at;
         beyond |= (uint64_t)(unsigned)_mm_movemask_epi8(bytes) << at;
     }
-    if (beyond) {
-        classes.known = __builtin_ctzll(beyond);
-        uint64_t ascii = bits_below(classes.known);
-        classes.letters &= ascii;
-        classes.numbers &= ascii;
-        classes.white &= ascii;
-        classes.newlines &= ascii;
-        classes.spaces &= ascii;
+    beyond &= bits_below(classes.known);
+    if (beyond)
+        add_beyond(pattern, p, end, beyond, &classes);
+    if (classes.known < 64) {
+        uint64_t known = bits_below(classes.known);
+        classes.letters &= known;
+        classes.numbers &= known;
+        classes.white &= known;
+        classes.newlines &= known;
+        classes.spaces &= known;
     }
     classes.white |= classes.spaces;
     classes.others =
@@ -132,10 +169,11 @@ static inline uint64_t common_starts(const Classes *classes, int digits, uint64_
 {
     uint64_t numbers = classes->numbers, newlines = classes->newlines;
     uint64_t blanks = classes->white & ~newlines;
-    /* A blank, or a single other byte without a space before it, belongs to the letters after
+    /* A blank, or a single other character without a space before it, belongs to the letters after
      * it. */
-    uint64_t prefixes = blanks | (others & ~(classes->others >> 1));
-    uint64_t starts = others | (firsts(classes->letters) & ~(prefixes << 1));
+    uint64_t next = others << 1;
+    uint64_t prefixed = blanks << 1 | next | ends(classes->tails, next & classes->tails);
+    uint64_t starts = others | (firsts(classes->letters) & ~prefixed);
 
     /* Cut runs of numbers after every `digits`, counted from the first. */
     uint64_t inner = numbers;
@@ -201,7 +239,7 @@ static uint64_t o200k_starts(const Classes *classes, const uint8_t *p, const uin
 
 uint64_t block_starts(const Pattern *pattern, const uint8_t *p, const uint8_t *end)
 {
-    Classes classes = classify(p, end - p < 64 ? (int)(end - p) : 64);
+    Classes classes = classify(pattern, p, end);
 
     switch (pattern->rule) {
     case RULE_GPT2: return gpt2_starts(&classes, p, end);

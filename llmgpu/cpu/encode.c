@@ -125,12 +125,28 @@ static int64_t write_batch(Encoder *encoder, Batch *batch)
     return failure;
 }
 
-static inline void add_word(Batch *batch, const uint8_t *start, int64_t length)
+static inline void add_word(Word *word, const uint8_t *start, int64_t length, const Slot *slots,
+                            uint64_t mask)
 {
-    Word *word = batch->words + batch->count++;
-
     set_word(word, start, length);
-    __builtin_prefetch(batch->table->slots + (word->hash & batch->table->mask));
+    __builtin_prefetch(slots + (word->hash & mask));
+}
+
+/* Add the words between `at` and the first `count` of `ends`, until one is too long for a slot or
+ * the batch is full; return the number of words. */
+static inline int64_t add_words(Batch *batch, const uint8_t *text, int64_t at, const int64_t *ends,
+                                int64_t count)
+{
+    const Slot *slots = batch->table->slots; /* in variables, which are not read again for each word */
+    uint64_t mask = batch->table->mask;
+    Word *word = batch->words + batch->count;
+    int64_t k = 0;
+
+    count = count < BATCH - batch->count ? count : BATCH - batch->count;
+    for (; k < count && LIKELY(ends[k] - at <= LONGEST_INLINE); at = ends[k++])
+        add_word(word++, text + at, ends[k] - at, slots, mask);
+    batch->count += (int)k;
+    return k;
 }
 
 /* Add a long pre-token to a batch, part by part; return 0 or NO_MEMORY. */
@@ -150,7 +166,8 @@ static int64_t add_parts(Encoder *encoder, Batch *batch, const uint8_t *start, i
                 return more;
             batch->written += more;
         } else {
-            add_word(batch, start, part);
+            add_word(batch->words + batch->count++, start, part, batch->table->slots,
+                     batch->table->mask);
         }
         start += part;
         length -= part;
@@ -167,15 +184,18 @@ static int64_t add_document(Encoder *encoder, Batch *batch, const uint8_t *text,
 
     while (at < stop) {
         int64_t found = pretoken_ends(encoder->pattern, text, marks, at, limit, stop, ends, BATCH);
-        for (int64_t k = 0; k < found; k++) {
-            int64_t length = ends[k] - at;
+        for (int64_t k = 0; k < found;) {
             if (UNLIKELY(batch->count == BATCH) && (failure = write_batch(encoder, batch)) != 0)
                 return failure;
-            if (LIKELY(length <= LONGEST_INLINE))
-                add_word(batch, text + at, length);
-            else if ((failure = add_parts(encoder, batch, text + at, length)) != 0)
-                return failure;
-            at = ends[k];
+            int64_t added = add_words(batch, text, at, ends + k, found - k);
+            k += added;
+            at = added ? ends[k - 1] : at;
+            if (k < found && batch->count < BATCH) { /* a word that is too long for a slot */
+                failure = add_parts(encoder, batch, text + at, ends[k] - at);
+                if (failure != 0)
+                    return failure;
+                at = ends[k++];
+            }
         }
     }
     return 0;

@@ -294,7 +294,12 @@ static inline int64_t write_block(const Pattern *pattern, const uint8_t *text, c
 {
     int64_t count = 0, from = *p - text;
 
-    if (load64(*p + 1) & TOPS) /* beyond ASCII: a block would most likely be in vain */
+    uint64_t beyond = load64(*p + 1) & TOPS;
+    if (pattern->rule != RULE_O200K) { /* allow a character of two bytes */
+        beyond &= beyond - 1;
+        beyond &= beyond - 1;
+    }
+    if (beyond) /* a block would most likely be in vain */
         return 0;
     for (uint64_t left = block_starts(pattern, *p, end) & ~UINT64_C(1); left; left &= left - 1)
         ends[count++] = from + __builtin_ctzll(left);

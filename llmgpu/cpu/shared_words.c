@@ -18,6 +18,7 @@
 #include <sched.h>
 
 #define FIRST_SLOTS 4096 /* a quarter stays free, for words of 1,024 threads at once */
+#define LEAST_SHARE 4 /* slots for each word, at least, while the table may grow: fewer collide */
 #define FAST_GROWTH (1 << 18) /* the most slots of a table that grows fourfold */
 #define CLAIMED UINT64_C(1)   /* no word has this `high`, since its length would be 0 */
 #define PLACE_MASK ((UINT64_C(1) << 56) - 1)
@@ -160,7 +161,7 @@ static void grow_table(SharedWords *words)
     int64_t known = __atomic_load_n(&words->words, __ATOMIC_RELAXED);
     SharedSlots *larger = NULL;
 
-    if (2 * (uint64_t)known > table->mask &&
+    if (LEAST_SHARE * (uint64_t)known > table->mask &&
         __atomic_load_n(&words->bytes, __ATOMIC_RELAXED) <= words->most_bytes - more)
         larger = new_table(slots);
     if (larger) {
@@ -232,7 +233,7 @@ void shared_insert(SharedWords *words, const Word *word, const uint32_t *ids, in
     uint64_t known = (uint64_t)__atomic_load_n(&words->words, __ATOMIC_RELAXED);
     Slot filled;
 
-    if (2 * known > shared_table(words)->mask) {
+    if (LEAST_SHARE * known > shared_table(words)->mask) {
         grow_table(words);
         if (__atomic_load_n(&words->is_growing, __ATOMIC_RELAXED))
             sched_yield(); /* lets the thread run that does so, if there are too few processors */
