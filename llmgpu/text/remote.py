@@ -56,6 +56,13 @@ def is_remote(name: str) -> bool:
     return _URL.match(name) is not None
 
 
+def is_listing(url: str) -> bool:
+    """Whether a URL is that of a folder of a web server, which sends a page that lists files."""
+    if not url.startswith(("http://", "https://")):
+        return False
+    return shown_url(url).count("/") == 2 or shown_url(url).endswith("/")
+
+
 def shown_url(url: str) -> str:
     """Return a URL without the parts that may be secret: user, password, query and fragment."""
     try:
@@ -136,13 +143,13 @@ class RemoteSource:
         self._system, self._name = _attempt(url, lambda: _open_file_system(url))
         self.size, self.version = self._describe()
 
-    def open(self) -> RemoteFile:
-        """Return the open file, which tries failed reads again."""
-        return RemoteFile(self)
+    def open(self, block_bytes: int | None = None) -> RemoteFile:
+        """Return the open file, which tries failed reads again; see `Remote` of `streams`."""
+        return RemoteFile(self, block_bytes)
 
-    def open_once(self) -> Any:
+    def open_once(self, block_bytes: int | None) -> Any:
         """Return the file as opened by fsspec, without retries."""
-        return self._system.open(self._name, "rb")
+        return self._system.open(self._name, "rb", block_size=block_bytes)
 
     def check(self, file: object = None) -> None:
         """Raise InputError if length or version have changed since the file was found."""
@@ -189,11 +196,11 @@ class PositionedFile(io.RawIOBase):
 class RemoteFile(PositionedFile):
     """An open file of another machine."""
 
-    def __init__(self, source: RemoteSource) -> None:
+    def __init__(self, source: RemoteSource, block_bytes: int | None = None) -> None:
         """Open the file; InputError if that fails."""
         super().__init__(source.size)
-        self.source = source
-        self._file = _attempt(source.url, source.open_once)
+        self.source, self._block_bytes = source, block_bytes
+        self._file = _attempt(source.url, lambda: source.open_once(block_bytes))
 
     def readinto(self, buffer: Any, /) -> int:
         """Fill the front of `buffer`; 0 at the end. InputError if reading fails."""
@@ -228,7 +235,7 @@ class RemoteFile(PositionedFile):
     def _open_again(self) -> None:
         self.source.check()
         self._file.close()
-        self._file = self.source.open_once()
+        self._file = self.source.open_once(self._block_bytes)
 
 
 _found: dict[str, RemoteSource] = {}  # sources that `find_remote` has found, by `shown_url`
@@ -241,7 +248,7 @@ def find_remote(name: str) -> list[RemoteSource]:
     """
     system, path = _attempt(name, lambda: _open_file_system(name))
     if any(character in path for character in "*[") and "?" not in name:
-        names = _attempt(name, lambda: system.glob(path))
+        names = _attempt(name, lambda: _find_matches(system, path))
     elif not name.startswith(("http://", "https://")) and _attempt(
         name, lambda: system.isdir(path)
     ):
@@ -259,6 +266,14 @@ def find_remote(name: str) -> list[RemoteSource]:
         raise InputError(f"no files at {shown_url(name)}")
     _found.update({source.path: source for source in sources})
     return sources
+
+
+def _find_matches(system: Any, pattern: str) -> set[str]:
+    """Return the files that a glob matches, and the files of matching folders."""
+    names: set[str] = set()
+    for found, facts in system.glob(pattern, detail=True).items():
+        names.update(system.find(found) if facts.get("type") == "directory" else [found])
+    return names
 
 
 def remote_facts(path: str) -> list[str | int]:

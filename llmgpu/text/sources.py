@@ -35,19 +35,18 @@ from functools import cache
 from typing import NamedTuple
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import input_errors, listed, number_of, quote, read_error, read_head
+from llmgpu.input_files import input_errors, listed, number_of, quote, read_error
 from llmgpu.outputs import TOKEN_FILE, kind_of
 from llmgpu.spelling import spelled
 from llmgpu.text.arrow import ArrowFile
 from llmgpu.text.compressions import COMPRESSIONS
 from llmgpu.text.jsonl import JsonlFile
 from llmgpu.text.parquet import ParquetFile
-from llmgpu.text.remote import find_remote, is_remote
+from llmgpu.text.remote import find_remote, is_listing, is_remote, shown_url
 from llmgpu.text.streams import (
     ARROW,
     AUTO,
     BYTES,
-    HEAD_BYTES,
     STANDARD_INPUT,
     TEXT,
     DocumentFile,
@@ -56,8 +55,8 @@ from llmgpu.text.streams import (
     binary_format,
     check_text,
     has_zero_bytes,
+    head_of,
     look_at_text,
-    packed_head,
 )
 
 # Formats of files that contain several documents, by suffix.
@@ -221,6 +220,13 @@ class _Found:
     def add_remote(self, name: str) -> None:
         """Add the files of a URL."""
         remotes = find_remote(name)
+        is_named = [found.url for found in remotes] == [name]
+        if is_named and is_listing(name):
+            page = shown_url(name).rstrip("/")
+            self._notes.append(
+                f"{page}/ is read as the page that the server sends: {quote(page + '/*')} reads "
+                "the files that the page links to"
+            )
         kept = {*self._chosen([found.path for found in remotes], name)}
         for found in remotes:
             if found.path not in kept:
@@ -229,7 +235,7 @@ class _Found:
                 raise InputError(f"{found.path} is named by two URLs that are shown alike")
             source = Source(found.path, found.size, remote=found, format=self._format_of("url"))
             if not is_excluded(found.path, self._selection.exclude):
-                self.sources.append(_check_format(source))
+                self._add(_check_format(source), is_named)
 
     def add_local(self, name: str) -> None:
         """Add the files of a path, folder or glob."""
@@ -251,12 +257,15 @@ class _Found:
             self._of_other_subsets.append(name)
             return
         for path in paths:
-            source = _check(path, self._format_of(path))
-            why = self._why_left_out(source, is_named)
-            if why is None:
-                self.sources.append(source)
-            else:
-                self.not_text.setdefault(why, []).append(path)
+            self._add(_check(path, self._format_of(path)), is_named)
+
+    def _add(self, source: Source, is_named: bool) -> None:
+        """Add a file, or leave it out if it is not text and comes from a folder or a glob."""
+        why = self._why_left_out(source, is_named)
+        if why is None:
+            self.sources.append(source)
+        else:
+            self.not_text.setdefault(why, []).append(source.path)
 
     def _chosen(self, paths: list[str], name: str) -> list[str]:
         """Return the files of a folder, glob or URL that are of the subset and no description.
@@ -292,18 +301,19 @@ class _Found:
         """Return a noun for a file that is left out because it has no text; None for others."""
         chosen = self._selection
         leaves_out = chosen.skips_binaries and not is_named
+        if source.remote is not None and not (leaves_out and _is_unclear(source)):
+            return None  # checked when it is read, which saves a request
         if source.compression and leaves_out and source.size is not None:
             return _why_packed_left_out(source)
         # Don't look into many small texts: reading their first bytes takes as long as all bytes.
         if source.suffix in _OF_TEXT or not source.size:
             return None
-        if source.path == STANDARD_INPUT or source.compression:  # checked when it is read
-            return None
-        if source.format != AUTO or format_of(source) is not None:
+        is_checked_later = source.path == STANDARD_INPUT or bool(source.compression)
+        if is_checked_later or source.format != AUTO or format_of(source) is not None:
             return None
         if chosen.may_be_tokens and (not leaves_out or source.suffix in _OF_TOKENS):
             return None
-        head = read_head(source.path, HEAD_BYTES)
+        head = head_of(source) or b""
         kind = binary_format(head)
         if leaves_out and kind != ARROW:  # the user would not notice that a data set is left out
             is_binary = has_zero_bytes(head) and not _is_text(head, source.path)
@@ -317,13 +327,19 @@ class _Found:
         return None
 
 
+def _is_unclear(source: Source) -> bool:
+    """Whether the name of a file, without the suffix of a compression, is not that of a text."""
+    inside = source._replace(path=source.path.removesuffix(source.compression))
+    return format_of(source) is None and inside.suffix not in _OF_TEXT
+
+
 def _why_packed_left_out(source: Source) -> str | None:
     """Return a noun for a compressed file that is left out of a folder; None to read the file.
 
     The first decompressed bytes decide. Damage further on raises an error when it is read, because
     the text before the damage may already have been used.
     """
-    head = packed_head(source)
+    head = head_of(source)
     if head is None:
         return _DAMAGED
     if source.format != AUTO or format_of(source) is not None:

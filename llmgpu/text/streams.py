@@ -63,8 +63,11 @@ def files_ahead() -> int:
 class Remote(Protocol):
     """A file of another machine, see `llmgpu.text.remote`."""
 
-    def open(self) -> io.RawIOBase:
-        """Open the file; InputError if that fails."""
+    def open(self, block_bytes: int | None = None) -> io.RawIOBase:
+        """Open the file; InputError if that fails.
+
+        block_bytes: bytes to request at least at a time; None for the default of the file system.
+        """
 
     def check(self, file: object) -> None:
         """Raise InputError if the file has changed since it was found."""
@@ -435,14 +438,17 @@ class ByteStream(io.RawIOBase):
         return f"can't read {self.name}: {reason}"
 
 
-def packed_head(source: Source) -> bytes | None:
+def head_of(source: Source) -> bytes | None:
     """Return the first HEAD_BYTES decompressed bytes of a file; None if they are damaged.
 
     Raises InputError if the file can't be read.
     """
     head = b""
-    with input_errors(source.path), source.open() as raw:
-        stream = COMPRESSIONS[source.compression].open(raw)
+    remote, compression = source.remote, COMPRESSIONS.get(source.compression)
+    with input_errors(source.path):
+        opened = source.open() if remote is None else remote.open(_HEAD_BLOCK_BYTES)
+    with input_errors(source.path), opened as raw:
+        stream = compression.open(raw) if compression else raw
         block = np.empty(HEAD_BYTES, np.uint8).data
         try:
             while len(head) < HEAD_BYTES and (got := stream.readinto(block[len(head) :])):
@@ -541,6 +547,7 @@ def read_blocks(stream: io.RawIOBase, block_bytes: int) -> Iterator[bytes]:
 
 
 HEAD_BYTES = 4096
+_HEAD_BLOCK_BYTES = 1 << 16  # of a file of another machine, for its first bytes
 
 
 def as_bytes() -> str:

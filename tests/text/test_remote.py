@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import threading
 import zlib
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from llmgpu.resume_key import file_facts
 from llmgpu.text import remote
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.remote import find_remote, shown_url
-from llmgpu.text.sources import resolve_sources
+from llmgpu.text.sources import Selection, resolve_sources
 from tests.conftest import ROOT
 from tests.text.reading import read_documents
 
@@ -117,11 +118,36 @@ def test_files_folders_and_globs(memory: Any) -> None:
     assert read("memory://c/a.txt") == [b"one"]
     assert read("memory://c") == [b"one", b"two", b"three"]
     assert read("memory://c/*.txt") == [b"one"]
+    assert read("memory://c/*") == read("memory://c/**") == [b"one", b"two", b"three"]
     assert resolve_sources(["memory://c/a.txt"]).total_bytes == 3
     with pytest.raises(InputError, match=r"no files at memory://c/\*\.csv"):
         read("memory://c/*.csv")
     with pytest.raises(InputError, match=r"can't read memory:///?c/x\.txt \(FileNotFoundError\)"):
         read("memory://c/x.txt")
+
+
+def test_files_of_a_folder_that_are_not_text_are_skipped(memory: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one")
+    for name, mode in (("p.tar", "w"), ("p.tar.gz", "w:gz"), ("p.tar.xz", "w:xz")):
+        with tarfile.open(tmp_path / name, mode) as packed:  # type: ignore[call-overload]
+            packed.add(tmp_path / "a.txt", "a.txt")
+        memory.pipe(f"/c/{name}", (tmp_path / name).read_bytes())
+    memory.pipe({"/c/logo": b"\x89PNG\r\n\x1a\n\0\0", "/c/bad.gz": b"no gzip", "/c/none": b""})
+    memory.pipe({"/c/good.gz": gzip.compress(b"four"), "/c/plain": b"five"})
+    skipping = Selection(skips_binaries=True)
+    for name in ("memory://c", "memory://c/**"):
+        found = resolve_sources([name], skipping)
+        names = [source.path.rpartition("/")[2] for source in found.files]
+        assert names == ["a.txt", "b.jsonl.gz", "e.txt", "good.gz", "none", "plain"]
+        assert [note.partition(" skipped")[0] for note in found.notes] == [
+            "4 binary files",
+            "1 damaged compressed file",
+        ]
+        assert "c/logo'" in found.notes[0] and "c/bad.gz'" in found.notes[1]
+    # A file that is named alone is refused when it is read.
+    resolve_sources(["memory://c/p.tar.gz"], skipping)
+    with pytest.raises(InputError, match=r"c/p\.tar\.gz is an archive of tar: unpack it"):
+        read("memory://c/p.tar.gz")
 
 
 def test_parquet(memory: Any, tmp_path: Path) -> None:
@@ -190,7 +216,10 @@ class Ranges(Plain):
     """A server that sends parts of files."""
 
     def do_GET(self) -> None:
-        data = Path(self.translate_path(self.path)).read_bytes()
+        path = Path(self.translate_path(self.path))
+        if path.is_dir():  # a page of links
+            return super().do_GET()
+        data = path.read_bytes()
         asked = re.fullmatch(
             r"bytes=(\d+)-(\d+)", self.headers.get("Range", f"bytes=0-{len(data)}")
         )
@@ -230,6 +259,13 @@ def test_http(tmp_path: Path) -> None:
             assert read_documents(corpus) == [b"two"]
         with pytest.raises(InputError, match=r"missing\.txt \(FileNotFoundError\)"):
             read(f"{root}/missing.txt")
+        # A folder of a web server is a page of links.
+        for page in (root, f"{root}/"):
+            (note,) = resolve_sources([page]).notes
+            assert note.startswith(f"{root}/ is read as the page") and f"'{root}/*' reads" in note
+        assert not resolve_sources([f"{root}/b.jsonl"]).notes
+        found = resolve_sources([f"{root}/*"])
+        assert [source.path for source in found.files] == [f"{root}/a.txt", f"{root}/b.jsonl"]
     with (
         serve(tmp_path, Plain) as root,
         pytest.raises(InputError, match="its server does not support range requests; download it"),
