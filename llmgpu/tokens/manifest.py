@@ -266,7 +266,10 @@ def _in_order(manifests: Sequence[str | Path]) -> list[str | Path]:
         if part.count != first["of"]:
             raise InputError(f"{path} is part {part}, but {first['path']} one of {first['of']}")
         if part.number in by_number:
-            raise InputError(f"{path} and {by_number[part.number]} are both part {part}")
+            raise InputError(
+                f"{path} and {by_number[part.number]} are both part {part}: name one manifest of "
+                f"each part; those of a {spelled('--split')} are merged by themselves"
+            )
         by_number[part.number] = path
     numbers = range(1, first["of"] + 1)
     missing = [f"{number}/{first['of']}" for number in numbers if number not in by_number]

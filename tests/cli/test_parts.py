@@ -192,7 +192,7 @@ def test_parts_that_do_not_go_together(llmgpu: Run, vocab: Path, files: tuple[st
     one, two, other = "p-1-of-2.json", "p-2-of-2.json", "b-2-of-2.json"
     merge = ("merge-shards", "-o", "all.json")
     fails(llmgpu(*merge, one), 1, "parts are missing: '2/2'")
-    fails(llmgpu(*merge, one, two, two), 1, "are both part 2/2")
+    fails(llmgpu(*merge, one, two, two), 1, "are both part 2/2: name one manifest of each part")
     fails(llmgpu(*merge, one, "whole.json"), 1, "whole.json is not the manifest of a part")
     content = json.loads((folder / two).read_text())
     del content["run_sha256"]
