@@ -7,6 +7,7 @@ after ``error:`` and exits with code 1.
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 
 _MOST_CHARACTERS = 700  # of a whole message; only messages that quote input are longer
 _FIRST, _LAST = 200, 100  # characters kept at both ends of a longer message
@@ -32,16 +33,21 @@ def shorten(message: str) -> str:
     return f"{message[:_FIRST]} ... {message[-_LAST:]}"
 
 
+# Options of the command line from a file of options, which `errors_are_json` searches, too.
+arguments_of_file: list[str] = []
+
+
 def errors_are_json() -> bool:
-    """Whether the command line asks for errors as JSON: ``--json``, or ``--log-format json``.
+    """Whether the options ask for errors as JSON: ``--json``, or ``--log-format json``.
 
     The arguments are searched for these options without parsing, because the error may be that the
-    command line can't be parsed.
+    command line can't be parsed. The last --log-format counts.
     """
-    arguments = sys.argv
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
-    formats = ("--json", "--log-format=json")
-    return any(one in formats or (one, value) == ("--log-format", "json") for one, value in pairs)
+    words: list[str] = []
+    for argument in [*arguments_of_file, *sys.argv]:
+        words += argument.split("=", 1) if argument.startswith("--log-format=") else [argument]
+    formats = [value for name, value in pairwise(words) if name == "--log-format"]
+    return "--json" in words or formats[-1:] == ["json"]
 
 
 def error_line(message: str, exit_code: int, **facts: str) -> str:

@@ -17,7 +17,7 @@ import click
 
 from llmgpu.cli.help_formatter import HelpContext
 from llmgpu.cli.interrupts import code_of, handled_signals, say_interrupted
-from llmgpu.errors import LlmgpuError, error_line, errors_are_json, shorten
+from llmgpu.errors import LlmgpuError, arguments_of_file, error_line, errors_are_json, shorten
 from llmgpu.input_files import printable, quote
 from llmgpu.registry import Entry, Registry
 from llmgpu.version import __version__
@@ -139,6 +139,7 @@ def main() -> None:
     """Run the command line and exit with its code."""
     # Each kind of error gets a message of one line and an exit code; --debug shows the traceback.
     debug = "--debug" in sys.argv
+    arguments_of_file.clear()
     try:
         with handled_signals():
             code = cli(standalone_mode=False)

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 import click
 
 from llmgpu.cli.options import SectionedCommand, was_asked
-from llmgpu.errors import InputError
+from llmgpu.errors import InputError, arguments_of_file
 from llmgpu.files import atomic_output
 from llmgpu.input_files import quote, read_whole
 
@@ -140,6 +140,8 @@ def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
         nested = "nested too deep" if isinstance(error, RecursionError) else error
         reason = getattr(error, "strerror", None) or nested
         raise InputError(f"can't read the options in {path}: {reason}") from error
+    for name in ("log-format", "log_format"):
+        arguments_of_file.extend(["--log-format", str(content[name])] if name in content else [])
     # Parameters by the names that a file may use, and the parameters with several values.
     known = {_STARTED_IN: _STARTED_IN}
     for parameter in command.params:
@@ -155,11 +157,7 @@ def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
     for key, value in content.items():
         name = known.get(key.replace("_", "-"))
         if name is None:
-            from difflib import get_close_matches
-
-            near = get_close_matches(key, known, 1)
-            hint = f": did you mean {near[0]!r}?" if near else ""
-            raise InputError(f"{path} has {quote(key)}, which is not an option{hint}")
+            raise InputError(f"{path} has {quote(key)}, {_advice(command, key, value, known)}")
         values = value if isinstance(value, list) else [value]
         if not all(isinstance(each, (str, int, float)) for each in values):
             raise InputError(f"{path}: {key} is not a string, a number, true or false, or a list")
@@ -168,6 +166,22 @@ def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
         given = value if isinstance(value, (bool, list)) else str(value)
         found[name] = [given] if name in repeated and not isinstance(given, list) else given
     return found
+
+
+def _advice(command: click.Command, key: str, value: object, known: Iterable[str]) -> str:
+    """Return the rest of the message about a key that is no option of a file."""
+    from difflib import get_close_matches
+
+    from llmgpu.other_names import OPTION_NAMES, names_here
+
+    flag = f"--{key.replace('_', '-')}"
+    if any(flag in parameter.opts for parameter in command.params):
+        return f"which only the command line may have: {flag}"
+    if isinstance(value, dict):
+        return f"a table: write options without [{key}] above them"
+    meant = [ours.removeprefix("--") for ours in names_here(OPTION_NAMES, flag.removeprefix("--"))]
+    near = [each for each in meant if each in known] or get_close_matches(key, known, 1)
+    return "which is not an option" + (f": did you mean {near[0]!r}?" if near else "")
 
 
 def _names(parameter: click.Parameter) -> list[str]:

@@ -107,6 +107,9 @@ def test_resuming_needs_only_the_folder(
     ("content", "message"),
     [
         ("dims = 3", "has 'dims', which is not an option: did you mean 'dim'?"),
+        ("learning_rate = 3", "'learning_rate', which is not an option: did you mean 'lr'?"),
+        ("quiet = true", "has 'quiet', which only the command line may have: --quiet"),
+        ("[train]\nsteps = 3", "has 'train', a table: write options without [train] above them"),
         ("untied = true", "has 'untied'"),
         ("resume = true", "has 'resume'"),
         ("debug = true", "has 'debug'"),
@@ -159,6 +162,22 @@ def test_lines_as_json(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     noted = llmgpu("info", "missing", "--log-format", "json")
     assert json.loads(noted.stderr).keys() == {"error", "exit_code"}
     fails(llmgpu("info", "--log-format", "xml"), 2, "xml")
+
+
+def test_errors_have_the_format_that_a_file_asks_for(llmgpu: Run, vocab: Path) -> None:
+    for options, code, message in (
+        ("vocab = 'v.bin'\ncorpus = 'missing'", 1, "no such file or folder: 'missing'"),
+        ("lr = 'high'", 2, "Invalid value for '--lr': 'high' is not a valid float."),
+        ("lrs = 1", 1, "run.toml has 'lrs', which is not an option: did you mean 'lr'?"),
+    ):
+        (vocab.parent / "run.toml").write_text(f'log-format = "json"\n{options}\n')
+        command = ("train", "--config", "run.toml", "-o", "run")
+        done = llmgpu(*command)
+        found = json.loads(done.stderr)
+        assert (done.returncode, found["error"], found["exit_code"]) == (code, message, code)
+        # The command line overrules the file, and the next command does not read the file.
+        fails(llmgpu(*command, "--log-format", "text"), code, message)
+        assert llmgpu("info", "missing").stderr.startswith(b"error: ")
 
 
 def test_names_that_are_not_utf_8_are_not_kept(llmgpu: Run, corpus: Path, vocab: Path) -> None:
