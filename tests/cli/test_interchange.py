@@ -83,6 +83,7 @@ def test_notes_are_on_stderr(llmgpu: Run, tmp_path: Path) -> None:
         (["tokenize", "--vocab", "v.bin", "--decode", "97"], 1, "pipe ids into standard input"),
         (["tokenize", "--vocab", "v.bin", "--decode", "x.bin"], 1, "x.bin has no side file"),
         (["generate", "v.bin"], 1, "v.bin: a file, not a run folder"),
+        (["generate", "x.gguf"], 1, "x.gguf: a file, not a run folder; llama.cpp runs GGUF files"),
         (["import", "v.bin"], 1, "v.bin is already an llmgpu vocabulary"),
         (["import", "ranks"], 1, "--pattern"),
         (["import", "ranks", "--from", "huggingface"], 1, "ranks"),

@@ -92,6 +92,7 @@ def test_resuming_needs_only_the_folder(
     os.utime(corpus, ns=(0, 0))  # another file of this name
     refused = run_process(elsewhere, (*again, "--steps", "8"), b"")
     fails(refused, 1, "has the tokens of another text")
+    fails(refused, 1, "; --init ../run starts a new run from its weights")
     os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
     kept = folder / "run" / "options.toml"
     kept.write_text(kept.read_text().replace(str(folder), "/elsewhere"))

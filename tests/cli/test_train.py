@@ -359,7 +359,9 @@ def test_a_folder_with_a_run_is_not_written_over(llmgpu: Run, corpus: Path, voca
     command = (*TRAIN, "--steps", "2", "--device", "cpu")
     assert llmgpu(*command).returncode == 0
     fails(llmgpu(*command), 1, "run already has a run: use --resume")
-    fails(llmgpu(*command, "--resume", "--lr", "1"), 1, "--lr is 1.0, but the run in")
+    refused = llmgpu(*command, "--resume", "--lr", "1")
+    fails(refused, 1, "--lr is 1.0, but the run in")
+    fails(refused, 1, "or start a new one from its weights (--init run)")
     fails(llmgpu(*command[:-4], "--steps", "1", "--resume"), 1, "has already done 2")
     assert llmgpu(*command, "--resume").returncode == 0  # nothing to do
     fails(llmgpu(*overridden(*command, "--seq-len", "100000"), "--force"), 1, "tokens are too few")

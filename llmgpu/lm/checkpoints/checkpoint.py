@@ -393,7 +393,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         return _load(folder)
     if not folder.is_dir():
         missing = f"no such folder{download_advice(str(folder))}"
-        what = "a file, not a run folder" if folder.exists() else missing
+        hint = "; llama.cpp runs GGUF files" if folder.suffix.lower() == ".gguf" else ""
+        what = f"a file, not a run folder{hint}" if folder.exists() else missing
         raise CheckpointError(f"{folder}: {what}")
     folders = list(list_checkpoints(folder).values())
     if not folders:

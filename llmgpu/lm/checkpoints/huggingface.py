@@ -217,9 +217,14 @@ def _read_head_width(name: str, content: Mapping[str, Any], dim: int, heads: int
 
 
 def _read_activation(name: str, content: Mapping[str, Any]) -> str:
+    if name != OWN_KEY and name not in _KINDS:
+        known = f"{', '.join(list(_KINDS)[:-1])} and {list(_KINDS)[-1]}"
+        raise CheckpointError(
+            f"models of type {_show(name)} are not supported; models of type {known} are"
+        )
     found = _get(content, "hidden_act", str)
     for ours, theirs in _ACTIVATIONS.items():
-        if found == theirs and (name == OWN_KEY or (ours == "swiglu" and name in _KINDS)):
+        if found == theirs and (name == OWN_KEY or ours == "swiglu"):
             return ours
     raise CheckpointError(f"models of type {_show(name)} with {_show(found)} are not supported")
 

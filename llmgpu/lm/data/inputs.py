@@ -156,9 +156,13 @@ class _Texts:
             return False
         before = self._read_made_from()
         if resume:
-            check_same_run(
-                f"{self._folder} has the tokens of another text", before, self._whole_key
-            )
+            try:
+                check_same_run(
+                    f"{self._folder} has the tokens of another text", before, self._whole_key
+                )
+            except InputError as error:
+                hint = f"--init {self._folder.parent} starts a new run from its weights"
+                raise InputError(f"{error}; {hint}") from None
             return True
         if before != json.loads(json.dumps(self._whole_key)):
             return False

@@ -244,9 +244,11 @@ def resumed_settings(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> RunSet
         if key not in MAY_CHANGE and value != before[key]:
             flag = flag_of(key, TrainOptions, ModelConfig)
             what = flag if key in asked else f"{flag} of --preset {name}"
+            run = checkpoint.folder.parent
+            weights = "" if hasattr(config, key) else f" from its weights (--init {run})"
             raise InputError(
-                f"{what} is {value}, but the run in {checkpoint.folder.parent} has {before[key]}: "
-                "drop it to resume that run, or start a new one"
+                f"{what} is {value}, but the run in {run} has {before[key]}: drop it to resume "
+                f"that run, or start a new one{weights}"
             )
     options = replace(options, **{key: value for key, value in asked.items() if key in MAY_CHANGE})
     if options.steps < checkpoint.state.step:

@@ -99,7 +99,11 @@ def test_stretched_positions(where: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "models of type 'gpt2' with 'silu' are not supported"),
+        ({"model_type": "gpt2"}, "models of type 'gpt2' are not supported; models of type "),
+        (
+            {"model_type": "gpt2", "hidden_act": ...},
+            "type 'gpt2' are not supported; .* and qwen3 are",
+        ),
         ({"hidden_act": "gelu"}, "models of type 'llama' with 'gelu' are not supported"),
         ({"model_type": ...}, "model_type is missing"),
         ({"hidden_size": ...}, "hidden_size is missing"),
