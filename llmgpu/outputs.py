@@ -84,7 +84,9 @@ _WRITTEN = {  # kinds of files that contain plain text
     JSONL_IDS: rb'\s*\{"ids": ?\[',
     RANKS: rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}[A-Za-z0-9+/=]=)? \d+\r?\n",
     MERGES_TXT: rb"#version",
-    VOCAB_JSON: rb'\s*\{\s*"(?:\\.|[^"\\])*"\s*:\s*\d+\s*[,}]',
+    # One pair at least, and nothing but pairs up to the end of the head, which may cut the last.
+    VOCAB_JSON: rb'\s*\{(?:\s*"(?:\\.|[^"\\])*+"\s*:\s*\d+\s*(?:,|(?=\})))++'
+    rb'\s*(?:\}|"(?:\\.|[^"\\])*+(?:\\?|"\s*(?::\s*\d*)?)\Z|\Z)',
     TOKENIZER_JSON: rb'\s*\{.*"(?:truncation|added_tokens)"',
     TEKKEN: rb'\s*\{\s*"config":\s*\{',
     TOKENIZER_CONFIG: rb'\s*\{.*"tokenizer_class"',

@@ -317,7 +317,7 @@ def check_text_field(files: Sequence[Source]) -> None:
         refuse_given(
             ("text_field", "template"),
             f"is for .jsonl and .parquet files, but {first} is read as text; if it has JSON lines, "
-            "use --input-format jsonl",
+            "use --input-format jsonl (jq -c '.[]' makes lines of an array)",
         )
 
 

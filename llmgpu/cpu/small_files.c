@@ -45,15 +45,22 @@ static int read_file(const char *name, int64_t length, int64_t changed_ns, uint8
     return is_same;
 }
 
-/* Whether a text begins, after white space, like an object in a line of JSON. */
-static int begins_as_json(const uint8_t *p, const uint8_t *end)
+static const uint8_t *after_space(const uint8_t *p, const uint8_t *end)
 {
     while (p < end && (*p == ' ' || (*p >= '\t' && *p <= '\r')))
         p++;
+    return p;
+}
+
+/* Whether a text begins, after white space, like an object of JSON or an array of objects. */
+static int begins_as_json(const uint8_t *p, const uint8_t *end)
+{
+    p = after_space(p, end);
+    if (p < end && *p == '[')
+        p = after_space(p + 1, end);
     if (p == end || *p++ != '{')
         return 0;
-    while (p < end && (*p == ' ' || *p == '\t' || *p == '\r'))
-        p++;
+    p = after_space(p, end);
     return p < end && *p == '"';
 }
 

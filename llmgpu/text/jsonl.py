@@ -61,6 +61,9 @@ class BadRowError(InputError):
     """A row is not an object, or its field holds a value of the wrong type."""
 
 
+_ARRAY = "; jq -c '.[]' makes JSON Lines of an array"
+
+
 class MissingFieldError(InputError):
     """A row lacks the field."""
 
@@ -367,13 +370,17 @@ def parse_json_object(text: str | bytes, where: str) -> dict[str, object]:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         what = error.msg.removesuffix(" at")  # some of Python's messages end with " at"
-        raise BadRowError(f"{where}: not JSON ({what} at character {error.pos + 1})") from error
+        what = f"{where}: not JSON ({what} at character {error.pos + 1})"
+        raise BadRowError(
+            what + (_ARRAY if str(error.doc).lstrip().startswith("[") else "")
+        ) from error
     except RecursionError as error:
         raise BadRowError(f"{where}: nested too deep") from error
     except ValueError as error:
         raise BadRowError(f"{where}: not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise BadRowError(f"{where}: not a JSON object but {kind_of_value(value)}")
+        array = _ARRAY if isinstance(value, list) else ""
+        raise BadRowError(f"{where}: not a JSON object but {kind_of_value(value)}{array}")
     return value
 
 

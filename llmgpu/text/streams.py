@@ -303,7 +303,7 @@ class ByteStream(io.RawIOBase):
         if self._source.format not in (AUTO, TEXT) or type(self) is not ByteStream:
             return
         is_input = self.name == STANDARD_INPUT
-        zeros, mark, jsonl = NOTES
+        zeros, mark, jsonl, array = NOTES
         self.notes += [mark] if head.startswith(codecs.BOM_UTF8) else []
         is_clean, is_valid = look_at_text(head)
         self.is_invalid = not is_valid
@@ -313,6 +313,7 @@ class ByteStream(io.RawIOBase):
             check_text(head, source_name(self.name))
             self.notes += [zeros] if has_zero_bytes(head) else []
         self.notes += [jsonl] if looks_like_jsonl(head, 1 if is_input else 2) else []
+        self.notes += [array] if _OBJECTS.match(head) else []
 
     @property
     def reads_anywhere(self) -> bool:
@@ -564,15 +565,18 @@ _COMPRESSED = {  # suffix of a compression, by the first bytes of its files
 _TAR = slice(257, 262), b"ustar"
 _WIDE = {b"\xff\xfe": "<u2", b"\xfe\xff": ">u2"}  # byte order marks of UTF-16
 _PACKED = ("an archive of tar", "a compressed file")
-NOTES = (  # notes on zero bytes, on a byte order mark and on lines of JSON in a text
+NOTES = (  # on zero bytes, a byte order mark, lines of JSON and an array of JSON objects in a text
     "NUL bytes in {}, which may not be text; --exclude GLOB skips files",
     "a byte order mark (3 bytes) at the start of {} was kept as text",
     "{}: read as plain text, but looks like JSON Lines: --input-format jsonl reads the field named "
     "by --text-field",
+    "{}: read as plain text, but looks like an array of JSON objects: jq -c '.[]' makes JSON Lines "
+    "of it",
 )
 _PARQUET, ARROW = "a Parquet file", "an Arrow file"  # see `llmgpu.outputs`
 _CONTROL = bytes(code for code in range(32) if code not in b"\a\b\t\n\v\f\r\x1b")
 _OBJECT = re.compile(rb'\s*\{\s*"')
+_OBJECTS = re.compile(rb'\s*\[\s*\{\s*"')
 
 
 def read_mark(read: Callable[[int], bytes]) -> tuple[bytes, str]:
@@ -650,7 +654,7 @@ def check_text(head: bytes, name: str) -> None:
     if kind is not None:
         todo = [] if name == source_name("-") else [f"exclude it ({spelled('--exclude')})"]
         if kind.startswith("text"):
-            todo = ["convert it with iconv"]
+            todo.insert(0, "convert it with iconv")
         elif kind in _PACKED:
             todo.insert(0, "unpack it")
         elif kind == ARROW:

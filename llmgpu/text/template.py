@@ -75,15 +75,13 @@ class Template(NamedTuple):
 
 
 def field_hint(name: str, known: Sequence[str]) -> str:
-    """Return a hint for the message about a missing field; "" if there is none.
-
-    The hint is for a name with a number, or lists the known fields.
-    """
+    """Return the advice for a missing field, by its name and the names of the known fields."""
     numbers = [part for part in name.split(".") if part.isdecimal()]
     if numbers:
         return f"; fields are chosen by name, and {numbers[-1]} is no position in a row or a list"
     parts = [part.strip() for part in name.split(",")]
     if len(parts) < 2 or not {part.split(".")[0] for part in parts} <= set(known):
-        return ""
+        choose, leave_out = spelled("--text-field"), spelled("--exclude")
+        return f"; choose one with {choose}, or leave the file out with {leave_out}"
     flags = " ".join(f"--text-field {part}" for part in parts)
     return f"; for several fields, {spelled(flags, 'use a Template')}"

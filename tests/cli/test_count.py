@@ -264,4 +264,8 @@ def test_a_folder_is_read_as_other_commands_read_it(llmgpu: Run, corpus: Path, v
     (folder / "u.txt").write_text("low", encoding="utf-16")
     for command in (count, tokenize):
         done = llmgpu(*command, "repo")
-        assert done.returncode == 1 and b"repo/u.txt is text in UTF-16" in done.stderr
+        assert (
+            done.returncode == 1
+            and b"u.txt is text in UTF-16, not UTF-8: convert it with iconv, exclude it ("
+            in done.stderr
+        )

@@ -79,6 +79,14 @@ def test_json_lines_of_another_name(llmgpu: Run, vocab: Path) -> None:
     done = llmgpu(*ENCODE, "r.json")
     assert b"note: 'r.json': read as plain text, but looks like JSON Lines" in done.stderr
     fails(llmgpu(*ENCODE, "r.json", "--text-field", "body"), 2, "r.json is read as text")
+    for text in (b'[{"text": "a"}, {"text": "b"}]', b'[\n  {\n    "text": "a"\n  }\n]\n'):
+        (vocab.parent / "array.json").write_bytes(text)
+        done = llmgpu(*COUNT, "array.json")
+        line = b"note: 'array.json': read as plain text, but looks like an array of JSON objects"
+        assert line in done.stderr and b"jq -c '.[]' makes JSON Lines" in done.stderr
+        fails(llmgpu(*COUNT, "array.json", "--text-field", "text"), 2, "makes lines of an array")
+    (vocab.parent / "array.json").write_bytes(b'[["a"], {"text": "b"}]')
+    assert not llmgpu(*COUNT, "array.json").stderr
     assert ids_of(llmgpu, "r.json", "--input-format", "jsonl") == ids_of(llmgpu, "r.jsonl")
     as_text = ids_of(llmgpu, "r.jsonl", "--input-format", "text")
     assert as_text == ids_of(llmgpu, "r.json")

@@ -53,7 +53,8 @@ def test_compressed_jsonl_with_separators(tmp_path: Path) -> None:
     "line, message",
     [
         (b"{", "not JSON"),
-        (b"[1]", "not a JSON object but a list"),
+        (b"[1]", r"not a JSON object but a list; jq -c '\.\[\]' makes JSON Lines of an array"),
+        (b"[", r"not JSON \(Expecting value at character \d\); jq -c '\.\[\]' makes JSON Lines"),
         (b'"x"', "not a JSON object but a string"),
         (b"null", "not a JSON object but null"),
         (b'{"text": 5}', "field 'text' is not a string but a number"),
@@ -77,7 +78,10 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
 @pytest.mark.parametrize(
     "line, message",
     [
-        (b'{"txt": "x", "id": 1}', "no field 'text'; the fields are: 'id', 'txt'"),
+        (
+            b'{"txt": "x", "id": 1}',
+            "no field 'text'; the fields are: 'id', 'txt'; choose one with --text-field, or leave",
+        ),
         (b"{}", "no field 'text'; the fields are: none"),
     ],
 )

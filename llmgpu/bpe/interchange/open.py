@@ -95,9 +95,6 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
         return VocabularyFiles(ranks, "tiktoken", special_tokens=added_tokens(name))
     # The content tells the format.
     kind = kind_of(name)
-    # JSON lines that begin with an id
-    if kind == VOCAB_JSON and name.endswith((".jsonl", ".ndjson")):
-        kind = None
     if kind == VOCABULARY or kind in KINDS:
         return VocabularyFiles(name, KINDS.get(kind))
     if kind == VOCAB_JSON:
