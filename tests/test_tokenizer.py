@@ -345,7 +345,12 @@ def test_what_is_refused(tokenizer: Tokenizer) -> None:
         Tokenizer.train_from_iterator(["a"], vocab_size="300")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="str or bytes, not int"):
         tokenizer.encode(3)  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="not list; give one text at a time"):
+    for texts in (["a", "b", float("nan")], ["a", b"b", float("nan"), 3]):
+        with pytest.raises(TypeError, match=r"not float, as text 2 \(from 0\) is$"):
+            tokenizer.encode_batch(texts)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"not float, as text 2 \(from 0\) is$"):
+            Tokenizer.train_from_iterator(texts, vocab_size=300)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"not list, as text 0 \(from 0\) is; give one text at a"):
         Tokenizer.train_from_iterator([["a"]], vocab_size=300)  # type: ignore[list-item]
     for options, message in (
         ({"smaller_sizes": (258.5,)}, "vocabulary size is an int, not float"),

@@ -200,6 +200,8 @@ def _refuse(error: click.ClickException) -> int:
         message += explain_value(error)
     if isinstance(error, click.MissingParameter) and error.param and "vocab" in error.param.opts[0]:
         message += " It takes a file such as v.bin or tokenizer.json, or a name: cl100k."
+    if "unexpected extra argument" in message and "compare-vocabs" in sys.argv:
+        message += ". Name texts to compare on with --on."
     if message == "Missing option '--output' / '-o'." and "--resume" in sys.argv:
         message += " Name the run to resume: -o RUN --resume."
     message = shorten(printable(message))

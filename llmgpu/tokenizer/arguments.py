@@ -87,16 +87,18 @@ def names_of(paths: str | Path | Sequence[str | Path]) -> list[str]:
     return [os.fspath(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
 
 
-def to_bytes(text: Any, of_several: str = "") -> bytes:
+def to_bytes(text: Any, of_several: str = "", number: int | None = None) -> bytes:
     """Return a text in UTF-8; TypeError unless it is str or bytes.
 
-    of_several: advice that is added to the error if `text` is a list of texts.
+    of_several: advice that is added to the error if `text` is a list of texts. number: the position
+    of the text among several texts, from 0, which is added to the error.
     """
     if isinstance(text, bytes):
         return text
     if not isinstance(text, str):
         advice = f"; {of_several}" if of_several and isinstance(text, (list, tuple)) else ""
-        raise TypeError(f"a text is str or bytes, not {type(text).__name__}{advice}")
+        place = "" if number is None else f", as text {number} (from 0) is"
+        raise TypeError(f"a text is str or bytes, not {type(text).__name__}{place}{advice}")
     try:
         return str.encode(text)  # a subclass of str may have another `encode`
     except UnicodeEncodeError:

@@ -62,7 +62,8 @@ def train_on_files(
 def train_on_texts(texts: Iterable[str | bytes], opening: Opening, options: Options) -> Vocabulary:
     """Train on documents. Special tokens cut documents and are not trained on."""
     checked = _checked(options)
-    documents = (to_bytes(text, "give one text at a time") for text in texts)
+    advice = "give one text at a time"
+    documents = (to_bytes(text, advice, number) for number, text in enumerate(texts))
     reading = CorpusOptions(separators=_special_bytes(checked))
     return _train(corpus_from_documents(documents, reading), opening, checked)
 

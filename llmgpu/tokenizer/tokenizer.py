@@ -472,7 +472,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
             found = encoders.encode_batch(given, as_list=dtype is list)
             if found is not None:
                 return found
-        documents = [to_bytes(text) for text in given]
+        documents = [to_bytes(text, "", number) for number, text in enumerate(given)]
         ids, starts = encoders.encode_documents(documents, options)
         bounds = [*starts.tolist(), len(ids)]
         ids = as_asked(ids, dtype)

@@ -50,6 +50,8 @@ def test_overlap_and_groups_are_those_of_the_tokens(llmgpu: Run, folder: Path) -
 
 
 def test_tables_for_people(llmgpu: Run, folder: Path) -> None:
+    named = llmgpu("compare-vocabs", "v.bin", "w.bin", "corpus.txt")
+    fails(named, 2, "unexpected extra argument (corpus.txt). Name texts to compare on with --on.")
     plain = llmgpu("compare-vocabs", "v.bin", "w.bin").stdout.decode().splitlines()
     assert plain[0].split() == ["v.bin", "w.bin"] and plain[1].split() == ["400", "350", "ids"]
     assert max(map(len, plain)) <= 80
