@@ -271,11 +271,26 @@ def _in_order(manifests: Sequence[str | Path]) -> list[str | Path]:
                 f"each part; those of a {spelled('--split')} are merged by themselves"
             )
         by_number[part.number] = path
+    _check_one_output(
+        [(Path(path).stem, number) for number, path in by_number.items()], first["of"]
+    )
     numbers = range(1, first["of"] + 1)
     missing = [f"{number}/{first['of']}" for number in numbers if number not in by_number]
     if missing:
         raise InputError(f"parts are missing: {listed(missing)}")
     return [by_number[number] for number in numbers]
+
+
+def _check_one_output(names: Sequence[tuple[str, int]], count: int) -> None:
+    """Raise InputError if, by their names, some of the manifests are of a split and others not."""
+    stems = {name.replace(f"{number}-of-{count}", "%P"): name for name, number in names}
+    shortest = min(stems, key=len)
+    for stem, name in stems.items():
+        if "%P" in shortest and stem.startswith(f"{shortest}-"):
+            raise InputError(
+                f"{name}.json is named like a {spelled('--split')} of {shortest}.json: the "
+                "manifests of a split are merged by themselves"
+            )
 
 
 def _part_of(content: dict[str, Any], path: str | Path) -> Part:

@@ -218,3 +218,19 @@ def test_a_part_does_not_replace_another(llmgpu: Run, vocab: Path, files: tuple[
         before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
         fails(llmgpu(*command, "--part", "2/2"), 1, "has part '1/2', which part 2/2 would replace")
         assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_manifests_of_a_split_are_merged_by_themselves(
+    llmgpu: Run, vocab: Path, files: tuple[str, ...]
+) -> None:
+    split = ("-o", "p-%P.bin", "--split", "val=0.5")
+    for number in (1, 2):
+        done = llmgpu(*SHARDS, *files, *split, "--part", f"{number}/2")
+        assert done.returncode == 0, done.stderr
+    merge = ("merge-shards", "-o", "all.json")
+    for first, second in (("", "-val"), ("-val", "")):
+        mixed = llmgpu(*merge, f"p-1-of-2{first}.json", f"p-2-of-2{second}.json")
+        fails(mixed, 1, "-val.json is named like a --split of p-%P.json: the manifests of a split")
+    for name in ("", "-val"):
+        done = llmgpu(*merge, f"p-1-of-2{name}.json", f"p-2-of-2{name}.json", "--force")
+        assert done.returncode == 0, done.stderr
