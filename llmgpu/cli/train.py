@@ -66,6 +66,7 @@ from llmgpu.lm.runs.settings import (
 from llmgpu.lm.workers import Workers, start_workers
 from llmgpu.memory import Memory, free_memory
 from llmgpu.outputs import Output, check_outputs
+from llmgpu.text.corpus import Corpus
 from llmgpu.text.sources import Selection, Sources, resolve_sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.bin import note_of_foreign
@@ -303,7 +304,9 @@ def _open_sources(
             resume=given.resume or not is_first,
             progress=report,
             dtype=given.token_dtype,
-            told=lambda text: report.note_left_out(left_out_of(text)),
+            told=partial(
+                _note_text, report, needs_end=settled.separator is None and conversations is None
+            ),
         )
         source, evaluated = opened(asked.corpora, folder=folder.tokens), None
         if asked.evaluated is not None:
@@ -339,6 +342,16 @@ def _open_folder(asked: _Asked, path: str) -> RunFolder:
     if asked.workers.is_first:
         return open_run_folder(path, resume=asked.given.resume, force=asked.given.force)
     return RunFolder(Path(path))
+
+
+def _note_text(report: Reporter, text: Corpus, *, needs_end: bool) -> None:
+    """Report the rows of a text that were left out, and documents without a token at their ends."""
+    report.note_left_out(left_out_of(text))
+    if needs_end and text.documents > 1:
+        report.note(
+            "no token ends a document: the vocabulary has none such as <|endoftext|>, which "
+            "bpe-train --special-token adds"
+        )
 
 
 def _separator(start: StartingPoint, eos: str | None) -> int | None:

@@ -422,6 +422,21 @@ def test_a_rate_of_zero_gets_a_note(llmgpu: Run, corpus: Path, vocab: Path) -> N
     assert done.returncode == 0 and b"note: --lr 0 leaves all weights as they are" in done.stderr
 
 
+def test_documents_without_a_token_at_their_ends_get_a_note(
+    llmgpu: Run, corpus: Path, vocab: Path
+) -> None:
+    start = (*TRAIN, "--steps", "1", "--device", "cpu", "--force")
+    for options, is_noted in (
+        ((), False),  # a single document
+        (("corpus.txt",), True),
+        (("corpus.txt", "--eos", "0"), False),
+    ):
+        done = llmgpu(*start, *options)
+        assert done.returncode == 0, done.stderr
+        note = b"note: no token ends a document: the vocabulary has none such as <|endoftext|>"
+        assert (note in done.stderr) == is_noted, options
+
+
 def test_half_precision_gives_up_where_no_scale_helps(
     llmgpu: Run, corpus: Path, vocab: Path
 ) -> None:
