@@ -48,6 +48,7 @@ from llmgpu.bpe.words.word_table_gpu import (
 )
 from llmgpu.cpu.library import insert_pairs, library
 from llmgpu.gpu import Buffer, Commands, Device, Download, Kernel, parallel_copy
+from llmgpu.gpu.hash_key import hash_key
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.text.corpus import TextSource
 
