@@ -140,8 +140,8 @@ def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
         nested = "nested too deep" if isinstance(error, RecursionError) else error
         reason = getattr(error, "strerror", None) or nested
         raise InputError(f"can't read the options in {path}: {reason}") from error
-    for name in ("log-format", "log_format"):
-        arguments_of_file.extend(["--log-format", str(content[name])] if name in content else [])
+    for key in {"log-format", "log_format"} & content.keys():
+        arguments_of_file.extend(["--log-format", str(content[key])])
     # Parameters by the names that a file may use, and the parameters with several values.
     known = {_STARTED_IN: _STARTED_IN}
     for parameter in command.params:

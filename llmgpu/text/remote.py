@@ -15,7 +15,7 @@ import hashlib
 import io
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -247,6 +247,7 @@ def find_remote(name: str) -> list[RemoteSource]:
     Raises InputError if there are no files, or if a file can't be read.
     """
     system, path = _attempt(name, lambda: _open_file_system(name))
+    names: Collection[str | None]
     if any(character in path for character in "*[") and "?" not in name:
         names = _attempt(name, lambda: _find_matches(system, path))
     elif not name.startswith(("http://", "https://")) and _attempt(

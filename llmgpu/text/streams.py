@@ -448,8 +448,9 @@ def head_of(source: Source) -> bytes | None:
     remote, compression = source.remote, COMPRESSIONS.get(source.compression)
     with input_errors(source.path):
         opened = source.open() if remote is None else remote.open(_HEAD_BLOCK_BYTES)
-    with input_errors(source.path), opened as raw:
-        stream = compression.open(raw) if compression else raw
+        raw = cast(BinaryIO, opened)
+    with input_errors(source.path), raw:
+        stream = compression.open(raw) if compression else cast(Decompressor, raw)
         block = np.empty(HEAD_BYTES, np.uint8).data
         try:
             while len(head) < HEAD_BYTES and (got := stream.readinto(block[len(head) :])):
