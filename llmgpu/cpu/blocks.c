@@ -1,4 +1,5 @@
-/* Starts of pre-tokens in text, 64 bytes at a time, with a bit for each byte.
+/* Finding the starts of pre-tokens in text: 64 bytes at a time, in numbers with a bit for each
+ * byte.
  *
  * A block begins where a pre-token starts, so the text before it does not matter. A class of bytes
  * is a set of bits, and a rule is a few operations on whole sets. `set << 1` has the bits after the
@@ -175,7 +176,7 @@ static inline uint64_t common_starts(const Classes *classes, int digits, uint64_
     uint64_t prefixed = blanks << 1 | next | ends(classes->tails, next & classes->tails);
     uint64_t starts = others | (firsts(classes->letters) & ~prefixed);
 
-    /* Cut runs of numbers after every `digits`, counted from the first. */
+    /* Cut runs of numbers into pre-tokens of `digits` numbers, counted from the run's first. */
     uint64_t inner = numbers;
     for (int k = 1; k <= digits; k++)
         inner &= numbers << k;

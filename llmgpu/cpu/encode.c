@@ -60,7 +60,8 @@ typedef struct {
     uint32_t *ids;
     int64_t written; /* number of ids */
     /* For each document before `settled`: the number of ids before the document. For each document
-     * from `settled` to `due`, which begins within the batch: the number of its words before it. */
+     * from `settled` to `due`, which begins within the batch: the number of the batch's words
+     * before it. */
     int64_t *starts, settled, due;
 } Batch;
 

@@ -1,4 +1,5 @@
-/* Blocks of generated text: llmgpu/text/generated.py defines them, and makes the same in NumPy. */
+/* Generating blocks of text. llmgpu/text/generated.py defines the blocks, and generates the same
+   bytes with NumPy. */
 #include "engine.h"
 
 #include <math.h>
@@ -40,7 +41,7 @@ static inline uint8_t *put_cell(uint8_t *out, uint32_t cell)
     return out + ((70 - __builtin_clzll((uint64_t)cell << 1 | 1)) >> 3);
 }
 
-/* Write the word of a rank; return where the next bytes go. */
+/* Write the word that has a given rank in frequency; return where the next bytes go. */
 static uint8_t *spell(uint64_t rank, const uint32_t *syllables, const uint32_t *codas, uint8_t *out)
 {
     int count = 1 + (rank >= 1 << 6) + (rank >= 1 << 11) + (rank >= 1 << 19);
@@ -62,8 +63,8 @@ static uint64_t rare_rank(uint64_t random, double table_words)
 
 /* The tables that blocks are made of.
  *
- * words: number of words of a block. ranks: (draws,), ranks below table_words; a rank is in the
- *     table as often as it is to be drawn.
+ * words: number of words of a block. ranks: (draws,), ranks below table_words; how often a rank
+ * occurs in the table decides how often it is drawn.
  * frequent: (table_words, ENTRY), the words of these ranks. syllables (768,), codas (8,) and ends
  *     (256,): cells. ends_sentence: (256,), whether each of `ends` ends a sentence.
  */

@@ -1,9 +1,8 @@
-/* The texts of JSON Lines: one field of the object in each line.
- *
+/* Extracting the texts of JSON Lines: the value of one field of the object in each line.
  * Lines are read strictly (RFC 8259). A line that another reader may read differently, or refuse,
- * is left to the caller. Such lines are no object, lack the field, or have it twice, or its value
- * is neither a string nor null; or they have lone surrogates, invalid UTF-8, escapes in the field's
- * name, deep nesting or long numbers.
+ * is left to the caller. These are lines that are not an object, that lack the field or have it
+ * twice, or in which its value is neither a string nor null; and lines with lone surrogates,
+ * invalid UTF-8, escapes in the field's name, deep nesting or long numbers.
  */
 #include "engine.h"
 
@@ -27,7 +26,8 @@ typedef struct {
     int is_escaped;
 } String;
 
-/* A line that is being read. at: the next byte. seen: has the top bits of all bytes in strings.
+/* A line that is being read. at: the next byte. seen: the bytes of all strings, or-ed, whose top
+   bits show whether a string is not ASCII.
  * whole, within: the text, found by the field's whole name and by the name's parts. */
 typedef struct {
     const uint8_t *at;

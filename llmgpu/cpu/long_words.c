@@ -1,10 +1,9 @@
 /* Byte pair encoding of one long word with a heap of its pairs, window by window.
- *
  * A heap and its symbols take 24 bytes for each byte of a word, so a word of more than MOST_AT_ONCE
  * bytes is merged in windows, if every pair with a token ranks after all pairs that make the token.
  * llmgpu/bpe/encoding/matching.py proves that windows give the word's tokens, and has the same
- * algorithm. With any other vocabulary, or if windows don't fit together, one heap has the whole
- * word.
+ * algorithm. With any other vocabulary, or if two windows don't fit together, the whole word is
+ * merged with one heap.
  */
 #include "matching.h"
 
@@ -23,8 +22,8 @@
 enum { STAGES_UNKNOWN, STAGES, NO_STAGES };
 
 /* A symbol of a word, stored at the place of its first byte. before, after: places of its
- * neighbours; after is GONE once the symbol is merged into the symbol before. rank: of the pair of
- * this symbol and the next one. */
+ * neighbours; after is GONE once the symbol is merged into the symbol before. rank: the rank of the
+ * pair of this symbol and the next one. */
 typedef struct {
     int32_t before, after;
     uint32_t id, rank;
@@ -251,7 +250,8 @@ typedef struct {
     int64_t count, first, size;
 } Window;
 
-/* Merge the part of a word in a window. which: the one of the two arrays that gets the tokens. */
+/* Merge the part of a word in a window. which: the index of the array, of two, into which the
+   tokens are written. */
 static int merge_window(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
                         int64_t length, int which, Window *window)
 {

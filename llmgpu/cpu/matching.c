@@ -1,15 +1,15 @@
-/* The tokens of a word, by merges or by the longest token first.
- *
+/* Finding the tokens of a word, by merges or as the longest tokens from left to right.
  * Byte pair encoding merges the pair of the lowest rank, the leftmost of several, until no pair
  * merges. A vocabulary without a list of merges ranks a pair by the id of the token that it spells,
- * so the bytes of pairs are looked up. With a list, pairs of ids are looked up. A short word is
- * searched for its lowest rank after every merge. long_words.c merges longer words.
+ * so the bytes of pairs are looked up. With a list, pairs of ids are looked up. In a short word,
+ * the lowest rank is searched anew after every merge. long_words.c merges longer words.
  *
  * A word may be cut before a byte of 0xC0 or more if no token has the byte before the cut, this
  * byte
  * and the byte after it as neighbours: then neither a merge nor a longest token crosses the cut.
- * Some tokens result from no merges, only from a whole word that spells the token. No cut may make
- * a part of a word that spells such a token, so no word is cut at the ends of these tokens.
+ * Some tokens are never the result of merges: a word becomes such a token only if the whole word
+ * spells it. A part of a word must not spell such a token, so no word is cut at the ends of these
+ * tokens.
  */
 #include "matching.h"
 
@@ -19,7 +19,8 @@
 
 /* ---- Merging ---- */
 
-/* A part of a word with its id so far. rank, result: of the pair of this part and the next one. */
+/* A part of a word and its current id. rank, result: the rank of the pair of this part and the next
+   one, and the id that the pair becomes. */
 typedef struct {
     int start;
     uint32_t id, rank, result;

@@ -17,8 +17,8 @@ typedef struct {
  *     longest token. takes_whole: whether a word that spells a token becomes this token without
  *     merging.
  * filter: a bit for each value of `filter_index`, set if a token has this value. Most parts of
- *     words are no token. The filter tells so without a look-up in the table, which is too large
- *     for the nearest caches.
+ * words are not tokens. The filter finds this out without a look-up in the table, which is too
+ * large for the nearest caches.
  * pairs: a hash table of the listed merges; NULL if a pair's rank is the id of the token it spells.
  * byte_ids: the id of each byte; for a byte without a token, the unknown token's id or NO_ID.
  * byte_ranks, byte_results: (65536,), of each pair of bytes, first byte << 8 | second byte.

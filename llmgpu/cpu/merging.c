@@ -1,8 +1,8 @@
 /* Merging the pairs of distinct words: the most frequent pair again and again, or given merges.
  *
- * - A symbol covers as many positions as it has bytes. Its number is at the first and the last of
- *   these positions, so that a symbol's length leads to both neighbours. The positions between are
- *   COVERED. There is a separator before and after each word.
+ * - A symbol covers as many positions as it has bytes. Its number is stored at the first and the
+ *   last of these positions, so both neighbours can be found by the symbol's length. The positions
+ *   between are COVERED. There is a separator before and after each word.
  * - A pair has a list of the positions at which it occurs or has occurred. A position is skipped if
  *   other symbols are there: once a symbol that starts at a position is merged, it neither starts
  *   nor ends there again.
@@ -11,9 +11,10 @@
  *   are occurrences of pairs, no more than the words have symbols.
  * - Lists ascend, so that the occurrences of (a, a) are merged from the left of a run. A list that
  *   gets further positions later, which only given merges can cause, is sorted before it is used.
- * - A merge changes the counts of neighbouring pairs. The changes are gathered by neighbour, so
- *   that a pair is looked up once for each merge. A pair that is too rare or too long when it is
- *   made is not kept, because it stays so. A pair that becomes too rare loses its list.
+ * - A merge changes the counts of neighbouring pairs. The changes are collected by neighbour, so
+ *   that each pair is looked up once per merge. A pair that is too rare or too long when it is made
+ *   is not kept, because it can't become more frequent or shorter. A pair that becomes too rare
+ *   loses its list.
  * - The next pair is the first in a heap of the pairs that occur `threshold` times or more. Counts
  *   only fall, so an entry with an old count is put back with the current count. If the heap is
  *   empty, the threshold becomes half of the largest count.
@@ -52,7 +53,7 @@ static void note(Side *side, uint32_t symbol, int64_t weight)
     change->weight += weight;
 }
 
-/* Subtract from the count of a pair, if it is kept. */
+/* Subtract `weight` from the count of a pair, if the pair is kept. */
 static void lose(Trainer *trainer, uint64_t key, int64_t weight)
 {
     uint32_t pair = *entry_of(trainer, key);

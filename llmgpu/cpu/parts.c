@@ -1,10 +1,12 @@
-/* Text to ids in several threads, for which Python makes a single call.
+/* Encoding a text in several threads, with a single call from Python.
  *
- * - Threads take one part of the text after the other. A part ends where a document starts, or
- *   where a pre-token starts in any surroundings, so the ids do not depend on where parts end.
- * - The place of a part's ids is known when all earlier parts are encoded. Until then the thread
- *   that encoded the part keeps the ids. A thread keeps up to MOST_WAITING parts, then it waits.
- *   The thread with the first part that is not encoded does not wait, so there always is progress.
+ * - The text is divided into parts, and each thread encodes one part after the other. A part ends
+ *   where a document starts, or where a pre-token starts in any surroundings, so the ids do not
+ *   depend on where parts end.
+ * - The place of a part's ids in the result is known when all earlier parts are encoded. Until then
+ *   the thread that encoded the part keeps the ids in its own memory. A thread keeps up to
+ *   MOST_WAITING parts, then it waits. The thread with the first part that is not encoded does not
+ *   wait, so there always is progress.
  * - The thread that encodes a part of a file also reads it, into memory that the thread keeps.
  * - The last parts are smaller, so that all threads end at about the same time.
  */
@@ -22,7 +24,7 @@
 #define FIRST_WINDOW 256 /* bytes before the end of a part that are searched first for a cut */
 #define SMALLEST 8       /* the last parts have 1 / SMALLEST of the bytes of the first parts */
 #define SEEN_AFTER 64    /* bytes after a part of a file that are read with the part */
-#define SHARES 10        /* starting a thread takes 25 us, as encoding part_bytes / SHARES does */
+#define SHARES 10        /* starting a thread: 25 us, as long as encoding part_bytes / SHARES */
 #define COPIED 512       /* the most bytes of a text that is copied whole, to add padding */
 #define KEPT (1 << 20)   /* the most bytes of a copy whose memory is kept */
 
@@ -310,8 +312,8 @@ static int64_t encode_parts(Work *work, int64_t threads)
 }
 
 /* Return the number of threads that encode some bytes soonest. Threads are started one after the
- * other, so n threads take the time of n starts and of an n-th of the work. A share is as much work
- * as a start takes, so n threads win for about n * n shares or more. */
+ * other, so n threads take the time of n starts and of an n-th of the work. A share is the work
+ * that takes as long as a start. So n threads are fastest from about n * n shares on. */
 static int64_t best_threads(int64_t bytes, int64_t part_bytes, int64_t most)
 {
     int64_t share = part_bytes / SHARES + 1, threads = 1;

@@ -1,4 +1,4 @@
-/* Words of SentencePiece's kind: the symbols that remain after merging become ids.
+/* Words of SentencePiece vocabularies: the symbols that remain after merging become ids.
  *
  * llmgpu/bpe/vocabulary/symbols.py defines the symbols, and makes the tables. A symbol covers at
  * least as many bytes of a word as it has ids.

@@ -1,4 +1,5 @@
-/* The ends of pre-tokens by each named pattern: its regular expression, applied from left to right.
+/* Finding the ends of pre-tokens, as each named pattern's regular expression does from left to
+ * right.
  *
  * - A character is a letter, a number, white space or other. A byte that is not part of a valid
  *   UTF-8 sequence (RFC 3629) is a character of kind other.
@@ -299,7 +300,7 @@ static inline int64_t write_block(const Pattern *pattern, const uint8_t *text, c
         beyond &= beyond - 1;
         beyond &= beyond - 1;
     }
-    if (beyond) /* a block would most likely be in vain */
+    if (beyond) /* a block would most likely find nothing */
         return 0;
     for (uint64_t left = block_starts(pattern, *p, end) & ~UINT64_C(1); left; left &= left - 1)
         ends[count++] = from + __builtin_ctzll(left);

@@ -1,4 +1,5 @@
-/* Matrix products by NumPy's library in threads, and attention, which consists of such products.
+/* Matrix products in several threads, which call NumPy's BLAS library, and attention, which
+ * consists of such products.
  *
  * A product is divided into parts of whole rows or columns. The caller gives the largest number of
  * parts: the number of threads, if the bits of the library's sums do not depend on the number of

@@ -1,6 +1,7 @@
-/* Functions on rows of numbers. rows.c includes this file once for each kind of vectors: NAME gives
- * the functions of each kind names of their own, and TARGET the instructions that they may use. All
- * kinds compute the same bits, because all add the same LANES sums in the same order.
+/* Functions on rows of numbers. rows.c includes this file once for each kind of vectors: NAME makes
+ * the names of functions, which differ between the kinds, and TARGET states which instructions the
+ * functions may use. All kinds compute the same bits, because all add the same LANES sums in the
+ * same order.
  */
 
 /* exp(x), within 2 units in the last place: 2^n times a polynomial of the remainder, from
@@ -147,8 +148,8 @@ static TARGET void NAME(norm_backward)(const Norm *p, int64_t row, float *restri
 #define TERM(type) (AT(type, grad_out) * r * AT(type, weight) * AT(type, x))
     SUM(mean, n, TERM);
 #undef TERM
-    /* Subtract the part of the gradient along the row itself: the norm undoes a change of its
-     * length. */
+    /* Subtract the part of the gradient in the direction of the row, because the norm cancels
+       changes of the row's length. */
     share = r * r * (mean / (float)n);
     for (int64_t i = 0; i < n; i++) {
         float gradient = grad_out[i] * r;

@@ -1,8 +1,8 @@
-/* The operations of a language model on rows or elements, in threads. */
+/* The operations of a language model on rows or single elements of tensors, in several threads. */
 #include "tensors.h"
 
 #define LANES 16 /* sums that are computed side by side */
-#define SUM_BLOCK 2048 /* numbers summed in single precision; their sums are added in double */
+#define SUM_BLOCK 2048 /* numbers summed in float; sums of more numbers are added in double */
 #define NORM_ROWS 64 /* rows that make one partial sum of a weight's gradient */
 
 /* Vectors, which may be at any address of a number. */

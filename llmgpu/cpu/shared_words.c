@@ -26,13 +26,13 @@
 
 typedef struct Chunk {
     struct Chunk *older;
-    int64_t used; /* bytes; more than CHUNK_BYTES if threads asked in vain */
+    int64_t used; /* bytes; more than CHUNK_BYTES if requests failed */
     uint64_t bytes[CHUNK_BYTES / 8];
 } Chunk;
 
 struct SharedWords {
     SharedSlots *table;
-    char apart[64 - sizeof(SharedSlots *)]; /* keeps counts, written often, off its cache line */
+    char apart[64 - sizeof(SharedSlots *)]; /* counts, written often, need their own cache line */
     int64_t words, missed, most_bytes;
     int64_t bytes; /* of all tables and chunks */
     Chunk *chunk;
@@ -236,7 +236,7 @@ void shared_insert(SharedWords *words, const Word *word, const uint32_t *ids, in
     if (LEAST_SHARE * known > shared_table(words)->mask) {
         grow_table(words);
         if (__atomic_load_n(&words->is_growing, __ATOMIC_RELAXED))
-            sched_yield(); /* lets the thread run that does so, if there are too few processors */
+            sched_yield(); /* lets that thread run, if there are too few processors */
     }
     const SharedSlots *table = shared_table(words);
     if (4 * known > 3 * table->mask || fill_slot(words, &filled, word, ids, count) != 0) {

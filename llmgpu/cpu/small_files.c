@@ -1,4 +1,4 @@
-/* Reading many small files of text in several threads, for which Python makes a single call. */
+/* Reading many small files of text in several threads, with a single call from Python. */
 #define _POSIX_C_SOURCE 200809L
 #include "engine.h"
 

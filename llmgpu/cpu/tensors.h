@@ -22,15 +22,18 @@ static inline float log_of(float x)
 
 typedef struct Threads Threads;
 
-/* A function that does the items from `start` to `stop` of a job; thread: its number, from 0. */
+/* A function that computes the items from `start` to `stop` of a job; thread: the thread's number,
+   from 0. */
 typedef void (*Job)(const void *arguments, int64_t start, int64_t stop, int64_t thread);
 
 int64_t thread_count(const Threads *threads);
 
-/* Do `count` items of a job in all threads, `step` at a time. Calls take turns. */
+/* Compute `count` items of a job in all threads, `step` items at a time. Only one job runs at a
+   time; further calls wait. */
 void run_job(Threads *threads, Job job, const void *arguments, int64_t count, int64_t step);
 
-/* Return the number of items in a step that is worth a thread; elements: of an item. */
+/* Return the fewest items for which a step is worth a thread; elements: number of elements of an
+   item. */
 int64_t worthwhile_step(int64_t elements);
 
 /* ---- Matrix products (products.c) ---- */

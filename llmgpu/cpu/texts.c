@@ -1,4 +1,4 @@
-/* Validity of UTF-8, and the starts of lines. */
+/* Checking UTF-8, and finding the starts of lines. */
 #include "engine.h"
 
 API int64_t llmgpu_valid_utf8(const uint8_t *text, int64_t length)

@@ -1,4 +1,4 @@
-/* Threads that share the work of an operation.
+/* A pool of threads that share the work of each operation.
  *
  * A thread takes further items when its last items are done, and an operation ends when all items
  * are done. So a thread that the system holds back delays no other thread. A waiting thread looks
@@ -9,8 +9,8 @@
 #include <pthread.h>
 
 #define MOST_THREADS 256
-#define LOOKS 4000 /* number of looks for work before a thread sleeps */
-#define LEAST_ELEMENTS 16384 /* a step with fewer elements of rows costs less than its hand-over */
+#define LOOKS 4000 /* how often a thread looks for work before it sleeps */
+#define LEAST_ELEMENTS 16384 /* handing over a step with fewer elements does not pay off */
 
 struct Threads {
     pthread_mutex_t turn; /* held by the caller of run_job */

@@ -1,4 +1,4 @@
-/* Making a trainer of words, and returning its words. */
+/* Creating a trainer from words, and returning its words. */
 #include "trainer.h"
 
 #ifdef __GLIBC__

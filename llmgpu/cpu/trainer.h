@@ -12,8 +12,8 @@
 #define SYMBOL_BITS 20
 #define SYMBOL_MASK ((UINT64_C(1) << SYMBOL_BITS) - 1)
 
-/* The changes by a merge that concern one neighbour, on one side of the merged symbols: the number
- * of occurrences in the words (occurrences) and in the text (weight). */
+/* How a merge changes the pairs with one neighbour, on one side of the merged symbols: by how many
+   occurrences in the words (occurrences) and in the text (weight). */
 typedef struct {
     int64_t weight;
     uint32_t occurrences;

@@ -1,5 +1,4 @@
-/* Copying, reading and writing many bytes in several threads, for which Python makes a single
- * call. */
+/* Copying, reading and writing many bytes in several threads, with a single call from Python. */
 #define _GNU_SOURCE /* madvise, fallocate */
 #include "engine.h"
 

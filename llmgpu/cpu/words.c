@@ -43,8 +43,8 @@ int grow(void **items, int64_t *room, int64_t needed, size_t size)
 #if defined(__linux__)
 #define HUGE_PAGE ((size_t)2 << 20)
 
-/* Look-ups touch random pages, and the processor has to translate each page's address. It can keep
- * the addresses of all pages at hand if the pages are large. */
+/* Look-ups touch random pages, and the processor has to translate each page's address. If pages are
+   large, the translations of all pages fit into its cache for addresses. */
 void *zero_pages(size_t bytes)
 {
     if (bytes < HUGE_PAGE)

@@ -2,14 +2,15 @@
  *
  * - The engine is the library that ctypes has loaded: Python passes the addresses of its functions
  *   and objects. So calls through ctypes and calls through this module run the same code, and this
- *   module has only the code that needs CPython's API.
+ *   module contains only what needs CPython's API.
  * - A function handles the usual case. In any other case it returns None, and Python's code does
  *   the work or raises the error.
  * - CPython's lock is released for longer texts. Data that threads share is changed with this lock
  *   held, or, in a CPython without the lock, with the lock of a `Coder` held. Each call has a
  *   `Tool` of its own.
- * - NumPy's C functions make arrays. They are taken from NumPy's table by number. The numbers are
- *   fixed within a version of NumPy's interface, which Python's code compares.
+ * - Arrays are made by NumPy's C functions, which are found by their numbers in NumPy's table of
+ *   functions. The numbers are fixed within a version of NumPy's interface, and Python's code
+ *   checks the version.
  */
 #include "calls.h"
 

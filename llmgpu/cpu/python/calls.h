@@ -1,4 +1,4 @@
-/* What the files of the extension module share; see calls.c. */
+/* Declarations that the files of the extension module share; see calls.c. */
 #ifndef LLMGPU_CALLS_H
 #define LLMGPU_CALLS_H
 

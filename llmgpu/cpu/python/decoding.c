@@ -1,4 +1,4 @@
-/* Ids to texts, offsets of tokens, and tokens by name. */
+/* Decoding ids to texts, the offsets of tokens, and finding tokens by name. */
 #include "calls.h"
 
 /* Ids to decode: their number, and the number of their bytes. */

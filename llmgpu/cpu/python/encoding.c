@@ -1,4 +1,4 @@
-/* Texts to ids: single texts, and batches. */
+/* Encoding texts to ids: single texts, and batches. */
 #include "calls.h"
 
 /* Write the ids of a text, with the lock released if it is long; return the number of ids, below 0
@@ -28,7 +28,7 @@ static int64_t count_leads(const uint8_t *text)
 {
     int64_t leads = 0;
 
-    for (int64_t at = 0; at < SAMPLE; at += 128) { /* of which bytes hold the number */
+    for (int64_t at = 0; at < SAMPLE; at += 128) { /* few enough bytes for a count in a byte */
         uint8_t some = 0;
         for (int64_t k = at; k < at + 128; k++)
             some = (uint8_t)(some + (text[k] >= FIRST_LEAD));

@@ -1,4 +1,4 @@
-/* The texts of ids that arrive one by one. */
+/* Decoding ids that arrive one by one to pieces of text. */
 #include "calls.h"
 
 PyTypeObject *stream_type;

@@ -1,4 +1,4 @@
-/* Texts of Python as UTF-8, and ids as arrays and lists. */
+/* Converting Python's texts to UTF-8, and ids to arrays and lists. */
 #include "calls.h"
 
 PyObject *ascii_method;
@@ -29,8 +29,8 @@ static int is_ascii(PyObject *text)
     return answer == Py_True;
 }
 
-/* A str of ASCII contains its UTF-8. Any other str keeps the UTF-8 that it is asked for, so that a
- * copy is made of a long str. */
+/* A str of ASCII contains its UTF-8. Any other str would keep its UTF-8 in memory once requested,
+   so a copy is made of a long str. */
 int take_text(PyObject *text, Taken *taken)
 {
     taken->owner = NULL;
