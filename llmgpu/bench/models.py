@@ -278,7 +278,9 @@ class TrainBench:
     def _measured(
         self, result: Result, own: OwnSteps, seconds: list[float], torch_seconds: list[float]
     ) -> Result:
-        """Add the times, the speed-ups, and the least possible time as a share, to a result."""
+        """Add the measured times to a result, the speed-ups, and the share of the least possible
+        time.
+        """
         engine, job = own.engine, own.job
         result = _with_steps(result, job, seconds)
         median = result.median

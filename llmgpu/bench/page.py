@@ -85,7 +85,7 @@ def draw_report(record: Record) -> str:
 
 
 def _head(record: Record) -> Iterator[str]:
-    """Yield warnings, headlines and facts."""
+    """Yield the lines at the top of the page: warnings, headlines and facts."""
     if not record.complete:
         yield '<p class="warning">Interrupted: these are the results so far.</p>'
     if not record.is_correct:

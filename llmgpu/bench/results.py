@@ -60,7 +60,7 @@ def runs_text(times: Times) -> str:
 
 
 def _second_unit(seconds: float) -> tuple[float, str]:
-    """Return how many of a suitable unit are in a second, and the name of the unit."""
+    """Choose the unit in which to write a time; return its number per second, and its name."""
     power = 0
     while seconds * 1000**power < 0.9995 and power < len(_SMALL) - 1:
         power += 1
@@ -250,7 +250,7 @@ class TextFacts:
 
 @dataclass(frozen=True)
 class VocabularyFacts:
-    """The vocabulary given to the part tokenize by --vocab."""
+    """Facts about the vocabulary of --vocab, which the benchmark of tokenizing uses."""
 
     source: str
     fingerprint: str

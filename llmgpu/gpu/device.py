@@ -315,6 +315,10 @@ def paced_states(
 
 
 def _next_rounds(rounds: int, took: float, seconds: float) -> int:
-    """Return the rounds of the next submission: at most twice, and at least half as many."""
+    """Return the number of rounds for the next submission, so that it takes about `seconds`.
+
+    The number changes at most by a factor of two. took: seconds of the last submission, of
+    `rounds`.
+    """
     factor = min(2.0, max(0.5, seconds / max(took, 1e-4)))
     return max(1, int(rounds * factor))

@@ -345,7 +345,10 @@ class TrainOptions:
         return minimum + (peak - minimum) * height
 
     def momentum_of(self, step: int) -> float:
-        """Return Muon's momentum in a step, 0 for the first: a linear change, then a constant."""
+        """Return Muon's momentum in a step; step 0 is the first.
+
+        The momentum changes linearly for `momentum_steps` steps, and is constant after them.
+        """
         if step >= self.momentum_steps:
             return self.momentum
         change = self.momentum - self.momentum_start

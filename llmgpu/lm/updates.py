@@ -143,7 +143,9 @@ class Updates:
             self._model.operations.write(tensor, hyper)
 
     def record_clear(self, written: Collection[str] = ()) -> None:
-        """Record zeros for all gradients but those with the names `written`."""
+        """Record operations that set all gradients to zero, except those with the names in
+        `written`.
+        """
         for name, gradient in self.gradients.items():
             if name not in written:
                 self._model.operations.fill_zero(gradient)

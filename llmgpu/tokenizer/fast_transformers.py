@@ -298,7 +298,9 @@ class FastTokenizer:
 
     @classmethod
     def convert_to_native_format(cls, *args: Any, **named: Any) -> Any:
-        """Call this method of the base class for the base class, whose initializer decides."""
+        """Call the method on the base class itself, because its result depends on the class's
+        initializer.
+        """
         return cls._base.convert_to_native_format(*args, **named)  # type: ignore[attr-defined]
 
     def _encode_plus(self, text: Any, text_pair: Any = None, *args: Any, **options: Any) -> Any:

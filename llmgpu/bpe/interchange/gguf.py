@@ -185,7 +185,7 @@ def describe(
 def _describe_bytes(
     vocabulary: Vocabulary,
 ) -> tuple[dict[int, str], dict[int, int], dict[str, Any]]:
-    """Return texts and kinds by id, and the metadata of a byte-level vocabulary's merges."""
+    """Return texts and kinds by id, and the metadata, of a byte-level vocabulary with merges."""
     ids = exportable_ids(vocabulary, _TOOL)
     merges = listed_merges(vocabulary)
     special = set(vocabulary.special_tokens.values())
@@ -201,7 +201,10 @@ def _describe_bytes(
 def _describe_pieces(
     vocabulary: Vocabulary, rows: int, note: Note
 ) -> tuple[dict[int, str], dict[int, int], dict[str, Any]]:
-    """Return the same for a vocabulary of SentencePiece's kind, with scores in place of merges."""
+    """Return texts and kinds by id, and the metadata, of a vocabulary of SentencePiece's kind.
+
+    Such metadata has scores in place of merges.
+    """
     assert vocabulary.pieces is not None
     plain = replace(vocabulary, normalized_tokens=()) if vocabulary.pieces.ranks else vocabulary
     refuse_added_flags(plain, f"{_TOOL} does not support")

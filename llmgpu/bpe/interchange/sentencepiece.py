@@ -282,7 +282,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at `at`, 7 bits a byte, lowest bits first, and the position after it."""
+    """Decode a Protobuf varint at position `at`; return its value, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):

@@ -345,7 +345,10 @@ def _read(file: BinaryIO, size: int) -> bytes:
 
 
 def _without(found: Positions, data: bytes, begin: int, separator: bytes) -> Positions:
-    """Return the positions far from any separator; data: bytes of the file, from `begin` on."""
+    """Return the positions that are not near an occurrence of `separator`.
+
+    data: bytes of the file, from position `begin` on.
+    """
     at = data.find(separator)
     while at >= 0 and len(found):
         first, end = begin + at - _NEAR, begin + at + len(separator) + _NEAR

@@ -148,7 +148,11 @@ def _mask_from(
     *,
     closed: bool,
 ) -> NDArray[np.bool_]:
-    """Return starts from the pre-token start `begin` on; entries before `end` are final."""
+    """Return a mask of the pre-token starts from the pre-token start `begin` on.
+
+    The mask reaches at least to `end`. Only its entries before `end` are certain to be final,
+    because later text may change the entries near the end of the mask.
+    """
     starts = document_starts[document_starts >= begin] - begin
     window = _WINDOW
     while True:

@@ -53,7 +53,7 @@ class Mixture:
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
-        """Compute shares from weights above 0, in any unit."""
+        """Compute the corpora's shares; weights: one for each corpus, above 0, in any unit."""
         total = sum(weights)
         self._shares = [max(1, round(weight / total * _WHOLE_WEIGHT)) for weight in weights]
 

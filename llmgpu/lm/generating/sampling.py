@@ -67,7 +67,10 @@ class Sampler:
         return int(ids[self._pick(probabilities)])
 
     def largest_wanted(self, count: int) -> int | None:
-        """Return how many of the largest logits, of `count`, determine the draw; None for all."""
+        """Return how many of the largest logits are enough to draw an id; None if all are needed.
+
+        count: the number of all logits.
+        """
         options = self._options
         if self.is_greedy:
             return 1

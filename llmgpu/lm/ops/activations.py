@@ -168,7 +168,10 @@ class ActivationOperations(Recorder):
         grad_out: Tensor,
         grad_inner: Sequence[Tensor],
     ) -> None:
-        """Call `activate` and `activate_backward`; one kernel does both for gate and up in one."""
+        """Call `activate`, then `activate_backward`.
+
+        If gate and up are in one tensor, a device computes both with a single kernel.
+        """
         self.activate(activation, inner, out)
         self.activate_backward(activation, inner, grad_out, grad_inner)
 

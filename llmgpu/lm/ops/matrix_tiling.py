@@ -48,7 +48,10 @@ class AnyTile(ABC):
     @property
     @abstractmethod
     def term_cost(self) -> float:
-        """Time to add a term to each element; 1 for 128 threads with 64 elements each."""
+        """Estimated time for one more term in the sums of all elements, in any unit.
+
+        The time is 1 for a tile of 128 threads with 64 elements each.
+        """
 
     def count(self, rows: int, columns: int) -> int:
         """Return the number of tiles that cover a product."""

@@ -112,7 +112,10 @@ class WeightState(ABC):
 
 
 def piece_of_norm(grad: Tensor) -> int:
-    """Return the number of squares in a sum. A small gradient leaves most of its sums 0."""
+    """Return how many squares each partial sum of a gradient's norm adds up.
+
+    For a small gradient, most of the NORM_PARTIALS sums stay 0.
+    """
     return max(-(-grad.size // NORM_PARTIALS), MIN_PIECE)
 
 

@@ -615,7 +615,10 @@ def single_of(array: AnyArray) -> FloatArray:
 
 
 def put(values: FloatArray, array: AnyArray) -> None:
-    """Round `values` into an array, unless `single_of` returned the array itself."""
+    """Round `values` into an array.
+
+    Do nothing if `values` is the array, as `single_of` may return it.
+    """
     if values is not array:
         np.copyto(array, values, casting="same_kind")
 

@@ -76,7 +76,7 @@ class Momentum(WeightState):
 
 @dataclass(frozen=True)
 class OrthogonalStep(WeightState):
-    """The step of a matrix along an orthogonal direction of its shape."""
+    """The step of a matrix along `direction`, an orthogonal matrix of the same shape."""
 
     direction: Tensor
 
