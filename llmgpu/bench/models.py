@@ -278,9 +278,7 @@ class TrainBench:
     def _measured(
         self, result: Result, own: OwnSteps, seconds: list[float], torch_seconds: list[float]
     ) -> Result:
-        """Add the measured times to a result, the speed-ups, and the share of the least possible
-        time.
-        """
+        """Add times, speed-ups, and the share of the least possible time to a result."""
         engine, job = own.engine, own.job
         result = _with_steps(result, job, seconds)
         median = result.median

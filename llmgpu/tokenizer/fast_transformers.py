@@ -298,8 +298,7 @@ class FastTokenizer:
 
     @classmethod
     def convert_to_native_format(cls, *args: Any, **named: Any) -> Any:
-        """Call the method on the base class itself, because its result depends on the class's
-        initializer.
+        """Call this method on the base class itself: its result depends on the class's initializer.
         """
         return cls._base.convert_to_native_format(*args, **named)  # type: ignore[attr-defined]
 
