@@ -143,9 +143,7 @@ class Updates:
             self._model.operations.write(tensor, hyper)
 
     def record_clear(self, written: Collection[str] = ()) -> None:
-        """Record operations that set all gradients to zero, except the gradients named in
-        `written`.
-        """
+        """Record operations that set all gradients to zero, except those named in `written`."""
         for name, gradient in self.gradients.items():
             if name not in written:
                 self._model.operations.fill_zero(gradient)

@@ -298,8 +298,7 @@ class FastTokenizer:
 
     @classmethod
     def convert_to_native_format(cls, *args: Any, **named: Any) -> Any:
-        """Call this method on the base class itself: its result depends on the class's initializer.
-        """
+        """Call the method on the base class: its result depends on the initializer of a class."""
         return cls._base.convert_to_native_format(*args, **named)  # type: ignore[attr-defined]
 
     def _encode_plus(self, text: Any, text_pair: Any = None, *args: Any, **options: Any) -> Any:
