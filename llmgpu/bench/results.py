@@ -343,7 +343,7 @@ class ResultTable:
 
     @property
     def answers(self) -> str:
-        """The references of comparisons and the notes of compared results, each once."""
+        """The line below a table: what the results were compared with, and notes, each once."""
         compared = [result for result in self.results if result.correct is not None]
         said = [result.answer for result in compared] + [result.note for result in compared]
         return "; ".join(dict.fromkeys(text for text in said if text))

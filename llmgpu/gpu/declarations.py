@@ -57,7 +57,7 @@ def _saved_interface() -> Any:
             return None
 
         class ParsedInterface(_cffi_backend.FFI):  # type: ignore[misc]
-            """The FFI that the binding gets when it creates a new FFI."""
+            """An FFI with the saved declarations, which the binding gets in place of `cffi.FFI`."""
 
             def cdef(self, source: str) -> None:
                 """Declare nothing: the saved declarations are complete."""

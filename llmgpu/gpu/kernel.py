@@ -39,8 +39,8 @@ class Kernel:
     ) -> None:
         """Compile `source`.
 
-        constants: values of WGSL overrides. Settings of the source are ignored, because the text
-            already has their values.
+        constants: values of WGSL overrides. Names of settings of the source are skipped, because
+            the source's text already has their values.
 
         Raises DeviceError if the text does not compile (the message names file and line), or if the
         kernel needs more than the adapter's limits.

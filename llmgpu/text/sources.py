@@ -315,7 +315,7 @@ class _Found:
             return None
         head = head_of(source) or b""
         kind = binary_format(head)
-        if leaves_out and kind != ARROW:  # the user would not notice that a data set is left out
+        if leaves_out and kind != ARROW:  # for Arrow files an error is safer than leaving out data
             is_binary = has_zero_bytes(head) and not _is_text(head, source.path)
             return _BINARY if kind is not None or is_binary else None
         check_text(head, source.path)

@@ -127,7 +127,7 @@ Keep = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
 
 
 class PairIndex:
-    """The pairs that have slots; `keep` decides when a pair first occurs.
+    """The pairs that have slots. A function chooses these pairs when they first occur.
 
     All columns are indexed by slot.
 
@@ -137,7 +137,7 @@ class PairIndex:
     """
 
     def __init__(self, keep: Keep) -> None:
-        """Start without pairs; `keep` chooses the pairs that get slots."""
+        """Start without pairs; keep: returns for new pairs whether each gets a slot."""
         self._keep = keep
         self.keys = GrowableArray(np.int64)
         self.counts = GrowableArray(np.int64)

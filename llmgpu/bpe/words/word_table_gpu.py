@@ -233,7 +233,7 @@ class WordSlot:
             self._pretokenizer.mark_on_host(self._piece, text)
 
     def upload(self, commands: Commands, piece: Slice) -> None:
-        """Record the upload of a slice from staging memory, and marking the starts of words."""
+        """Record commands that upload a slice from staging memory and mark the starts of words."""
         self._piece = piece
         params = np.array((piece.main_end, len(piece.document_starts), 0, 0), np.uint32)
         self.device.write(self._params, params)

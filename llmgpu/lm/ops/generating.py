@@ -73,8 +73,9 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
         activation: ActivationFunction,
         out: Tensor,
     ) -> None:
-        """Write to `out` (N, F) the activation of the products of a norm's output and `weight`.
+        """Compute the first half of a feed-forward network: norm, matrix products and activation.
 
+        out: receives the result, (N, F).
         weight: the matrices of gate and up, or only of up if the activation has no gate.
         norm: x is the input; out and inverse_rms are undefined afterwards.
         """

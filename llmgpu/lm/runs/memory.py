@@ -140,7 +140,8 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
         needed = NUMPY_BYTES + temporary + tensor_bytes
     else:
         needed = GPU_BYTES + temporary + (tensor_bytes if backend.is_software else 0)
-    # Add the copies of a checkpoint's tensors, if there is room. A software adapter has its own.
+    # Add the copies of a checkpoint's tensors, if there is room. On a software adapter, the
+    # tensors and their copies on the device are also in the host's memory.
     copies = SAVED_BYTES * config.parameters
     if backend.device is not None and backend.is_software:
         copies *= 2
