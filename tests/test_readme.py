@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import pytest
@@ -333,6 +334,10 @@ def test_kernels_are_those_of_the_recorded_runs() -> None:
     forward, by_input, by_weight = (round(each["teraflops"]["median"]) for each in products)
     assert forward == by_input
     assert f"at {forward} TFLOP/s forward and by input, and at {by_weight} by weight" in text
+    path = RECORDED / "kernels" / "nvidia-h100-step.json"
+    for step in json.loads(path.read_text(encoding="utf-8"))["results"]:
+        for name in ("milliseconds", "before"):
+            assert f"{median(step[name]):.2f}" in text
 
 
 def test_precisions_and_generating_are_those_of_the_recorded_runs() -> None:
