@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import pytest
@@ -337,7 +336,7 @@ def test_kernels_are_those_of_the_recorded_runs() -> None:
     path = RECORDED / "kernels" / "nvidia-h100-step.json"
     for step in json.loads(path.read_text(encoding="utf-8"))["results"]:
         for name in ("milliseconds", "before"):
-            assert f"{median(step[name]):.2f}" in text
+            assert f"{statistics.median(step[name]):.2f}" in text
 
 
 def test_precisions_and_generating_are_those_of_the_recorded_runs() -> None:
