@@ -60,7 +60,7 @@ class AttentionTile:
     subgroup_rows: int
 
 
-# The first is the fastest for heads of 64 and 128: docs/recorded/kernels/nvidia-h100-attention.json.
+# The first is the fastest: docs/recorded/kernels/nvidia-h100-attention.json.
 ATTENTION_TILES = (
     AttentionTile(128, 16, 32),
     AttentionTile(64, 32, 16),
