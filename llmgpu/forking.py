@@ -9,14 +9,13 @@ are changed by single operations that no other thread can interrupt.
 
 from __future__ import annotations
 
-import _thread
-
 # These two modules register fork hooks. Their hooks take locks that a delaying block may need, so
 # the hook of this module must run before them. Hooks run in reverse order of registration: import
 # the modules first.
 import concurrent.futures.thread  # noqa: F401
 import logging  # noqa: F401
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -90,7 +89,8 @@ def _end_fork_in_parent() -> None:
     _let_blocks_begin(thread)
     if thread in _interrupted:
         _interrupted.clear()
-        threading.Timer(_INTERRUPT_AFTER, _thread.interrupt_main).start()
+        # A signal also ends a call that waits, which `_thread.interrupt_main` does not.
+        threading.Timer(_INTERRUPT_AFTER, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
 def _end_fork_in_child() -> None:

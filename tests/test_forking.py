@@ -96,13 +96,27 @@ def test_an_interrupt_is_raised_after_the_fork_that_waits() -> None:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.2)
 
+    raised, in_time = threading.Event(), []
+    reading, writing = os.pipe()
+
+    def end_the_read() -> None:
+        in_time.append(raised.wait(12 * SECONDS))
+        os.close(writing)
+
     thread, forked = threading.Thread(target=work), []
+    ending = threading.Thread(target=end_the_read)
     thread.start()
     begun.wait()
     with pytest.raises(KeyboardInterrupt):
         forked.append(fork_finds_free(lock))
-        time.sleep(SECONDS)
+        ending.start()
+        os.read(reading, 1)  # waits until the interrupt comes
+    raised.set()
     thread.join()
+    if forked:
+        ending.join()
+        os.close(reading)
+        assert in_time == [True]
     assert forked == [True] or not forked  # raised while waiting for the child
     assert fork_finds_free()
 
