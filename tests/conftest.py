@@ -31,6 +31,8 @@ import pytest
 from hypothesis import settings
 
 from llmgpu.backend import list_adapters
+from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
+from llmgpu.bpe.words.count_gpu import GpuWordCounter
 from llmgpu.errors import LlmgpuError
 from llmgpu.gpu import MATRIX_FEATURE, WEBGPU_DEFAULT_LIMITS, Device, load_driver
 from llmgpu.gpu import list_adapters as list_gpu_adapters
@@ -43,6 +45,7 @@ PYTHON_PATH = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 NOBODY = 65534
 SLOW_SECONDS = 900  # time limit of a test marked slow; of the others: see pyproject.toml
+FIRST_WORDS = 1 << 13  # of word tables of devices
 MAX_WORKERS = 16  # each of them opens the adapter
 # Examples of a property test in `make test`, and in `make test-slow`, which runs them all again.
 QUICK_EXAMPLES, FULL_EXAMPLES = 6, 30
@@ -208,6 +211,16 @@ def nothing_waits_for_the_disk() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tables_are_small_at_first() -> Iterator[None]:
+    """Let word tables of devices begin small and grow: software clears large ones slowly."""
+    with pytest.MonkeyPatch.context() as patch:
+        for owner in (GpuEncoder, GpuWordCounter):
+            defaults: Any = owner.__init__.__kwdefaults__
+            patch.setitem(defaults, "first_words", FIRST_WORDS)
         yield
 
 

@@ -133,7 +133,7 @@ lock = threading.Lock()
 def slow(function):
     def call(*given, **named):
         with lock:
-            time.sleep(1)
+            time.sleep(0.2)
             return function(*given, **named)
     return call
 
@@ -289,7 +289,7 @@ def test_a_tokenizer_on_a_device_has_its_tables_from_the_start(
     pack_pairs = encoder_gpu.pack_pairs
 
     def pack_slowly(*given: Any) -> NDArray[np.uint32]:
-        time.sleep(1)
+        time.sleep(0.2)
         return pack_pairs(*given)
 
     monkeypatch.setattr(encoder_gpu, "pack_pairs", pack_slowly)

@@ -37,7 +37,7 @@ TRAIN = ("train", "--vocab", "v.bin", "-o", "run", "--force", "--steps", "3", "-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("memory")
-    text = b"".join(generate_text(20 << 20))
+    text = b"".join(generate_text(8 << 20))
     (folder / "text.txt").write_bytes(text)
     (folder / "small.txt").write_bytes(text[: 1 << 20])
     line = text[: 4 << 20].decode(errors="ignore")

@@ -31,6 +31,7 @@ DTYPES = (
     *("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
     *(">u4", "bool", "f8"),
 )
+SCALARS = {int, str, bytes}
 
 
 @contextmanager
@@ -58,12 +59,14 @@ def plain(result: Any) -> Any:
     if isinstance(result, np.ndarray):
         return "array", result.dtype.str, result.shape, result.flags.writeable, result.tolist()
     if isinstance(result, (list, tuple)):
-        return type(result), [plain(each) for each in result]
+        types = list(map(type, result))
+        flat = SCALARS.issuperset(types)
+        return type(result), types, list(result) if flat else [plain(each) for each in result]
     return type(result), result
 
 
-def calls(tokenizer: Tokenizer, texts: list[Any], ids: list[Any]) -> list[Any]:
-    """Return the outcomes of all calls that the module does, on texts and on ids of any type."""
+def calls_on_texts(tokenizer: Tokenizer, texts: list[Any]) -> list[Any]:
+    """Return the outcomes of all calls that the module does on texts of any type."""
     found: list[Any] = []
     for text in texts:
         given: list[Callable[[], Any]] = [
@@ -82,10 +85,18 @@ def calls(tokenizer: Tokenizer, texts: list[Any], ids: list[Any]) -> list[Any]:
         found.append(outcome(lambda dtype=dtype: tokenizer.encode_batch(texts, dtype=dtype)))
         few = [text for text in texts if isinstance(text, (str, bytes))]
         found.append(outcome(lambda few=few, dtype=dtype: tokenizer.encode_batch(few, dtype=dtype)))
+    return found
+
+
+def calls_on_ids(tokenizer: Tokenizer, ids: list[Any]) -> list[Any]:
+    """Return the outcomes of all calls that the module does on ids of any type."""
+    found: list[Any] = []
     for row in ids:
         for errors in ("replace", "strict", "ignore", "unknown", "surrogateescape"):
             found.append(outcome(lambda row=row, errors=errors: tokenizer.decode(row, errors)))
-            found.append(outcome(lambda row=row, errors=errors: streamed(tokenizer, row, errors)))
+            if errors == "strict" or type(row) is list:
+                stream = outcome(lambda row=row, errors=errors: streamed(tokenizer, row, errors))
+                found.append(stream)
         found.append(outcome(lambda row=row: tokenizer.decode(row)))
         found.append(outcome(lambda row=row: tokenizer.decode_bytes(row)))
         found.append(outcome(lambda row=row: tokenizer.decode_with_offsets(row)))
@@ -118,7 +129,7 @@ def random_ids(rng: random.Random, size: int) -> list[Any]:
     wrong = rng.choice([*numbers, True, 1.0, "a", None])
     mixed = [*few, wrong]
     rng.shuffle(mixed)
-    small = [number % 128 for number in few]
+    small = [number % 128 for number in few[:100]]
     arrays = [np.array(small, np.int64).astype(dtype) for dtype in DTYPES]
     square, empty = np.zeros((2, 2), np.int32), np.zeros(3, "V0")
     shaped: list[Any] = [np.array(few, np.int64)[::2], square, empty, np.int64(3), 5, [[1], [2]]]
@@ -147,10 +158,12 @@ def check(rng: random.Random, vocabulary: Vocabulary) -> None:
             tokenizer = Tokenizer(vocabulary, device)
             outcome(lambda tokenizer=tokenizer: tokenizer.encode("a"))
             assert (tokenizer._coder is not None) == (way == "module")
-            found = calls(tokenizer, texts, ids)
+            found = calls_on_texts(tokenizer, texts)
+            if way != "ctypes":  # which decodes as "numpy" does
+                found += calls_on_ids(tokenizer, ids)
         if expected is None:
             expected = found
-        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        for number, (one, other) in enumerate(zip(found, expected, strict=way != "ctypes")):
             assert one == other, (way, number, str(one)[:1000], str(other)[:1000])
 
 

@@ -42,7 +42,7 @@ int main(void)
         int64_t length = lengths[n];
         draw_keys();
         for (int count = 0; count < WORDS;) {
-            for (int k = 0; k < 64; k++)
+            for (int k = 0; k < (length ? length : 8); k++)
                 words[count][k] = (uint8_t)('a' + draw() % 26);
             count += bucket(words[count], length) == 7;
         }

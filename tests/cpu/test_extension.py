@@ -599,7 +599,8 @@ def test_memory_stays_flat(tokenizer: Tokenizer) -> None:
 
     def repeat(times: int) -> None:
         for _ in range(times):
-            calls.calls(tokenizer, texts, ids)
+            calls.calls_on_texts(tokenizer, texts)
+            calls.calls_on_ids(tokenizer, ids)
             tokenizer.encode(LONG)
             next(tokenizer.decode_stream(iter([97])))
             Tokenizer(vocabulary(), "cpu").encode("a")

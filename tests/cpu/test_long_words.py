@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler
 def small_windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The engine with windows of a few bytes for words that are not searched, of 49 or more."""
     path: Path = tmp_path_factory.mktemp("engine") / "engine.so"
-    build.build(path, ["-O1", "-DMOST_AT_ONCE=48", "-DWINDOW=16"])
+    build.build(path, ["-O0", "-DMOST_AT_ONCE=48", "-DWINDOW=16"])
     loaded, reason = library.load(path)
     assert loaded is not None, reason
     with pytest.MonkeyPatch.context() as patch:

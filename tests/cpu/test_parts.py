@@ -62,7 +62,7 @@ def joined(encoder: object, source: Corpus) -> tuple[NDArray[np.uint32], list[in
 def test_ids_of_documents_do_not_depend_on_threads(pattern: str, seed: int) -> None:
     rng = random.Random(f"{pattern} {seed}")
     vocabulary = vocabulary_of(pattern)
-    documents = [random_text(rng, rng.choice([0, 1, 5, 60, 700])) for _ in range(12)]
+    documents = [random_text(rng, rng.choice([0, 1, 5, 60, 400])) for _ in range(12)]
     expected, starts = joined(NumpyEncoder(vocabulary), corpus_from_bytes(documents))
     for slice_bytes, threads in ((40, 4), (300, 3), (3000, 16), (1 << 16, 5), (1, 4)):
         encoder = cutting_cpu_encoder(vocabulary, slice_bytes, threads)
@@ -82,7 +82,7 @@ def test_ids_of_files_do_not_depend_on_threads(
     rng = random.Random(pattern)
     vocabulary = vocabulary_of(pattern)
     names = [str(tmp_path / f"{k}.txt") for k in range(4)]
-    for name, pieces in zip(names, (6000, 0, 3, 9000), strict=True):
+    for name, pieces in zip(names, (2500, 0, 3, 4000), strict=True):
         Path(name).write_bytes(random_text(rng, pieces) + b" and so on" * rng.randint(0, 900))
     expected, _ = joined(NumpyEncoder(vocabulary), Corpus(names))
     for slice_bytes, threads in ((700, 4), (4000, 16), (1 << 20, 5)):

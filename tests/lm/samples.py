@@ -56,7 +56,8 @@ def used_rows(
 
 def read_weights(model: Model) -> dict[str, NDArray[np.float32]]:
     """Return a model's weights by name."""
-    return {name: model.operations.read(tensor) for name, tensor in model.weights.items()}
+    begun = {name: model.operations.begin_read(each) for name, each in model.weights.items()}
+    return {name: finish() for name, finish in begun.items()}
 
 
 class _KeptLogits(Sampler):

@@ -48,8 +48,9 @@ def expected_scores(
 
 @pytest.mark.parametrize(("window", "stride"), [(64, 32), (20, 7), (16, 16), (5, 1)])
 def test_scores_are_those_of_the_float64_model(
-    operations: Operations, window: int, stride: int
+    operations: Operations, window: int, stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(scoring, "BATCH_IDS", 256)
     model, reference = model_of(operations)
     rng = np.random.default_rng(3)
     requests = [

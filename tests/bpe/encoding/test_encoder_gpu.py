@@ -153,7 +153,7 @@ def test_slices_are_longer_from_the_first_long_text_on(
 
 def test_room_for_which_several_slices_ask_is_made_once(any_device: Device) -> None:
     """Those after the first find it, and ask for no more words."""
-    text = hostile_text(9, 60_000)
+    text = hostile_text(9, 20_000)
     vocabulary = train(text[:5000])
     encoder = GpuEncoder(any_device, vocabulary, 2048)
     words, nbytes = encoder._table.word_capacity, encoder._table.data_capacity
