@@ -36,7 +36,7 @@ _MERGING = (
 )
 _SHARDS = "tokens/test_layouts.py tokens/test_shards.py"
 _ALONE = (
-    "bpe/encoding/encoder_shared.py "
+    "tokens/filters.py "
     "bpe/training/merge_host.py "
     "bpe/vocabulary/trie.py bpe/vocabulary/recovery.py bpe/interchange/gguf.py "
     "bpe/interchange/tekken.py bpe/interchange/tiktoken.py tokens/shards.py text/remote.py "
@@ -62,11 +62,12 @@ TESTS = {
     "bpe/training/batched_numpy.py": _MERGING,
     "bpe/training/symbols.py": "bpe/training/test_train.py",
     "tokens/ids.py": "tokens/test_formats.py",
+    "tokens/sinks.py": "tokens/test_formats.py",
     "tokens/npy.py": "tokens/test_formats.py",
     "tokens/bin.py": "tokens/test_foreign.py tokens/test_formats.py " + _SHARDS,
     "tokens/manifest.py": "tokens/test_shards.py",
     "tokens/layouts.py": "tokens/test_shards.py",
-    "tokens/megatron.py": _SHARDS,
+    "bpe/encoding/open.py": "bpe/encoding/test_optional_device.py",
     "tokens/counting.py": "cli/test_count.py",
     **dict.fromkeys(("cpu/merging.c", "cpu/pairs.c", "cpu/trainer.c"), _MERGING),
     "cpu/long_words.c": _ENCODING,

@@ -60,7 +60,7 @@ PYTEST_OPTIONS = (
     *("-o", "timeout=0"),  # a test takes long beside others; what hangs is ended here
 )
 IMPORTED = ("numpy", "hypothesis", "regex", "tiktoken", "tokenizers", "click", "rich", "msgpack")
-SHARED = "tests/bpe/encoding/test_encoder_shared.py"  # takes a device, which may be in software
+SHARED = "tests/bpe/encoding/test_optional_device.py"  # takes a device, which may be in software
 DEVICES = {"device", "portable_device", "any_device", "dawn_device"}  # fixtures
 
 

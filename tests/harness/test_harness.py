@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from llmgpu.cli import COMMANDS
 from tests.cli.conftest import COMMAND, environment, fails
+from tests.conftest import ROOT
 from tests.harness.faults import run_all
 from tests.harness.faulty_calls import READING
 from tests.harness.limits import draw, run_case
@@ -87,6 +90,15 @@ def test_an_unknown_device_is_refused(samples: Path, tmp_path: Path) -> None:
         fresh_copy(samples, folder)
         done, wrong = run_checked(folder, (*command, "--device", "no such device"))
         assert not wrong, (command, wrong, done.stderr)
+
+
+def test_changes_are_of_modules_that_have_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    mutants, unchanged = map(importlib.import_module, ("mutants", "unchanged"))
+    changed = [f"llmgpu/{name}" for name in mutants.TESTS]
+    tests = [mutants.test_files(name) for name in changed]
+    files = [*changed, *filter(None, unchanged.RULES), *chain.from_iterable(tests)]
+    assert all(tests) and [file for file in files if not (ROOT / file).exists()] == []
 
 
 @pytest.mark.slow
