@@ -70,6 +70,15 @@ def test_weights_and_sizes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(theirs[:3], ours[[0, 8, 1]])
 
 
+def test_linear_scaling_is_named(tmp_path: Path) -> None:
+    package = pytest.importorskip("gguf")
+    checkpoint, _ = make_checkpoint(tmp_path, rope_scaling=RopeScaling("linear", 4.0))
+    write_model(checkpoint, tmp_path / "m.gguf")
+    fields = package.GGUFReader(tmp_path / "m.gguf").fields
+    found = [fields[f"llama.rope.scaling.{name}"].contents() for name in ("type", "factor")]
+    assert found == ["linear", 4.0]
+
+
 def test_models_that_it_can_not_hold(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     checkpoint, _ = make_checkpoint(tmp_path, activation="gelu")

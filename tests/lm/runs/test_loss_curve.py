@@ -78,6 +78,9 @@ def test_lines_points_and_legend() -> None:
     thin = picture.line("thin")
     assert len(thin) == len(picture.line("strong")) == 40
     assert len(picture.line("dashed")) == 5 and len(picture.dots()) == 5 + 1  # one in the legend
+    (base,) = (n.get("y") for n in picture.root.iter(f"{SVG}text") if n.text == "validation")
+    sample = min(y for _, y in picture.dots())
+    assert sample < float(base or 0) < sample + 10  # the name is beside its sample
     for (x, y), (right, below) in pairwise(thin):
         assert x < right and y < below
     # The smoothed line does not lag: means of an even fall are the fall itself.
