@@ -338,3 +338,12 @@ def test_dawn_lists_both_of_two_adapters_of_one_name(dawn_device: Device, tmp_pa
     )
     first, second = listed.stdout.split("\n")[:2]
     assert (first[-2:], second[-2:]) == (":0", ":1") and first[:-2] == second[:-2], listed.stderr
+
+
+def test_an_interrupt_in_a_callback_is_raised_where_its_mapping_is_waited_for() -> None:
+    wgpu_driver = pytest.importorskip("llmgpu.gpu.wgpu_driver")
+    mapping = object.__new__(wgpu_driver._WgpuMap)
+    mapping._state = wgpu_driver._MapState()
+    mapping._state.interrupt = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        mapping.wait()

@@ -16,7 +16,7 @@ from llmgpu.bpe.vocabulary.trie import (
     validate_trie,
 )
 from llmgpu.cpu import library
-from llmgpu.cpu.tokens import spelled_tokens
+from llmgpu.cpu.tokens import lay_out_trie, spelled_tokens
 from llmgpu.errors import VocabularyError
 from tests.conftest import examples
 from tests.reference import bpe as reference
@@ -50,6 +50,12 @@ def test_trie_is_the_reference_trie(tokens: list[bytes], data: st.DataObject) ->
     assert reference.tokens_of_trie(trie.nodes.tolist(), trie.edges.tolist()) == expected
     assert trie.longest == max(map(len, tokens), default=0)
     validate_trie(trie, tokens, ids)
+    if library.library() is not None:
+        offsets = np.cumsum([0, *map(len, tokens)])
+        joined, numbers = np.frombuffer(b"".join(tokens), np.uint8), np.arange(len(tokens))
+        nodes, edges = lay_out_trie(joined, offsets, numbers)
+        by_place = lowest_ids(tokens, numbers.tolist())
+        assert (nodes.tolist(), edges.tolist()) == reference.flat_trie(by_place)
     most = data.draw(st.integers(1, 20))
     blocks = list(sort_tokens(tokens, ids).blocks(most))
     assert np.array_equal(np.concatenate([nodes for nodes, _ in blocks]), trie.nodes)
