@@ -125,7 +125,8 @@ def test_the_numbers_of_functions_are_those_of_numpy() -> None:
     found = re.sub(r"\\\n", " ", header.read_text())
     source = (build.CALLS / "calls.h").read_text()
     names = {"PyArray_Type": "NDARRAY_TYPE", "PyArray_New": "NEW_ARRAY"}
-    for name, ours in (names | {"PyArray_SetBaseObject": "SET_BASE"}).items():
+    names |= {"PyArray_SetBaseObject": "SET_BASE", "PyArray_Resize": "RESIZE"}
+    for name, ours in names.items():
         (number,) = re.findall(rf"#define {name}\b[^#]*?PyArray_API\[(\d+)\]", found)
         assert re.findall(rf"#define {ours} (\d+)", source) == [number], name
 

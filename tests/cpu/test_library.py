@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,30 @@ def test_pretokens_end_where_numpy_says(text: bytes, name: str, unicode: str) ->
     mask = start_mask(np.frombuffer(text, np.uint8), pattern, np.zeros(1, np.int64))
     expected = [*np.flatnonzero(mask).tolist()[1:], len(text)]
     assert make_c_pattern(pattern).ends(text).tolist() == expected
+
+
+@needs_engine
+@pytest.mark.parametrize("name", ["gpt2", "cl100k", "o200k", "qwen2"])
+def test_characters_beyond_ascii_are_cut_anywhere_in_a_block(name: str) -> None:
+    parts = ["é", "É", "’", "“a", "x\u0301y", "日本", "\xa0", "²", "a—b", "'ſ", "ıŞğ"]
+    texts = [
+        ("ab " * 60)[: 100 + before] + part + after
+        for part in parts
+        for after in ("", " word", "word 12", "!\n\n", "'s é")
+        for before in range(0, 66, 3)
+    ]
+    documents = [each.encode() for text in texts for each in (text, " cd! é")]
+    data = np.frombuffer(b"".join(documents), np.uint8)
+    starts = np.cumsum([0, *map(len, documents)])
+    found = np.flatnonzero(start_mask(data, name, starts[:-1]))
+    pattern = make_c_pattern(get_pattern(name))
+    padded = np.concatenate([data, np.zeros(library.TEXT_PADDING, np.uint8)])
+    room = np.empty(len(data), np.int64)
+    for begin, end in pairwise(starts.tolist()):  # other characters follow, whose bytes don't count
+        count = pattern._call("pretoken_ends", padded[begin:], end - begin, room)
+        first, stop = np.searchsorted(found, [begin + 1, end])
+        expected = [*(found[first:stop] - begin), end - begin]
+        assert room[:count].tolist() == expected, padded[begin:end].tobytes()
 
 
 @needs_engine

@@ -20,6 +20,7 @@
 #define SAMPLE (1 << 16)
 #define LEAST_SHARE 32
 #define FIRST_LEAD 0xC0
+#define AHEAD 16         /* ids between an int object that is put into a list and one that is fetched */
 #define FEW_IDS 64       /* the most ids that are decoded without memory of the heap */
 #define TOKEN_BYTES 256  /* the most bytes that are looked up without memory of the heap */
 
@@ -47,7 +48,8 @@ typedef struct {
     uint32_t (*find_token)(const void *vocabulary, const uint8_t *text, int64_t length);
 } Engine;
 
-#define NDARRAY_TYPE 2 /* this and the next two are numbers in NumPy's table */
+#define NDARRAY_TYPE 2 /* this and the next three are numbers in NumPy's table */
+#define RESIZE 80
 #define NEW_ARRAY 93
 #define SET_BASE 282
 #define ARRAY_FLAGS 0x501 /* C order, aligned, writeable */
@@ -56,6 +58,14 @@ typedef PyObject *(*NewArray)(void *type, int dimensions, const Py_ssize_t *shap
                               const Py_ssize_t *strides, void *data, int item_bytes, int flags,
                               PyObject *owner);
 typedef int (*SetBase)(PyObject *array, PyObject *base);
+
+/* The lengths of an array's dimensions. */
+typedef struct {
+    Py_ssize_t *lengths;
+    int dimensions;
+} Shape;
+
+typedef PyObject *(*Resize)(PyObject *array, const Shape *shape, int checks_references, int order);
 
 /* ---- Coders (coders.c) ---- */
 
@@ -143,7 +153,7 @@ PyObject *array_of(const Coder *self, const uint32_t *ids, int64_t count);
 PyObject *list_of(Coder *self, const uint32_t *ids, int64_t count);
 
 /* Shrink an array of ids to its first `count`. */
-PyObject *shortened(PyObject *array, int64_t count);
+PyObject *shortened(const Coder *self, PyObject *array, Py_ssize_t count);
 
 /* Return the data of an array. The pointer is the array's first field. */
 static inline void *data_of(PyObject *array)

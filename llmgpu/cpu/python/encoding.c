@@ -65,7 +65,7 @@ static PyObject *encode_taken(Coder *self, Tool *tool, const Taken *text, enum r
         return nothing();
     int64_t count = array ? encode_to(self, tool, text, data_of(array)) : 0;
     if (array && count >= 0)
-        return shortened(array, count);
+        return shortened(self, array, count);
     if (array)
         Py_DECREF(array);
     return array ? nothing() : NULL;
@@ -171,44 +171,37 @@ static int join(PyObject *texts, Py_ssize_t count, int64_t most, Joined *joined)
     return 1;
 }
 
-/* Return consecutive views of an array. */
-static PyObject *views_of(const Coder *self, PyObject *whole, const int64_t *starts, int64_t count)
+/* Return a view of `count` ids of an array. */
+static PyObject *view_of(const Coder *self, PyObject *whole, uint32_t *ids, Py_ssize_t count)
 {
-    NewArray make = (NewArray)self->numpy[NEW_ARRAY];
-    SetBase set_base = (SetBase)self->numpy[SET_BASE];
-    PyObject *views = PyList_New(count);
+    PyObject *view = ((NewArray)self->numpy[NEW_ARRAY])(self->numpy[NDARRAY_TYPE], 1, &count,
+                                                        self->id_number, NULL, ids, 0, ARRAY_FLAGS,
+                                                        NULL);
 
-    for (int64_t k = 0; views && k < count; k++) {
-        Py_ssize_t length = starts[k + 1] - starts[k];
-        uint32_t *first = (uint32_t *)data_of(whole) + starts[k];
-        PyObject *view = make(self->numpy[NDARRAY_TYPE], 1, &length, self->id_number, NULL, first, 0,
-                              ARRAY_FLAGS, NULL);
+    if (view) {
         Py_INCREF(whole);
-        if (view == NULL) {
-            Py_DECREF(whole);
-            Py_CLEAR(views);
-        } else if (set_base(view, whole) != 0) { /* takes the reference even if it fails */
-            Py_DECREF(view);
-            Py_CLEAR(views);
-        } else {
-            PyList_SetItem(views, k, view);
-        }
+        if (((SetBase)self->numpy[SET_BASE])(view, whole) != 0) /* takes the reference anyway */
+            Py_CLEAR(view);
     }
-    return views;
+    return view;
 }
 
-static PyObject *lists_of(Coder *self, const uint32_t *ids, const int64_t *starts, int64_t count)
+/* Return a list with the ids of each text: views of the array `whole`, or lists if it is NULL. */
+static PyObject *rows_of(Coder *self, PyObject *whole, uint32_t *ids, const int64_t *starts,
+                         int64_t count)
 {
-    PyObject *lists = PyList_New(count);
+    PyObject *rows = PyList_New(count);
 
-    for (int64_t k = 0; lists && k < count; k++) {
-        PyObject *list = list_of(self, ids + starts[k], starts[k + 1] - starts[k]);
-        if (list)
-            PyList_SetItem(lists, k, list);
+    for (int64_t k = 0; rows && k < count; k++) {
+        Py_ssize_t length = starts[k + 1] - starts[k];
+        PyObject *row = whole ? view_of(self, whole, ids + starts[k], length)
+                              : list_of(self, ids + starts[k], length);
+        if (row)
+            PyList_SetItem(rows, k, row);
         else
-            Py_CLEAR(lists);
+            Py_CLEAR(rows);
     }
-    return lists;
+    return rows;
 }
 
 /* Return the ids of joined texts; None without memory. */
@@ -232,9 +225,9 @@ static PyObject *encode_joined(Coder *self, Tool *tool, const Joined *joined, in
     } else {
         starts[joined->count] = count;
         if (as_list) {
-            result = lists_of(self, ids, starts, joined->count);
+            result = rows_of(self, NULL, ids, starts, joined->count);
         } else if ((whole = array_of(self, ids, count)) != NULL) {
-            result = views_of(self, whole, starts, joined->count);
+            result = rows_of(self, whole, data_of(whole), starts, joined->count);
             Py_DECREF(whole);
         }
     }

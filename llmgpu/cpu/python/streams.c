@@ -3,11 +3,15 @@
 
 PyTypeObject *stream_type;
 
-/* An iterator over the texts of ids. rest: the bytes of an incomplete character. spell: a function
- * for ids that are not known here. */
+/* The objects of a stream. IDS: the iterator over the source, made when the first text is asked for.
+ * SPELL: a function for ids that are not known here. */
+enum { SOURCE, ERRORS, SPELL, CODER, IDS, OBJECTS };
+#define GIVEN 3 /* the first objects are the arguments of `stream` */
+
+/* An iterator over the texts of ids. rest: the bytes of an incomplete character. */
 typedef struct {
     PyObject_HEAD
-    PyObject *coder, *source, *ids, *errors, *spell;
+    PyObject *objects[OBJECTS];
     uint8_t rest[8];
     Py_ssize_t rest_length;
     int is_busy;
@@ -15,26 +19,16 @@ typedef struct {
 
 static int stream_clear(PyObject *object)
 {
-    Stream *self = (Stream *)object;
-
-    Py_CLEAR(self->coder);
-    Py_CLEAR(self->source);
-    Py_CLEAR(self->ids);
-    Py_CLEAR(self->errors);
-    Py_CLEAR(self->spell);
+    for (int k = 0; k < OBJECTS; k++)
+        Py_CLEAR(((Stream *)object)->objects[k]);
     return 0;
 }
 
 static int stream_traverse(PyObject *object, visitproc visit, void *arg)
 {
-    Stream *self = (Stream *)object;
-
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(self->coder);
-    Py_VISIT(self->source);
-    Py_VISIT(self->ids);
-    Py_VISIT(self->errors);
-    Py_VISIT(self->spell);
+    for (int k = 0; k < OBJECTS; k++)
+        Py_VISIT(((Stream *)object)->objects[k]);
     return 0;
 }
 
@@ -52,7 +46,7 @@ static void stream_dealloc(PyObject *object)
  * call, unless these bytes are the last. */
 static PyObject *feed(Stream *self, const uint8_t *bytes, Py_ssize_t length, int is_last)
 {
-    const char *errors = PyUnicode_AsUTF8AndSize(self->errors, NULL);
+    const char *errors = PyUnicode_AsUTF8AndSize(self->objects[ERRORS], NULL);
     Py_ssize_t total = self->rest_length + length, used = total;
     uint8_t *joined = NULL;
     PyObject *text;
@@ -89,14 +83,14 @@ static PyObject *feed(Stream *self, const uint8_t *bytes, Py_ssize_t length, int
 /* Return the text of an id, "" while a character is incomplete. */
 static PyObject *next_text(Stream *self, PyObject *id)
 {
-    Coder *coder = (Coder *)self->coder;
+    Coder *coder = (Coder *)self->objects[CODER];
     long long number = PyLong_CheckExact(id) ? PyLong_AsLongLong(id) : -1;
 
     if (number >= 0 && number < coder->size && coder->offsets[number + 1] > coder->offsets[number])
         return feed(self, coder->data + coder->offsets[number],
                     (Py_ssize_t)(coder->offsets[number + 1] - coder->offsets[number]), 0);
     PyErr_Clear();
-    PyObject *bytes = PyObject_CallFunctionObjArgs(self->spell, id, NULL);
+    PyObject *bytes = PyObject_CallFunctionObjArgs(self->objects[SPELL], id, NULL);
     if (bytes == NULL)
         return NULL;
     const char *first = PyBytes_AsString(bytes);
@@ -110,13 +104,13 @@ static PyObject *stream_next(PyObject *object)
     Stream *self = (Stream *)object;
     PyObject *text = NULL, *id;
 
-    if (self->source == NULL)
+    if (self->objects[SOURCE] == NULL)
         return NULL;
     if (__atomic_exchange_n(&self->is_busy, 1, __ATOMIC_ACQUIRE))
         return PyErr_Format(PyExc_ValueError, "the stream is in use already");
-    if (self->ids == NULL)
-        self->ids = PyObject_GetIter(self->source);
-    id = self->ids ? PyIter_Next(self->ids) : NULL;
+    if (self->objects[IDS] == NULL)
+        self->objects[IDS] = PyObject_GetIter(self->objects[SOURCE]);
+    id = self->objects[IDS] ? PyIter_Next(self->objects[IDS]) : NULL;
     if (id) {
         text = next_text(self, id);
         Py_DECREF(id);
@@ -126,8 +120,8 @@ static PyObject *stream_next(PyObject *object)
             Py_CLEAR(text);
     }
     if (id == NULL || text == NULL) { /* that was the last text */
-        Py_CLEAR(self->source);
-        Py_CLEAR(self->ids);
+        Py_CLEAR(self->objects[SOURCE]);
+        Py_CLEAR(self->objects[IDS]);
     }
     __atomic_store_n(&self->is_busy, 0, __ATOMIC_RELEASE);
     return text;
@@ -145,17 +139,16 @@ PyType_Spec stream_spec = {"llmgpu.cpu.calls.Stream", sizeof(Stream), 0,
 /* stream(ids, errors, spell): return an iterator over the texts of ids. */
 PyObject *coder_stream(PyObject *coder, PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 3)
+    if (count != GIVEN)
         return PyErr_Format(PyExc_TypeError, "stream takes ids, an error handler and a function");
     Stream *self = (Stream *)((allocfunc)PyType_GetSlot(stream_type, Py_tp_alloc))(stream_type, 0);
     if (self == NULL)
         return NULL;
-    PyObject **places[] = {&self->source, &self->errors, &self->spell};
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k < GIVEN; k++) {
         Py_INCREF(args[k]);
-        *places[k] = args[k];
+        self->objects[k] = args[k];
     }
     Py_INCREF(coder);
-    self->coder = coder;
+    self->objects[CODER] = coder;
     return (PyObject *)self;
 }

@@ -82,7 +82,7 @@ PyObject *array_of(const Coder *self, const uint32_t *ids, int64_t count)
 static inline PyObject *as_int(Coder *self, uint32_t id)
 {
 #ifndef Py_GIL_DISABLED /* without the lock, counting references of shared objects is slow */
-    if (self->ready && id < self->size) {
+    if (self->ready) {
         PyObject **ready = self->ready + id;
         if (*ready == NULL && (*ready = PyLong_FromUnsignedLong(id)) == NULL)
             return NULL;
@@ -102,6 +102,8 @@ PyObject *list_of(Coder *self, const uint32_t *ids, int64_t count)
         self->ready = calloc((size_t)self->size, sizeof *self->ready);
 #endif
     for (int64_t k = 0; list && k < count; k++) {
+        if (self->ready && k + AHEAD < count)
+            __builtin_prefetch(self->ready[ids[k + AHEAD]], 1); /* its count of references */
         PyObject *number = as_int(self, ids[k]);
         if (number == NULL || PyList_SetItem(list, k, number) != 0) {
             Py_DECREF(list);
@@ -111,17 +113,11 @@ PyObject *list_of(Coder *self, const uint32_t *ids, int64_t count)
     return list;
 }
 
-PyObject *shortened(PyObject *array, int64_t count)
+PyObject *shortened(const Coder *self, PyObject *array, Py_ssize_t count)
 {
-    PyObject *resize = PyObject_GetAttrString(array, "resize");
-    PyObject *shape = Py_BuildValue("(L)", (long long)count);
-    PyObject *named = Py_BuildValue("{s:i}", "refcheck", 0), *done = NULL;
+    Shape shape = {&count, 1};
+    PyObject *done = ((Resize)self->numpy[RESIZE])(array, &shape, 0, 0);
 
-    if (resize && shape && named)
-        done = PyObject_Call(resize, shape, named);
-    Py_XDECREF(resize);
-    Py_XDECREF(shape);
-    Py_XDECREF(named);
     if (done == NULL)
         Py_CLEAR(array);
     Py_XDECREF(done);
