@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import shutil
+import struct
 import tomllib
 import zlib
 from collections.abc import Callable
@@ -15,7 +16,10 @@ from typing import Any
 
 import msgpack
 
+from llmgpu.bpe.interchange import sentencepiece
+from llmgpu.bpe.interchange.gguf_reading import read_metadata
 from llmgpu.lm.checkpoints.checkpoint import _hash_json
+from tests.bpe.interchange import models
 from tests.harness.properties import run_checked
 from tests.harness.samples import ADAPTED, CHECKPOINTED, MODEL, SHARDED, TRAINED, fresh_copy
 
@@ -61,12 +65,13 @@ def _targets() -> list[Target]:
     found += [
         *(
             Target(f"in/{name}", ("import", f"in/{name}", "-o", "out/v.bin"))
-            for name in ("t.json", "ranks", "tekken.json", "v.gguf")
+            for name in ("t.json", "ranks", "tekken.json", "v.gguf", "pieces.gguf")
         ),
+        Target("in/v.gguf", ("tokenize", "in/corpus.txt", "--vocab", "in/v.gguf", *CPU)),
         Target("in/tekken.json", ("tokenize", "in/corpus.txt", "--vocab", "in/tekken.json", *CPU)),
         *(
             Target(f"in/{name}", command)
-            for name in ("t.model", "pieces.json", "pieces.bin")
+            for name in ("t.model", "pieces.json", "pieces.bin", "pieces.gguf")
             for command in (
                 ("info", f"in/{name}", "--tokens"),
                 ("tokenize", "in/corpus.txt", "--vocab", f"in/{name}", *CPU),
@@ -324,6 +329,70 @@ def _forge_tensors(data: bytes, rng: random.Random) -> bytes:
     return data[:k] + b"\xff\xff\xff\x7f" + data[k + 4 :]  # NaN
 
 
+def _forge_model(data: bytes, rng: random.Random) -> bytes:
+    """Change a field of a SentencePiece model, at the top or in a message."""
+    fields: list[list[Any]] = []
+    for number, message in sentencepiece._fields(data):
+        assert isinstance(message, bytes)
+        inner = [list(each) for each in sentencepiece._fields(message)]
+        for each in inner:
+            if (number, each[0]) == (1, 2):  # the score of a piece
+                (each[1],) = struct.unpack("<f", each[1])
+        fields.append([number, inner])
+    return _message(forge(fields, rng))
+
+
+def _message(fields: Any) -> bytes:
+    """Return a message of pairs of a number and a value. What is no such pair is left out."""
+    parts = []
+    for each in fields if isinstance(fields, list) else []:
+        match each:
+            case [int(key), float(value)]:
+                score = value if abs(value) < 1e38 else float("inf")
+                parts.append(models.number((key & 0xFFFF) << 3 | 5) + struct.pack("<f", score))
+            case [int(key), int(value)]:
+                parts.append(models.field(key & 0xFFFF, value & (1 << 64) - 1))
+            case [int(key), str(value)]:
+                parts.append(models.field(key & 0xFFFF, value.encode(errors="surrogatepass")))
+            case [int(key), bytes(value)]:
+                parts.append(models.field(key & 0xFFFF, value))
+            case [int(key), list(value)]:
+                parts.append(models.field(key & 0xFFFF, _message(value)))
+    return b"".join(parts)
+
+
+def _forge_gguf(data: bytes, rng: random.Random) -> bytes:
+    """Change a value of the metadata of a GGUF file's tokenizer, and leave all else out."""
+    metadata = forge(read_metadata(data), rng)
+    entries = [*metadata.items()] if isinstance(metadata, dict) else []
+    parts = [b"GGUF", struct.pack("<IQQ", 3, 0, len(entries))]
+    for name, value in entries:
+        parts += [_gguf_value(name)[4:], _gguf_value(value)]
+    return b"".join(parts)
+
+
+def _gguf_value(value: Any) -> bytes:
+    """Return a value with its type before it; a list has the type of its first item."""
+    match value:
+        case bool():
+            return struct.pack("<I?", 7, value)
+        case int():
+            return struct.pack("<IQ", 10, value & (1 << 64) - 1)
+        case float():
+            return struct.pack("<Id", 12, value)
+        case list():
+            items = [_gguf_value(each) for each in value] or [_gguf_value("")]
+            of_first = [each[4:] for each in items if each[:4] == items[0][:4]]
+            return (
+                struct.pack("<I", 9)
+                + items[0][:4]
+                + struct.pack("<Q", len(of_first))
+                + (b"".join(of_first))
+            )
+    data = (value if isinstance(value, str) else repr(value)).encode(errors="surrogatepass")
+    return struct.pack("<IQ", 8, len(data)) + data
+
+
 Forger = Callable[[bytes, random.Random], bytes]
 
 
@@ -335,6 +404,7 @@ def _forger(name: str) -> Forger | None:
         "v.bin": _forge_vocabulary,
         "vocabulary.bin": _forge_vocabulary,
         "pieces.bin": _forge_vocabulary,
+        "t.model": _forge_model,
         "counts": _forge_counts,
         "merges": _forge_merges,
         "log.jsonl": _forge_lines,
@@ -347,6 +417,8 @@ def _forger(name: str) -> Forger | None:
         return special[name]
     if name.endswith(".safetensors"):
         return _forge_tensors
+    if name.endswith(".gguf"):
+        return _forge_gguf
     return _forge_json if name.endswith(".json") else None
 
 

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from llmgpu.bpe.interchange.open import open_vocabulary
+from tests.bpe.interchange import models
 from tests.bpe.interchange.models import model, random_pieces, user_defined
 from tests.bpe.interchange.test_metaspace import CASES
 from tests.bpe.interchange.test_tekken import content as tekken_content
 from tests.cli.conftest import killed_before, run_here
+from tests.reference.pieces import MARK, NORMAL
 from tests.text.test_charsmap import charsmap
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -112,6 +114,12 @@ def _make_pieces(inputs: Path) -> None:
     (inputs / "t.model").write_bytes(model(pieces, None, {2: mapped, 4: 1}))
     (inputs / "pieces.json").write_text(json.dumps(CASES["llama 2"](1)))
     open_vocabulary(inputs / "t.model").save(inputs / "pieces.bin")
+    if importlib.util.find_spec("gguf") is not None:
+        texts = [MARK, *"theca", "th", "the", f"{MARK}the"]
+        letters = [(text, -float(number), NORMAL) for number, text in enumerate(texts)]
+        (inputs / "e.model").write_bytes(model([*models.SPECIAL, *models.BYTES, *letters]))
+        _run(inputs, "export", "e.model", "--to", "gguf", "-o", "pieces.gguf", "--quiet")
+        (inputs / "e.model").unlink()
 
 
 def _make_chat(folder: Path) -> None:
