@@ -15,11 +15,17 @@ from llmgpu.backend import NUMPY, Opening
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder, Expecting
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder, open_coder, prepare_coder
 from llmgpu.bpe.encoding.open import open_matching_encoder, prepare_vocabulary
-from llmgpu.bpe.encoding.special_encoding import chosen_texts, ids_around, with_special_tokens
+from llmgpu.bpe.encoding.special_encoding import (
+    chosen_texts,
+    ids_around,
+    normalized_texts,
+    with_special_tokens,
+)
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.encoding.special_search import search_for
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
+from llmgpu.text.normalizing import get_normalizer
 from llmgpu.tokens.tokenizing import encode_corpus, known_bytes, suggesting_gpu
 
 _MOST_KEPT = 16  # most encoders that are kept, each for different options
@@ -40,14 +46,19 @@ class DocumentEncoder:
     ) -> None:
         """Encode documents with `encode`, and add the tokens of `options` around each.
 
-        encode: returns the ids of a document, or None if it can't encode the document. vocabulary:
-        has no normalizer.
+        encode: returns the ids of a plain, normalized document, or None if it can't encode the
+        document.
 
         Raises VocabularyError for a token that the vocabulary does not have.
         """
         self._encode = encode
-        texts = [text.encode() for text in set().union(*chosen_texts(vocabulary, options))]
-        self._search = search_for(texts) if texts else None
+        chosen = set[str]().union(*chosen_texts(vocabulary, options))
+        self._search = search_for([text.encode() for text in chosen]) if chosen else None
+        # Some special tokens are searched for in the normalized text.
+        late = [data for text, data in normalized_texts(vocabulary).items() if text in chosen]
+        self._late = search_for(late) if late else None
+        name = vocabulary.normalizer
+        self._normalizer = None if name is None else get_normalizer(name)
         around = ids_around(vocabulary, options)
         self._before, self._after = (np.array(ids, np.uint32) for ids in around)
 
@@ -55,6 +66,13 @@ class DocumentEncoder:
         """Return the ids of a document; None if only `Encoder.encode` can encode it."""
         if self._search and self._search.pattern.search(text):
             return None
+        if self._normalizer:
+            try:
+                text = self._normalizer.apply(text.decode()).encode()
+            except UnicodeDecodeError:
+                return None
+            if self._late and self._late.pattern.search(text):
+                return None
         ids = self._encode(text)
         if ids is None or not (len(self._before) or len(self._after)):
             return ids
@@ -174,11 +192,15 @@ class ProcessEncoders:
 
         None if only `encode_documents` can encode it.
         """
-        if self._vocabulary.normalizer is not None or not self.encodes_on_host(len(text)):
+        is_normalized = self._vocabulary.normalizer is not None
+        if (is_normalized and len(text) > HOST_BYTES) or not self.encodes_on_host(len(text)):
             return None
         documents = self._documents.get(options)
         if documents is None:
-            documents = DocumentEncoder(self._encode_plain, self._vocabulary, options)
+            encode = self._encode_plain
+            if is_normalized and isinstance(self._host, CpuEncoder):
+                encode = self._host.encode_document
+            documents = DocumentEncoder(encode, self._vocabulary, options)
             with self._lock:
                 _make_room(self._documents)
                 self._documents[options] = documents

@@ -77,7 +77,7 @@ def with_special_tokens(
     special = vocabulary.special_tokens
     allowed, disallowed = chosen_texts(vocabulary, options)
     # The innermost encoder finds the special tokens that are searched in normalized text.
-    late = _normalized_texts(vocabulary)
+    late = normalized_texts(vocabulary)
     flags = Flags.of(vocabulary)
     late_allowed: dict[bytes, int] = {}
     for text in late:
@@ -132,7 +132,7 @@ def special_matches(
     Raises VocabularyError for a token that the vocabulary does not have.
     """
     texts = _chosen(vocabulary, allowed, vocabulary.special_tokens)
-    late = _normalized_texts(vocabulary)
+    late = normalized_texts(vocabulary)
     early = {text.encode(): vocabulary.special_tokens[text] for text in texts if text not in late}
     normalized = {late[text]: vocabulary.special_tokens[text] for text in texts if text in late}
     # Search for tokens in the text first, then for normalized tokens between the matches.
@@ -215,7 +215,7 @@ def _chosen(
     return every if ALL in texts else texts
 
 
-def _normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
+def normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
     """Return the special tokens to search in normalized text, and the bytes to search for."""
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     found = [texts[number] for number in vocabulary.normalized_tokens]

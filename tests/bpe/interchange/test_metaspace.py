@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from llmgpu.cpu.library import library
 from llmgpu.errors import VocabularyError
 from llmgpu.tokenizer import Tokenizer
+from llmgpu.tokens.process_encoders import ProcessEncoders
 from tests.bpe.interchange.models import BYTES, random_pieces, random_text
 from tests.bpe.interchange.test_sentencepiece import engine_of_host
 from tests.reference.pieces import BYTE, MARK, encode_json
@@ -146,6 +148,34 @@ def test_the_library_gives_the_same_ids(
         assert ids.tolist() == expected, repr(text)
         if name != "normalized":  # the library decodes these added tokens in normalized form
             assert ours.decode(ids) == theirs.decode(expected, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_single_calls_give_the_ids_of_a_batch(name: str, tmp_path: Path) -> None:
+    ours = Tokenizer.load(write(tmp_path, CASES[name](4)))
+    draw = random.Random(4)
+    more = ["<s>", "<|user|>", "ab", "AB", "\n\n", MARK * 2]
+    texts: list[str | bytes] = [random_text(draw, more) for _ in range(150)]
+    texts += [text.encode() + draw.choice((b"\xff", b"\xe6")) for text in map(str, texts[:20])]
+    for given in ({}, {"allowed_special": "all"}, {"bos": 1}):
+        found = ours.encode_batch(texts, **given)
+        for text, ids in zip(texts, found, strict=True):
+            assert ours.encode(text, dtype=list, **given) == ids.tolist(), repr(text)
+
+
+@pytest.mark.parametrize("name", ["llama 2", "gemma", "normalized"])
+def test_a_short_plain_text_is_encoded_at_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if library() is None:
+        pytest.skip("no CPU engine")
+    ours = Tokenizer.load(write(tmp_path, CASES[name](4)))
+    expected = ours.encode_batch(["ba c"])[0].tolist()
+    monkeypatch.setattr(ProcessEncoders, "encode_documents", None)
+    assert ours.encode("ba c", allowed_special="all", dtype=list) == expected
+    for text in ("a<s>", b"a\xff"):  # which needs the search for special tokens, and no characters
+        with pytest.raises(TypeError, match="NoneType"):
+            ours.encode(text, allowed_special="all")
 
 
 @pytest.mark.parametrize("has_bytes", [True, False])
