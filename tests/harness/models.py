@@ -6,8 +6,12 @@ Python (dashscope, openai-whisper, mistral-common, sentencepiece, deepseek-token
 where they are installed. Without a package, a row says so.
 
 Prints the table of docs/other-tools.md: the file, how it is read, whose ids are equal on how many
-texts, or the line with which the file is refused. A constructed file has the configuration that is
-published with the model, with tokens of Llama 2, or trained on the pages of the guide.
+texts, and at what rates, or the line with which the file is refused. A constructed file has the
+configuration that is published with the model, with tokens of Llama 2, or trained on the pages of
+the guide. ``--record FILE`` writes the results to a file, and ``--from FILE`` prints its table.
+
+A rate is in MB of text per second of processor time, so that other processes hardly change it. Both
+sides encode the documents of a generated text (see `llmgpu.text.generated`), one call each.
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import random
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -28,13 +34,18 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from llmgpu.bench.engines import describe_machine
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
+from llmgpu.text.generated import generate_text
 from llmgpu.tokenizer import Tokenizer
 from tests.harness.peers import ROOT, random_string
 
 Encode = Callable[[str], list[int]]
+Row = dict[str, Any]
+TEXT_BYTES = 2_000_000
+DOCUMENT_CHARACTERS = 4000
 _PHI3 = "assistant placeholder1 placeholder2 placeholder3 placeholder4 system end user"
 
 
@@ -249,35 +260,94 @@ def count_different(vocabulary: Vocabulary, theirs: Encode, special: bool, texts
     return different
 
 
-def row(model: Model, texts: int) -> list[str]:
-    """Return the cells of a model's row."""
+def documents() -> list[str]:
+    """Return a generated text in documents, each of whole lines."""
+    text = b"".join(generate_text(TEXT_BYTES)).decode(errors="ignore")
+    lines = text.splitlines(keepends=True)
+    found, size = [""], 0
+    for line in lines:
+        if size > DOCUMENT_CHARACTERS:
+            found.append("")
+            size = 0
+        found[-1] += line
+        size += len(line)
+    return found
+
+
+def rate(encode: Callable[[str], Any], texts: Sequence[str]) -> float:
+    """Return MB of text per second of processor time: the best of three."""
+    nbytes, seconds = sum(len(text.encode()) for text in texts), []
+    for _ in range(3):
+        begin = time.process_time()
+        for text in texts:
+            encode(text)
+        seconds.append(time.process_time() - begin)
+    return nbytes / 1e6 / min(seconds)
+
+
+def row(model: Model, texts: int, timed: Sequence[str] = ()) -> Row:
+    """Return a model's row; timed: the documents for the rates, if these are wanted."""
+    found: Row = {"model": model.names, "file": model.origin, "read as": "the file is missing"}
     path = model.find()
     if path is None:
-        return [model.names, model.origin, "the file is missing", "", ""]
+        return found
     try:
         vocabulary = open_vocabulary(path)
     except VocabularyError as error:
-        reason = str(error).removeprefix(f"{path}: ")
-        return [model.names, model.origin, f"refused: {reason}", "", ""]
+        return found | {"read as": f"refused: {str(error).removeprefix(f'{path}: ')}"}
     theirs = (model.open_peer or by_tokenizers)(path)
     different = count_different(vocabulary, theirs, model.special, texts)
-    return [model.names, model.origin, how(vocabulary), model.peer, f"{different:,}"]
+    found |= {"read as": how(vocabulary), "ids of": model.peer, "differ": different}
+    if timed:
+        ours = Tokenizer(vocabulary, "cpu")
+        found |= {"MB/s": rate(ours.encode, timed), "MB/s of the library": rate(theirs, timed)}
+    return found
+
+
+def cells(found: Row) -> list[str]:
+    """Return the cells of a row."""
+    texts = [str(found.get(name, "")) for name in ("model", "file", "read as", "ids of", "differ")]
+    names = ("MB/s", "MB/s of the library")
+    return [*texts, *(f"{found[name]:.3g}" if name in found else "" for name in names)]
+
+
+def show(found: Row) -> None:
+    print(f"| {' | '.join(cells(found))} |", flush=True)
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path())
     parser.add_argument("--texts", type=int, default=10_000)
     parser.add_argument("--only", default="", help="models whose names have this text")
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--from", type=Path, dest="recorded")
     given = parser.parse_args()
-    print("| model | file | read as | ids of | differ |\n| --- | --- | --- | --- | ---: |")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    print("| model | file | read as | ids of | differ | MB/s | library |")
+    print("| --- | --- | --- | --- | ---: | ---: | ---: |")
+    if given.recorded:
+        for found in json.loads(given.recorded.read_text())["rows"]:
+            show(found)
+        return
+    timed, rows = documents(), []
     with tempfile.TemporaryDirectory(prefix="llmgpu-models-") as name:
         for model in chain(
             published_rows(given.folder), constructed_rows(given.folder, Path(name))
         ):
             if given.only in model.names:
-                print(f"| {' | '.join(row(model, given.texts))} |", flush=True)
+                rows.append(row(model, given.texts, timed))
+                show(rows[-1])
+    if given.record:
+        what = "tokenizers of open models; rates in MB per second of processor time"
+        record = {
+            "what": what,
+            "texts": given.texts,
+            "machine": asdict(describe_machine([])),
+            "rows": rows,
+        }
+        given.record.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
