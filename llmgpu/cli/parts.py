@@ -91,7 +91,7 @@ class PartJob:
         self._run = json.loads(json.dumps(run))
         if not self.is_recorded:
             return None
-        with suppress(InputError, OSError, ValueError, TypeError, KeyError):
+        with suppress(InputError, OSError, ValueError, TypeError, KeyError, RecursionError):
             record = json.loads(read_whole(self._record, "record of a finished part"))
             if (other := record["run"][PART]) != self._run[PART] and os.path.exists(
                 self._main_file

@@ -102,7 +102,7 @@ def test_a_finished_part_is_skipped(llmgpu: Run, vocab: Path, files: tuple[str, 
     count = ("bpe-train", *files, *SPECIAL[:-1], *COUNT, "c-%P", *part)
     first, again = llmgpu(*count), llmgpu(*count)
     assert b"nothing to do" in again.stderr and again.stdout == first.stdout
-    for change in ("option", "text", "output", "record"):
+    for change in ("option", "text", "output", "record", "nested record"):
         if change == "text":
             with open(folder / "text.txt", "ab") as file:
                 file.write(b"more")
@@ -110,6 +110,9 @@ def test_a_finished_part_is_skipped(llmgpu: Run, vocab: Path, files: tuple[str, 
             os.utime(folder / "p-1-of-2.npy", (1, 1))
         elif change == "record":
             (folder / "p-1-of-2.npy.part.json").write_text('{"format": "llmgpu-part"')
+        elif change == "nested record":
+            nested = '{"format": "llmgpu-part", "run": ' + "[" * 100_000
+            (folder / "p-1-of-2.npy.part.json").write_text(nested)
         more = ("--bos", "0") if change == "option" else ()
         done = llmgpu(*tokenize, *more)
         assert done.returncode == 0 and b"nothing to do" not in done.stderr, change
