@@ -93,7 +93,8 @@ class GpuEncoder:
         self._device, self._vocabulary = device, vocabulary
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
-        self._slice_bytes = min(max(slice_bytes, 64), device.max_binding_bytes // 4)
+        # The largest buffer, of the ids of distinct words, has up to 8 bytes for each byte.
+        self._slice_bytes = min(max(slice_bytes, 64), device.max_binding_bytes // 8)
         self.expect(text_bytes)
         self._shared_bytes = 0  # largest slice, in bytes, that the shared buffers can hold
         self._longest = SOFTWARE_LONGEST if device.is_software else LONGEST

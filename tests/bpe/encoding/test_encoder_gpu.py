@@ -289,3 +289,10 @@ def test_constants_of_the_host_are_those_of_the_kernels() -> None:
     assert constant("encode/params.wgsl", "NO_TOKEN") == NO_TOKEN
     assert constant("encode/02_merge.wgsl", "NO_RANK") == NO_RANK
     assert constant("encode/02_merge.wgsl", "BYTE_MASK") >= LONGEST
+
+
+def test_slices_of_any_size_fit_into_webgpu_s_default_limits(portable_device: Device) -> None:
+    vocabulary = train(b"ab abc abcab " * 20)
+    text = b"ab abc " * 50
+    encoder = GpuEncoder(portable_device, vocabulary, 1 << 40)
+    assert encode(encoder, [text]) == encode(NumpyEncoder(vocabulary), [text])
