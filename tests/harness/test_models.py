@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.models import cells, constructed_rows, documents, main, published_rows, row
+from tests.harness.models import ROOT, cells, constructed_rows, documents, main, published_rows, row
 
 
 @pytest.fixture
@@ -41,3 +41,12 @@ def test_the_table_of_a_record(
     monkeypatch.setattr("sys.argv", ["models", "--from", str(record)])
     main()
     assert capsys.readouterr().out.splitlines()[2:] == [f"| {' | '.join(found['Pythia'])} |"]
+
+
+def test_the_table_of_the_guide_is_that_of_the_record(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = ROOT / "docs/recorded/models/two-cpu-cores.json"
+    monkeypatch.setattr("sys.argv", ["models", "--from", str(record)])
+    main()
+    assert capsys.readouterr().out in (ROOT / "docs/other-tools.md").read_text("utf-8")
