@@ -29,7 +29,7 @@ from llmgpu.spelling import spelled
 
 ENCODING_POLICIES = ("strict", "replace", "raw")
 ROW_POLICIES = ("error", "skip")
-REPLACEMENT = "\ufffd"  # the name in \N{...} would load a library, for which memory may be missing
+REPLACEMENT = "\ufffd"  # a name of it would load a library, for which memory may be missing
 
 # Documents in a buffer after which no more text is read: empty documents never fill a buffer.
 MANY_DOCUMENTS = 1 << 21
