@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 from collections.abc import Callable
@@ -13,6 +14,7 @@ _GROWTH_SPARE, _GROWTH_STEP = 8 << 20, 1.5
 USUAL_GROWTH = 0.5  # the distinct words of a text of n bytes grow about as n to this power
 _TABLE_BYTES = 128  # largest size of the word tables, in bytes for each byte of text
 _USUAL_TABLE = 8192  # usual size of the word tables is this times bytes**USUAL_GROWTH
+_THREAD_BYTES = 32 << 20  # a stack of 8 MB, and a heap
 _MEMORY_INFO = Path("/proc/meminfo")
 # Files that give the limit and the use of memory of a container.
 _GROUP_LIMIT, _GROUP_USE = (Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
@@ -144,6 +146,20 @@ def has_limited_address_space() -> bool:
     except ImportError:  # Windows has no `resource`
         return False
     return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+
+
+def has_room_for_thread() -> bool:
+    """Whether a limited address space has room for a thread: its stack and its first objects.
+
+    CPython waits forever for the start of a thread that runs out of memory before its first line.
+    """
+    if not has_limited_address_space():
+        return True
+    try:
+        mmap.mmap(-1, _THREAD_BYTES).close()
+    except OSError:
+        return False
+    return True
 
 
 def _free_in_system() -> int | None:

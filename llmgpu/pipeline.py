@@ -21,6 +21,7 @@ from sys import is_finalizing
 from typing import Generic, NoReturn, TypeVar, cast
 
 from llmgpu.closing import Closing
+from llmgpu.memory import has_room_for_thread
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -322,6 +323,8 @@ class _Pipeline(Generic[Job, Result]):
 
     def _start(self, target: Callable[[], None], threads: list[threading.Thread]) -> bool:
         """Start a thread; return False if the system can't."""
+        if not has_room_for_thread():
+            return False
         # A daemon thread, so that a process can end while the thread waits for a pipe.
         thread = threading.Thread(target=target, name="llmgpu-job", daemon=True)
         threads.append(thread)  # listed first: an interrupt may arrive while the thread starts
