@@ -22,12 +22,13 @@ _MOST_NESTED = 50
 
 def search_for(texts: Collection[bytes]) -> Search:
     """Return a search for one or more byte strings, none of which is empty."""
-    return _search_for(tuple(sorted(set(texts))))
+    # Sorting thousands of texts takes longer than the search in a short text, so it is done once.
+    return _search_for(tuple(texts))
 
 
 @lru_cache(maxsize=16)
 def _search_for(texts: tuple[bytes, ...]) -> Search:
-    return Search(texts)
+    return Search(sorted(set(texts)))
 
 
 class Search:
