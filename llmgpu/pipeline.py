@@ -138,6 +138,9 @@ class Background(Closing):
         If the system can't start a thread, `job` runs in the caller's thread.
         """
         self.wait()
+        if not has_room_for_thread():
+            job()
+            return
 
         def do() -> None:
             try:

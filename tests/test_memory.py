@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
+import pytest
 
 from llmgpu.memory import Growth, peak_memory, resident_memory
 
@@ -61,3 +65,22 @@ def test_a_peak_between_two_estimates_counts() -> None:
     after = growth.estimate(1.0)
     assert after is not None and 300 << 20 <= after.host < 500 << 20
     assert (peak_memory() or 1 << 60) >= (resident_memory() or 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems don't limit address space")
+def test_threads_start_only_where_the_address_space_has_room_for_them() -> None:
+    code = """
+import resource, threading
+from llmgpu.memory import has_room_for_thread
+from llmgpu.pipeline import Background, in_order
+print(has_room_for_thread())
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20), resource.RLIM_INFINITY))
+print(has_room_for_thread())
+here = threading.get_ident()
+print(set(in_order(range(9), lambda job: threading.get_ident() == here, 4)))
+with Background() as background:
+    background.start(lambda: print(threading.get_ident() == here))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False", "{True}", "True"]
