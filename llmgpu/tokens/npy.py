@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError
-from llmgpu.memory import free_memory
+from llmgpu.memory import free_memory, has_room_for_thread
 from llmgpu.processors import usable_processors
 from llmgpu.tokens.sinks import (
     BLOCK_BYTES,
@@ -107,6 +107,8 @@ class Reservation:
             target=self._reserve, args=(nbytes,), name="llmgpu-reserve", daemon=True
         )
         try:
+            if not has_room_for_thread():
+                raise RuntimeError("the address space has no room for a thread")
             self._thread.start()
         except RuntimeError:
             os.close(self._descriptor)
