@@ -213,7 +213,7 @@ class Sizes:
         return np.random.default_rng(2).standard_normal(_PERIOD, np.float32)
 
     def shape(self, letters: str) -> tuple[int, ...]:
-        """Return the shape that letters spell; most letters are those of `llmgpu.lm.ops`.
+        """Return the shape that the letters of an operand stand for.
 
         N: rows. V: rows of the table. C: width. K: width of keys. F: width of the feed-forward
         network. H: heads. T: positions. P: width of queries, keys and values side by side. G: width

@@ -343,7 +343,7 @@ class ResultTable:
 
     @property
     def answers(self) -> str:
-        """The line below a table: what the results were compared with, and notes, each once."""
+        """The text below a table: the answers that results were compared with, and notes."""
         compared = [result for result in self.results if result.correct is not None]
         said = [result.answer for result in compared] + [result.note for result in compared]
         return "; ".join(dict.fromkeys(text for text in said if text))

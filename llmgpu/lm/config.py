@@ -273,9 +273,10 @@ class ModelConfig:
         return tokens * (6 * matrices + 6 * self.layers * self.query_dim * self.seq_len)
 
 
-# Presets, all of the Llama kind. gpt2 has the sizes of GPT-2 small (12 layers, 768 wide), but its
-# network is gated and 2/3 as wide, with the same number of parameters. gpt2-medium has those of
-# GPT-2 medium (24 layers, 1024 wide). Widths of gated networks are multiples of 128.
+# Presets, all of the Llama kind. gpt2 has the sizes of GPT-2 small (12 layers, 768 wide). Its
+# feed-forward network is gated and 2/3 as wide, which gives the same number of parameters.
+# gpt2-medium has the sizes of GPT-2 medium (24 layers, 1024 wide). Widths of gated networks are
+# multiples of 128.
 PRESETS: dict[str, ModelConfig] = {
     "tiny": ModelConfig(
         vocab_size=1, dim=128, layers=4, heads=4, kv_heads=4, ffn_dim=384, seq_len=128

@@ -196,7 +196,8 @@ class SeparateHeads:
 class PackedHeads:
     """Queries, keys and values by a single product, side by side in half precision.
 
-    The model has neither biases nor norms of heads. The methods are those of `SeparateHeads`.
+    The model has neither biases nor norms of heads. `SeparateHeads` documents the
+    methods.
     """
 
     def __init__(self, model: Model, heads: AttentionTensors) -> None:

@@ -308,7 +308,7 @@ def _read_step(step: dict[str, Any]) -> Callable[[], Any]:
 
 
 def _is_bytewise(step: dict[str, Any]) -> bool:
-    """Whether a step may work on bytes, and makes no text longer but for what it prepends."""
+    """Whether a step may work on bytes, and lengthens no text except by a prefix."""
     match step:
         case {"type": "Prepend"}:
             return True

@@ -45,7 +45,7 @@ def special_options(
 ) -> SpecialOptions:
     """Return the arguments as options that can be compared and hashed.
 
-    The arguments are those of `Tokenizer.encode`. Raises TypeError for an unknown argument.
+    Takes the arguments of `Tokenizer.encode`. Raises TypeError for an unknown argument.
     """
     if unknown:
         known = ", ".join(SpecialArguments.__annotations__)

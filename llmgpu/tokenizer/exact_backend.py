@@ -1,6 +1,6 @@
 """Encoding and decoding exactly as a `tokenizers.Tokenizer`, whose components are read once.
 
-The steps are those of the library: split the text at the added tokens that are not normalized,
+The steps follow the library: split the text at the added tokens that are not normalized,
 normalize the text between them, split this text at the normalized added tokens, and match the text
 that remains. A method returns None in the cases in which only the library gives the exact result:
 

@@ -460,7 +460,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     ) -> Any:
         """Encode several documents in one pass, and return a list of the ids of each.
 
-        The arguments and errors are those of `encode`. Arrays of ids are consecutive views of one
+        Takes the arguments of `encode`, and raises its errors. Arrays of ids are views of one
         array. Raises TypeError for a single str, whose characters would be documents.
         """
         options = special_options(self._vocabulary, **special)

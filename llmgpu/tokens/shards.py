@@ -310,7 +310,7 @@ def finished_job(
 ) -> dict[str, Any] | None:
     """Return the manifest of a finished job; None for an unfinished job.
 
-    The arguments are those of the job's `ShardWriter`.
+    Takes the arguments of the job's `ShardWriter`.
     """
     names = ShardNames(str(output))
     if os.path.lexists(names.progress) or not os.path.exists(names.manifest):

@@ -218,7 +218,7 @@ class _Text:
         return job
 
     def _put(self, job: _Job, collected: CollectedIds) -> None:
-        """Copy the ids of a slice to their final place, and then those of later slices that waited.
+        """Copy the ids of a slice, then the ids of waiting later slices, to their final place.
 
         If an earlier slice is not encoded yet, nothing is copied now: the thread that encodes the
         earlier slice will copy these ids, too.

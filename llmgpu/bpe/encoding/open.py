@@ -82,7 +82,7 @@ def open_matching_encoder(
 ) -> Encoder:
     """Return an encoder of normalized text without special tokens.
 
-    The arguments and errors are those of `open_encoder`. The encoder is cached in
+    Takes the arguments of `open_encoder`, and raises its errors. The encoder is cached in
     `backend.encoders`, unless this is None.
     """
     kept = {} if backend.encoders is None else backend.encoders

@@ -159,7 +159,7 @@ class SortedTokens:
 
 
 def sort_tokens(tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer]) -> SortedTokens:
-    """Sort tokens for a trie; the arguments and errors are those of `compile_trie`."""
+    """Sort tokens for a trie. Takes the arguments of `compile_trie`, raises its errors."""
     numbers = np.asarray(ids, np.int64)
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() < NO_TOKEN:
         raise VocabularyError(f"a token's id is below 0 or above {NO_TOKEN - 1}")
