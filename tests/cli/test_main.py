@@ -109,8 +109,10 @@ def without_times(done: subprocess.CompletedProcess[bytes]) -> tuple[bytes, byte
 
     The command has its installed name.
     """
-    # The line of a training's phases names phases of at least 0.05 s.
+    # The line of a training's phases names phases of at least 0.05 s, and the line of memory is
+    # printed where a tenth of what is free at that moment does not suffice.
     errors = re.sub(rb"(?m)^total .*$", b"total", done.stderr)
+    errors = re.sub(rb"(?m)^needs .* of memory\n", b"", errors)
     errors = re.sub(rb"[0-9.,]+ (?:s|[KMG]?B/s|merges/s)\b", b"", errors)
     errors = re.sub(rb'"(?:seconds|estimated_memory_bytes)": (?:\{.*?\}|[0-9.]+)', b"", errors)
     return done.stdout.replace(b"python -m ", b""), errors.replace(b"python -m ", b"")
