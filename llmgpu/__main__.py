@@ -37,9 +37,9 @@ if __name__ == "__main__" or os.path.basename(sys.argv[0]).partition(".")[0] == 
 def main() -> None:
     """Run the command line. An interrupt before or after the command ends the process at once.
 
-    If the command was interrupted, this function itself ends the process with the exit code of the
-    interrupt. Python would otherwise end the process with SIGINT, whatever the signal was, when the
-    interrupt was raised inside code that a library compiled at run time.
+    If the command was interrupted, this function ends the process with the exit code of that
+    interrupt. If the interrupt was raised inside code that a library compiled at run time, Python
+    would otherwise end the process with SIGINT, even after another signal.
     """
     _leave_on_interrupt()
     import atexit

@@ -148,7 +148,8 @@ def _open(
     only_matrices: accept only an adapter with matrix units. The other arguments: see
     `select_backend`.
 
-    Another thread may be importing NumPy. `Device` needs NumPy, so it is imported last.
+    Another thread may still be importing NumPy. `Device` needs NumPy, so `Device` is imported last,
+    when the wait for that import is shortest.
     """
     from llmgpu.gpu import OpenedAdapter, list_adapters, load_driver, select_adapter
 
@@ -222,13 +223,14 @@ class Opening(Closing):
         The driver is imported before the thread starts, because two threads that import modules
         wait for each other. Opening the adapter takes longer than this import.
 
-        If Dawn may be selected, `backend` opens the device: standard error is redirected while Dawn
-        lists adapters, and output of other threads would be delayed.
+        In two cases no thread is started, and the later call of `backend` opens the device:
 
-        With a limited address space, `backend` opens the device, too. OpenBLAS ends the process if
-        its memory can't be allocated when NumPy is loaded. The ending process holds the lock for
-        loading libraries and waits for the lock of Vulkan's loader; a thread that opens a device
-        would hold the second lock and wait for the first.
+        - Dawn may be selected. Standard error is redirected while Dawn lists adapters, so the
+          output of other threads would be delayed.
+        - The address space is limited. If OpenBLAS can't allocate its memory when NumPy is loaded,
+          it ends the process. Meanwhile it holds the lock for loading libraries and waits for the
+          lock of Vulkan's loader. A thread that opens a device may hold the latter and wait for the
+          former.
         """
         self.growth = Growth()
         if self.wanted == "cpu" or self._is_begun:

@@ -1,4 +1,4 @@
-"""Reading files from outside, within limits, and words for messages about their content.
+"""Reading files from outside, within limits, and names, counts and values for messages.
 
 The size and the first bytes of a file are checked before the whole file is read. A file that is too
 long for its kind, a binary file where text is expected, and an endless device are refused.

@@ -15,7 +15,7 @@ from llmgpu.text.streams import STANDARD_INPUT
 
 Run = dict[str, Any]  # JSON values by the names used in messages
 FILES = "corpus files (name, bytes, time of change)"
-PART = "part"  # number and count of the part, for a run that reads a part of the corpus
+PART = "part"  # the part as "number/count", if a run reads only a part of the corpus
 CORPUS = "files of all parts (name, bytes)"
 
 

@@ -222,7 +222,7 @@ def _new_token_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]
     def case(
         name: str, operands: str, products: int, width: int, given: Callable[[], dict[str, Array]]
     ) -> KernelCase:
-        """Return a case; products, width: columns of the product and of the output."""
+        """Return a case for a product of `products` columns and an output of `width` columns."""
 
         def make() -> dict[str, Array]:
             return given() | {

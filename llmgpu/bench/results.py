@@ -103,10 +103,12 @@ class KernelTimes:
 class Result:
     """The result of an engine or a peer for a job and a variant.
 
-    what: the part. engine: one of `HOST_ENGINES`, an adapter or a peer by its name. peer: whether
-        the engine is another program. correct: whether the answer was right, None without an
-        answer.
-    answer: the reference of the comparison. note: the reason for a missing or different result.
+    what: the part of the benchmark, such as `KERNELS`.
+    engine: one of `HOST_ENGINES`, an adapter or a peer by its name.
+    peer: whether the engine is another program.
+    correct: whether the answer was right, None without an answer.
+    answer: the result that this one was compared with, such as "the ids of NumPy".
+    note: the reason for a missing or different result.
     clock: "gpu" or "host".
     job, variant: lines of text: the sizes of the job, and the way of doing the job.
     text_bytes, vocab_size, pattern: the sizes of a job on text.

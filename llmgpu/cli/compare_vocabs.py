@@ -155,7 +155,7 @@ def _print(labels: Sequence[str], facts: dict[str, Any]) -> None:
 
 
 def _parts(facts: dict[str, Any], row: dict[str, Any]) -> list[str]:
-    """Return the percentage of the text's tokens that belong to a group."""
+    """Return each vocabulary's share of the text's tokens that have a row's script or length."""
     pairs = zip(row.get("tokens", ()), facts.get("tokens", ()), strict=True)
     return [f"{100 * count / total:.1f} %" if total else "-" for count, total in pairs]
 

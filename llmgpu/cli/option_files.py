@@ -101,9 +101,11 @@ class CheckpointedCommand(ConfiguredCommand):
     not_kept = frozenset(("checkpoint", "resume", "force", "as_json", "quiet", "debug"))
 
     def takes_kept(self, asked: Mapping[str, Any]) -> bool:
-        """Whether the command line has only options in `not_kept` and --device.
+        """Whether to take the stored options.
 
-        With other options, a command without CORPUS may be meant to read a pipe.
+        They are taken if the command line has only --device and options in `not_kept`.
+
+        With any other option, a missing CORPUS may mean that the text comes from a pipe.
         """
         return asked.keys() <= self.not_kept | {"device"}
 

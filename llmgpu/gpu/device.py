@@ -302,7 +302,7 @@ def paced_states(
             pending.append(download)
         if not pending:
             return
-        # Wait for the oldest submission, and adapt the rounds of the next one to its duration.
+        # Wait for the oldest submission. Its duration decides how many rounds the next one gets.
         download = pending.popleft()
         state = np.empty(1, dtype)
         download.finish(state.view(np.uint8))

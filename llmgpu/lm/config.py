@@ -166,7 +166,7 @@ class ModelConfig:
             )
 
     def generating(self, tokens: int) -> ModelConfig:
-        """Return the sizes with a `seq_len` for texts of `tokens` tokens: caches stay small.
+        """Return the config with a `seq_len` for `tokens` tokens, to keep caches small.
 
         `seq_len` becomes at least `SHORT_CONTEXT`, and at most the model's longest sequence.
         """

@@ -39,8 +39,8 @@ Fill = Callable[[FloatArray], None]
 Write = Callable[[], None]
 # A function that adds up an array over all workers. Arguments: the length of the float32 arrays,
 # and a function that fills an array with this worker's numbers. Result: a function that fills an
-# array with the sums. Another thread may call the result, which must return before the call of
-# `Sums` after the next.
+# array with the sums. Another thread may call the result. Call n of the result must return
+# before call n + 2 of `Sums`.
 Sums = Callable[[int, Fill], Fill]
 
 

@@ -173,8 +173,8 @@ class Trainer:
     def _stages(self, program: Program, ends: Iterable[tuple[str, int]]) -> list[Stage]:
         """Cut the program of the last batch into stages that complete gradients.
 
-        ends: prefixes of weights' names, each with the number of steps that complete the gradients
-        of these weights.
+        ends: prefixes of weights' names, each with the number of the program's steps after which
+        the gradients of these weights are complete.
         """
         left = dict(self.updates.gradients)
         stages: list[Stage] = []

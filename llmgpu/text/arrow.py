@@ -44,7 +44,7 @@ class ArrowFile(ParquetFile):
 
 
 class _Batches:
-    """Record batches with the methods of a Parquet file that `ParquetFile` calls: one row group."""
+    """An Arrow file with the methods that `ParquetFile` calls; the whole file is one row group."""
 
     num_row_groups = 1
 

@@ -74,7 +74,7 @@ class Step(ABC):
         """
 
     def count_bytes(self, text: str) -> int:
-        """Return the bytes that `feed` would make of `text`; 0 if the step can't multiply text."""
+        """Return the number of bytes that `feed` would make of `text`; 0 if no check is needed."""
         return 0
 
 

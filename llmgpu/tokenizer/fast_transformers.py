@@ -298,7 +298,7 @@ class FastTokenizer:
 
     @classmethod
     def convert_to_native_format(cls, *args: Any, **named: Any) -> Any:
-        """Call the method on the base class: its result depends on the initializer of a class."""
+        """Call the method on the base class: it checks whether its class defines `__init__`."""
         return cls._base.convert_to_native_format(*args, **named)  # type: ignore[attr-defined]
 
     def _encode_plus(self, text: Any, text_pair: Any = None, *args: Any, **options: Any) -> Any:

@@ -12,14 +12,16 @@ blocks:
   continues after the token. A disallowed token is an error wherever it occurs, even inside or
   across an allowed token. tiktoken does the same, but picks either of two tokens at one position.
 - No special token extends past the end of a document.
-- In the filtered text a document starts where a special token was cut out, so that no token crosses
-  this position. `_Boundaries` records which starts are those of real documents.
+- In the text that remains (the filtered text) a document starts where a special token was cut out,
+  so that no token crosses this position. `_Boundaries` records which starts are those of real
+  documents.
 - Only bytes that may begin a special token are held back until the next block. White space that a
   following token with the flag lstrip may swallow is held back, too.
 
 Tokens with flags match as in Hugging Face's tokenizers (`llmgpu.bpe.encoding.added_flags`). White
-space that such a token swallows has no id and does not count as text of the slices, like text that
-a normalizer removes. A disallowed token is an error even where its flags would not let it match.
+space that such a token swallows has no id and is not counted in the `text_bytes` of a slice.
+Neither is text that a normalizer removes. A disallowed token is an error even where its flags would
+not let it match.
 """
 
 from __future__ import annotations

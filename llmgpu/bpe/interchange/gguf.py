@@ -232,7 +232,9 @@ def _around(
 
 
 def _name_split(vocabulary: Vocabulary, made: int) -> str:
-    """Return llama.cpp's name for the pattern and for the treatment of whole pre-tokens.
+    """Return llama.cpp's name for the pattern.
+
+    The name also says whether a pre-token that is a token is taken without merges (ignore_merges).
 
     made: the number of tokens that merges produce.
 

@@ -84,7 +84,8 @@ def read_steps(
     last = len(steps) - 1 - steps[::-1].index(TO_MARKS)
     if any(" " in str(step.get("content", step.get("prepend", ""))) for step in steps[last + 1 :]):
         raise VocabularyError("the normalizer makes spaces after U+2581: not supported")
-    # Turn U+2581 into spaces. A last step that makes U+2581 is undone, so drop it.
+    # Add a step that turns U+2581 into spaces. It would undo a last step that does the reverse, so
+    # that step is dropped.
     if last == len(steps) - 1:
         del steps[last]
         if steps and steps[-1] == {"prepend": SPACE_MARK, "type": "Prepend"}:

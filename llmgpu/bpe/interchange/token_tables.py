@@ -251,7 +251,7 @@ def name_pairs(vocabulary: Vocabulary, merges: NDArray[np.uint32]) -> list[tuple
 
 
 def note_missing_bytes(vocabulary: Vocabulary, note: Note) -> None:
-    """Write a note on bytes without a token, which llmgpu can't encode without an unknown token."""
+    """Write a note if some bytes have no token and no unknown token replaces them."""
     missing = vocabulary.missing_bytes
     if missing and vocabulary.unknown_token is None:
         shown = listed([f"0x{value:02x}" for value in missing])

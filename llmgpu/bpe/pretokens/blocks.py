@@ -154,7 +154,9 @@ class RulePattern(Pattern):
         return self._last_from(text, begin, closed=closed)
 
     def _last_of(self, data: Text, *, closed: bool) -> int:
-        """Return the last certain start in a short text that begins with a pre-token."""
+        """Return the last position at which a pre-token certainly starts in a short text.
+
+        The text begins with a pre-token."""
         if closed:
             data = np.append(data, np.uint8(0))
         edges = np.array([len(data) - 1] if closed else [], np.int64)

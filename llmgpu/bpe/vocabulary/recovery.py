@@ -69,7 +69,7 @@ def last_pair(token: AnyStr, ranks: Mapping[AnyStr, int]) -> tuple[AnyStr, AnySt
     """
     length = len(token)
     ends = list(range(1, length + 1))  # ends[k]: the end of the part that begins at k
-    starts = list(range(-1, length))  # starts[k]: where the part before the part at k begins
+    starts = list(range(-1, length))  # starts[k]: the start of the part that ends at k
     # heap of pairs of neighbouring parts: rank, begin and end
     waiting: list[tuple[int, int, int]] = []
     _offer(waiting, token, ranks, ((i, i + 2) for i in range(length - 1)))

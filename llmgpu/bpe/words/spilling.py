@@ -137,7 +137,7 @@ Run = list[_Block]
 
 
 class RunFile:
-    """A temporary file of runs.
+    """A temporary file of spilled words, in sorted runs.
 
     close: removes the file. The file is also removed when the object is deleted.
     """

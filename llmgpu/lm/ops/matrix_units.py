@@ -50,9 +50,9 @@ class MatrixUnits:
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """The rows (queries or keys) of a workgroup, `subgroup_rows` for each subgroup.
+    """The rows of a workgroup (queries, or else keys); a subgroup has `subgroup_rows` of them.
 
-    step: rows that a workgroup loads at a time from the tensors on the other side of the scores.
+    step: number of keys (or else queries) that a workgroup loads at a time.
     """
 
     rows: int
