@@ -21,12 +21,12 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -63,6 +63,8 @@ from llmgpu.lm.config import ModelConfig
 from llmgpu.outputs import TEXT, Output, check_outputs
 from llmgpu.pipeline import in_order
 
+Model = TypeVar("Model", bound=SavedModel)
+
 FORMAT_NAME = "llmgpu model checkpoint"
 FORMAT_VERSION = 1
 
@@ -75,6 +77,7 @@ ADAPTER = "adapter"
 CARD = "README.md"
 
 _READ_AGAIN = (CONFIG, WEIGHTS, OPTIMIZER, VOCABULARY)
+_MODEL_FILES = (CONFIG, WEIGHTS, VOCABULARY)
 _UNCHANGING = (VOCABULARY, CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG)
 _CHECKSUM = "sha256"
 _DAMAGED = "damaged or changed since it was written"
@@ -299,6 +302,8 @@ def _hash_json(content: dict[str, Any]) -> str:
 def open_model(path: str | Path, note: Note = no_notes) -> SavedModel:
     """Open the model in a run folder, in a checkpoint or in a Hugging Face model folder.
 
+    The optimizer's file in a checkpoint is neither needed nor checked.
+
     note: called with a note on each part of a Hugging Face tokenizer that has no effect here.
 
     Raises CheckpointError and VocabularyError, with the file, for a model that can't be used.
@@ -306,7 +311,7 @@ def open_model(path: str | Path, note: Note = no_notes) -> SavedModel:
     folder = Path(path)
     if not _is_step(folder) and os.path.lexists(folder / CONFIG):
         return open_pretrained(folder, note)
-    return load_checkpoint(folder)
+    return _load_newest(folder, _load_model)
 
 
 def export_outputs(folder: str | Path) -> list[Output]:
@@ -388,9 +393,13 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     Raises CheckpointError, with the file, for files that are missing, damaged, of another version
     or inconsistent.
     """
-    folder = Path(path)
+    return _load_newest(Path(path), _load)
+
+
+def _load_newest(folder: Path, load: Callable[[Path], Model]) -> Model:
+    """Load a checkpoint, or the newest checkpoint of a run folder, with `load`."""
     if _is_step(folder):
-        return _load(folder)
+        return load(folder)
     if not folder.is_dir():
         missing = f"no such folder{download_advice(str(folder))}"
         hint = "; llama.cpp runs GGUF files" if folder.suffix.lower() == ".gguf" else ""
@@ -400,7 +409,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     if not folders:
         raise CheckpointError(f"{folder} has no checkpoint")
     try:
-        return _load(folders[-1])
+        return load(folders[-1])
     except CheckpointError as error:
         if len(folders) == 1:
             raise
@@ -408,7 +417,17 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _load(folder: Path) -> Checkpoint:
-    state, fingerprint = _read_training(folder)
+    model, state = _read_files(folder, _READ_AGAIN)
+    return Checkpoint(optimizer=read_tensors(folder / OPTIMIZER), state=state, **model)
+
+
+def _load_model(folder: Path) -> SavedModel:
+    return SavedModel(**_read_files(folder, _MODEL_FILES)[0])
+
+
+def _read_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], TrainingState]:
+    """Check the files with these names; return the fields of SavedModel and the state."""
+    state, fingerprint = _read_training(folder, names)
     with naming(folder / VOCABULARY):
         vocabulary = Vocabulary.load(folder / VOCABULARY)
     if vocabulary.fingerprint != fingerprint:
@@ -422,12 +441,11 @@ def _load(folder: Path) -> Checkpoint:
             f"{folder / CONFIG}: the model has {model['config'].vocab_size} tokens, but "
             f"{VOCABULARY} has {vocabulary.size}"
         )
-    optimizer = read_tensors(folder / OPTIMIZER)
-    return Checkpoint(vocabulary=vocabulary, optimizer=optimizer, state=state, **model)
+    return model | {"vocabulary": vocabulary}, state
 
 
-def _read_training(folder: Path) -> tuple[TrainingState, str]:
-    """Check all files of a checkpoint; return the state and the fingerprint of the vocabulary."""
+def _read_training(folder: Path, names: Sequence[str]) -> tuple[TrainingState, str]:
+    """Check the files with these names; return the state and the vocabulary's fingerprint."""
     content = read_object(folder / TRAINING)
     with naming(folder / TRAINING):
         _check_version(content)
@@ -438,10 +456,13 @@ def _read_training(folder: Path) -> tuple[TrainingState, str]:
                 raise CheckpointError(f"damaged: {name} must be of type {kind.__name__}")
             if kind is int and content[name] < 0:
                 raise CheckpointError(f"damaged: {name} must not be negative")
-    for name in _READ_AGAIN:
+
+    def check(name: str) -> None:
         with naming(folder / name):
             if _hash_file(folder / name) != content["files"].get(name):
                 raise CheckpointError(_DAMAGED)
+
+    list(in_order(names, check, len(names)))
     state = TrainingState(**{field.name: content[field.name] for field in fields(TrainingState)})
     return state, content["vocabulary"]
 

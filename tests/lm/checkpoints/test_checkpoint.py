@@ -22,6 +22,7 @@ from llmgpu.errors import CheckpointError, OutputError
 from llmgpu.lm.checkpoints.checkpoint import (
     list_checkpoints,
     load_checkpoint,
+    open_model,
     prepare_step_folders,
     save_checkpoint,
 )
@@ -203,6 +204,32 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(CheckpointError, match=rf"{name}: can't read it: No such file"):
         load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("remove", [True, False])
+def test_a_model_opens_without_its_optimizer(tmp_path: Path, remove: bool) -> None:
+    folder = save(tmp_path, 1)
+    whole = load_checkpoint(folder)
+    optimizer = folder / "optimizer.safetensors"
+    if remove:
+        optimizer.unlink()
+    else:
+        optimizer.write_bytes(b"damaged")
+    for path in (folder, tmp_path):
+        model = open_model(path)
+        assert model.config == whole.config and model.folder == folder
+        for name, values in whole.weights.items():
+            np.testing.assert_array_equal(model.weights[name], values)
+        with pytest.raises(CheckpointError, match=r"optimizer\.safetensors"):
+            load_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocabulary.bin"])
+def test_a_model_of_a_damaged_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
+    folder = save(tmp_path, 1)
+    (folder / name).write_bytes((folder / name).read_bytes()[:-2])
+    with pytest.raises(CheckpointError, match=rf"^{folder / name}: (damaged|not valid JSON)"):
+        open_model(folder)
 
 
 def test_every_byte_of_the_state_counts(tmp_path: Path) -> None:
