@@ -45,7 +45,7 @@ EXPRESSIONS = {
     ),
     "none": rb"[\x00-\xff]+",
 }
-OVER_CHARACTERS = set(EXPRESSIONS) - {"class", "none"}
+OVER_CHARACTERS = {name for name, expression in EXPRESSIONS.items() if rb"\p{" in expression}
 
 
 # Classes that the expressions tell apart, with a character for each that is in it in all versions

@@ -18,11 +18,10 @@ from llmgpu.bpe.pretokens.pattern import as_pattern, start_masks_between
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.pretokens.unicode_classes import code_point_classes
 from llmgpu.gpu import Buffer, Commands, Device
-from llmgpu.kernel_source import constant, struct_dtype
+from llmgpu.kernel_source import compose, constant, struct_dtype
 
 PARAMS = struct_dtype("pretoken/params.wgsl", "PretokenParams")
 SEGMENT_BYTES = 32  # bytes of text that one thread marks
-_WALKING = ("cl100k", "o200k")  # kernels that include walk.wgsl
 # Bytes that a thread looks back and ahead, see walk.wgsl. A software adapter is slower than the
 # host.
 REACH, SOFTWARE_REACH = constant("pretoken/walk.wgsl", "REACH"), 256
@@ -62,13 +61,10 @@ class GpuPretokenizer:
         self._by_host = isinstance(found, HostPattern)
         # On a software adapter, kernels with walk.wgsl look only a short distance.
         self.reach = reach or (SOFTWARE_REACH if device.is_software else REACH)
-        walking = {"REACH": self.reach} if found.kernel in _WALKING else {}
-        self._kernel = device.kernel(
-            f"pretoken/{found.kernel}_starts.wgsl",
-            WORKGROUP_SIZE=256,
-            **found.constants,
-            **walking,
-        )
+        file = f"pretoken/{found.kernel}_starts.wgsl"
+        walks = "override REACH:" in compose(file, device.source_choices).text
+        walking = {"REACH": self.reach} if walks else {}
+        self._kernel = device.kernel(file, WORKGROUP_SIZE=256, **found.constants, **walking)
         size = -(-capacity // SEGMENT_BYTES) * 4
         self.start_bits = device.create_buffer("start bits", size)
         self._document_bits = device.create_buffer("document bits", size)

@@ -1,4 +1,4 @@
-"""The patterns of cl100k's family and o200k against the `regex` module, and where texts are cut."""
+"""The patterns that are rules on characters against the `regex` module, and where texts are cut."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from llmgpu.bpe.pretokens.pattern import last_start, start_mask, start_masks_bet
 from tests.reference import bpe as reference
 from tests.reference.characters import CHARACTERS
 
-FAMILIES = sorted(set(PATTERNS) - {"class", "gpt2", "none"})
+FAMILIES = sorted(
+    name for name, found in PATTERNS.items() if isinstance(found, pattern_blocks.RulePattern)
+)
 
 # What some pattern tells apart.
 SPACES = [" ", " ", "\t", "\r", "\n", "\u00a0", "\u3000"]

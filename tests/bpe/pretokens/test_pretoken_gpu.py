@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens import unicode_classes
+from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.pretokens.pretoken_gpu import BLOCK, REACH, GpuPretokenizer, pack_classes
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
@@ -17,6 +18,7 @@ from llmgpu.gpu import Device
 from llmgpu.kernel_source import constant
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.pretokens.test_pattern import ANY_TEXT, PIECES
+from tests.bpe.pretokens.test_pretoken_walk_gpu import WALKING
 from tests.reference import bpe as reference
 
 CAPACITY = 1 << 16
@@ -48,7 +50,7 @@ class Marker:
         return marks
 
 
-@pytest.fixture(scope="module", params=["class", "gpt2", "none"])
+@pytest.fixture(scope="module", params=sorted(set(PATTERNS) - set(WALKING)))
 def marked_pattern(request: pytest.FixtureRequest) -> str:
     """Each pattern that is no walk over runs."""
     name: str = request.param

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING
+from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import last_start, start_mask
 from llmgpu.bpe.pretokens.pretoken_gpu import PART_BYTES, REACH, GpuPretokenizer
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.gpu import Device
+from llmgpu.kernel_source import compose
 from tests.bpe.pretokens.test_pattern_families import (
     CHARACTERS,
     DOCUMENTS,
-    FAMILIES,
     LONG,
     adversarial_texts,
     begins_of,
@@ -24,6 +25,13 @@ from tests.bpe.pretokens.test_pattern_families import (
 )
 
 CAPACITY = 1 << 21
+SCAN = {"scan": "common/scan_shared.wgsl"}
+# The patterns whose kernels include walk.wgsl.
+WALKING = sorted(
+    name
+    for name, found in PATTERNS.items()
+    if "fn mark_segment" in compose(f"pretoken/{found.kernel}_starts.wgsl", SCAN).text
+)
 PLAIN = [*" \t\r\n'sSaB12.!/", "'ll", "'rE", "\n//", "; "]
 
 
@@ -61,7 +69,7 @@ class Walker:
         return int(self._device.read(self.pretokenizer.undecided, 1, np.uint32)[0])
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=WALKING)
 def pattern(request: pytest.FixtureRequest) -> str:
     """Each pattern over runs."""
     name: str = request.param
