@@ -52,7 +52,8 @@ TEXT = "text"
 
 _BINARY = (VOCABULARY, COUNTS, NPY, TOKEN_FILE, TOKEN_INDEX, GGUF)
 _STANDARD_INPUT = "-"
-_ENDINGS_OF_OTHERS = (".json", ".tiktoken", ".gguf")  # endings of files that `export` writes
+# Formats that `export` chooses by the ending of a file.
+ENDINGS = {".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf"}
 _HEAD_BYTES = 4096
 _FORMAT = re.compile(rb'\s*\{\s*"format":\s*"([^"]*)"')
 _BY_FORMAT = {  # kinds by the field "format" of a JSON file
@@ -148,7 +149,7 @@ def check_outputs(
                 f"{output.kind} is binary, and {name} is a terminal: name a file, or redirect "
                 "the output"
             )
-        if output.kind == VOCABULARY and output.path.lower().endswith(_ENDINGS_OF_OTHERS):
+        if output.kind == VOCABULARY and output.path.lower().endswith(tuple(ENDINGS)):
             raise OutputError(
                 f"{output.path} would be a vocabulary of llmgpu, not what its name says: name it "
                 f"v.bin and export that as {os.path.basename(output.path)}, or use "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmgpu.bpe.interchange import tiktoken
-from llmgpu.bpe.interchange.formats import ENDINGS, READERS, WRITERS, guess_format
+from llmgpu.bpe.interchange.formats import READERS, WRITERS, guess_format
 from llmgpu.bpe.interchange.open import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import with_chat_template
@@ -19,7 +19,7 @@ from llmgpu.cli.options import was_asked
 from llmgpu.errors import OutputError, VocabularyError
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import number_of
-from llmgpu.outputs import VOCABULARY, Output, check_outputs, kind_of
+from llmgpu.outputs import ENDINGS, VOCABULARY, Output, check_outputs, kind_of
 
 if TYPE_CHECKING:
     from llmgpu.lm.checkpoints.pretrained import SavedModel

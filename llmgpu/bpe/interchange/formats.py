@@ -98,8 +98,6 @@ WRITERS: Registry[Writer] = Registry(
     _FORMATS | {"gguf": Entry(f"{_ROOM}.gguf", "a .gguf file for llama.cpp")}
 )
 ALIASES = {"hf": "huggingface"}
-# formats that `export` chooses by the ending of a file
-ENDINGS = {".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf"}
 # formats of a single file, by the kind that `llmgpu.outputs.kind_of` recognizes
 KINDS = {RANKS: "tiktoken", TEKKEN: "tekken", SENTENCEPIECE: "sentencepiece", GGUF: "gguf"}
 # Formats by the name of a file in a folder. If a folder has several, the first name here is read.

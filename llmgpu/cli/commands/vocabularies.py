@@ -11,6 +11,9 @@ from llmgpu.cli.groups import ReadingOptions, ReportOptions
 from llmgpu.cli.options import command
 from llmgpu.cli.values import Aliased
 from llmgpu.option_fields import argument, group, option
+from llmgpu.outputs import ENDINGS
+
+*_ENDINGS, _LAST_ENDING = ENDINGS
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
@@ -111,8 +114,8 @@ class ExportVocabularyCommand:
     vocab: str = argument()
     format_name: str | None = option(
         None, Aliased(WRITERS, ALIASES), f"Output format: {WRITERS.describe()}.", "--to",
-        default_words="by the extension of -o: .json, .tiktoken or .gguf; huggingface if it ends "
-        "in /")
+        default_words=f"by the extension of -o: {', '.join(_ENDINGS)} or {_LAST_ENDING}; "
+        "huggingface if it ends in /")
     output: str = option(
         MISSING, str, "Output file, or folder: for gpt2, and for huggingface if it ends in /.",
         "--output", "-o", metavar="OUT")
