@@ -33,8 +33,9 @@ DRIVER_NAMES: tuple[DriverName, ...] = get_args(DriverName)
 F16_VERSION = 4  # see `TrainOptions.f16_version`
 
 
-# The first keys of stored options, in the order of the file. All other fields follow.
-_STORED_FIRST = (
+# The first keys of stored options, in the order of the file. All other fields follow. A stored run
+# may lack the others: then they have their defaults.
+STORED_FIRST = (
     *("batch_size", "grad_accum", "steps", "learning_rate", "min_learning_rate", "warmup_steps"),
     *("schedule", "decay_steps", "initialisation", "beta1", "beta2", "epsilon", "weight_decay"),
     *("grad_clip", "label_smoothing", "z_loss", "seed", "precision", "optimizer"),
@@ -271,7 +272,7 @@ class TrainOptions:
 
     def stored(self) -> dict[str, Any]:
         """Return the values by name, in the order of a run's files."""
-        first = {name: getattr(self, name) for name in _STORED_FIRST}
+        first = {name: getattr(self, name) for name in STORED_FIRST}
         return first | asdict(self)
 
     @property

@@ -15,6 +15,7 @@ from llmgpu.lm.ops.matrix_units import trains_on_units
 from llmgpu.lm.options import (
     F16_VERSION,
     LORA_TARGETS,
+    STORED_FIRST,
     TrainOptions,
 )
 from llmgpu.option_fields import flag_of, own_options
@@ -26,9 +27,6 @@ _FIXED_OPTIONS = {
     "half_weights_only": False,
     "stacked_steps": True,
 }
-
-# Options that runs of earlier versions lack. These runs have the values in `TrainOptions`.
-_ADDED = ("table_decay", "table_beta1", "momentum", "momentum_start", "momentum_steps")
 
 # Options that may change when a run is resumed.
 MAY_CHANGE = {name for name, one in own_options(TrainOptions).items() if one.may_change}
@@ -270,9 +268,7 @@ def _stored_options(checkpoint: Checkpoint) -> TrainOptions:
     # In runs without an output_rate, the output layer has the rate of the table.
     if "table_rate" in stored:
         stored.setdefault("output_rate", stored["table_rate"])
-    stored = {name: getattr(TrainOptions, name) for name in _ADDED} | stored
-    missing = sorted(_OPTION_NAMES - stored.keys())
-    if missing:
+    if missing := sorted(set(STORED_FIRST) - stored.keys()):
         raise CheckpointError(
             f"{checkpoint.folder}: its options lack {', '.join(missing)}, as in unreleased "
             "versions of llmgpu: resume it with the one that wrote it, or start a new run"

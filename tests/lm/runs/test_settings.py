@@ -14,7 +14,7 @@ from llmgpu.backend import Backend
 from llmgpu.errors import CheckpointError, InputError, LlmgpuError
 from llmgpu.gpu import Device
 from llmgpu.lm.config import PRESETS
-from llmgpu.lm.options import Intervals, TrainOptions
+from llmgpu.lm.options import STORED_FIRST, Intervals, TrainOptions
 from llmgpu.lm.runs.settings import (
     RunSettings,
     gains_by_halves,
@@ -88,7 +88,7 @@ def test_other_runs_have_one_decay_for_all_matrices_and_a_constant_momentum() ->
         assert {options.momentum_of(step) for step in range(400)} == {0.95}
 
 
-LATER_OPTIONS = ("table_decay", "table_beta1", "momentum", "momentum_start", "momentum_steps")
+LATER_OPTIONS = {each.name for each in fields(TrainOptions)} - set(STORED_FIRST)
 FILLED_IN = ("output_rate", *LATER_OPTIONS)
 
 
@@ -188,7 +188,7 @@ def test_runs_in_f16_keep_their_arithmetic_or_are_refused() -> None:
     "name", [each.name for each in fields(TrainOptions) if each.name not in FILLED_IN]
 )
 def test_an_option_that_a_checkpoint_lacks_is_never_filled_in(name: str) -> None:
-    """Each was added at some time, and older checkpoints lack it."""
+    """All runs that may be resumed have the first options."""
     with pytest.raises(CheckpointError, match=f"step-00000003: its options lack {name}, as in un"):
         resume(new(), {name: ...})
 
