@@ -11,7 +11,7 @@ import pytest
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import Device
-from llmgpu.lm.config import Activation, ModelConfig, RopeScaling
+from llmgpu.lm.config import ACTIVATIONS, Activation, ModelConfig, RopeScaling
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.model import Model, make_weights
@@ -256,7 +256,7 @@ def test_two_runs_are_the_same_bit_by_bit(operations: Operations) -> None:
         np.testing.assert_array_equal(values, other[name], err_msg=name)
 
 
-@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_bits_do_not_depend_on_the_number_of_threads(
     activation: Activation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""SwiGLU and GeLU against float64, on odd sizes and extreme values."""
+"""Activations against float64, on odd sizes and extreme values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.lm.config import ACTIVATIONS, UNGATED
-from llmgpu.lm.ops.activations import BY_NAME, GELU, SWIGLU
+from llmgpu.lm.ops.activations import BY_NAME, SWIGLU
 from llmgpu.lm.ops.operations import Operations
 from tests.lm.ops.checking import (
     assert_close,
@@ -36,80 +36,63 @@ def test_every_activation_of_models_is_there() -> None:
     assert {name for name, each in BY_NAME.items() if not each.is_gated} == set(UNGATED)
 
 
+def count_of_inner(name: str) -> int:
+    return 2 if BY_NAME[name].is_gated else 1
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_swiglu(operations: Operations, shape: tuple[int, int]) -> None:
-    check_swiglu(operations, *inputs(shape)[:2])
+def test_forward(operations: Operations, shape: tuple[int, int], name: str) -> None:
+    check_forward(operations, name, *inputs(shape))
 
 
-def test_swiglu_of_extreme_values(operations: Operations) -> None:
-    check_swiglu(operations, EXTREMES, EXTREMES[:, ::-1].copy())
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_forward_of_extreme_values(operations: Operations, name: str) -> None:
+    check_forward(operations, name, EXTREMES, EXTREMES[:, ::-1].copy())
 
 
-def check_swiglu(
-    operations: Operations, gate: NDArray[np.float64], up: NDArray[np.float64]
-) -> None:
-    tensors = [tensor_of(operations, "input", array) for array in (gate, up)]
-    out = poisoned(operations, "out", gate.shape)
-    run(operations, lambda: operations.activate(SWIGLU, tensors, out))
-    assert_close(operations.read(out), reference.swiglu(gate, up))
+def check_forward(operations: Operations, name: str, *arrays: NDArray[np.float64]) -> None:
+    inner = arrays[: count_of_inner(name)]
+    tensors = [tensor_of(operations, "input", array) for array in inner]
+    out = poisoned(operations, "out", inner[0].shape)
+    run(operations, lambda: operations.activate(BY_NAME[name], tensors, out))
+    assert_close(operations.read(out), reference.forward(name, *inner))
 
 
+@pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_swiglu_backward(operations: Operations, shape: tuple[int, int]) -> None:
-    arrays = inputs(shape)
-    tensors = [tensor_of(operations, "input", array) for array in arrays]
-    outs = [poisoned(operations, "out", shape) for _ in range(2)]
-    run(operations, lambda: operations.activate_backward(SWIGLU, tensors[:2], tensors[2], outs))
-    for out, expected in zip(outs, reference.swiglu_backward(*arrays), strict=True):
+def test_backward(operations: Operations, shape: tuple[int, int], name: str) -> None:
+    arrays, activation = inputs(shape)[: count_of_inner(name) + 1], BY_NAME[name]
+    *inner, grad_out = [tensor_of(operations, "input", array) for array in arrays]
+    outs = [poisoned(operations, "out", shape) for _ in inner]
+    run(operations, lambda: operations.activate_backward(activation, inner, grad_out, outs))
+    for out, expected in zip(outs, reference.backward(name, *arrays), strict=True):
         assert_close(operations.read(out), expected)
 
 
-@pytest.mark.parametrize("x", [inputs(shape)[0] for shape in SHAPES] + [EXTREMES])
-def test_gelu(operations: Operations, x: NDArray[np.float64]) -> None:
-    out = poisoned(operations, "out", x.shape)
-    tensor = tensor_of(operations, "x", x)
-    run(operations, lambda: operations.activate(GELU, [tensor], out))
-    assert_close(operations.read(out), reference.gelu(x))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_gelu_backward(operations: Operations, shape: tuple[int, int]) -> None:
-    arrays = inputs(shape)[:2]
-    tensors = [tensor_of(operations, "input", array) for array in arrays]
-    out = poisoned(operations, "out", shape)
-    run(operations, lambda: operations.activate_backward(GELU, tensors[:1], tensors[1], [out]))
-    assert_close(operations.read(out), reference.gelu_backward(*arrays))
-
-
+@pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("shape", [(3, 7), (5, 36)])  # the second one of whole vectors
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
 @np.errstate(all="ignore")
 def test_half_precision(
-    operations: Operations, shape: tuple[int, int], kind: type[np.floating[Any]]
+    operations: Operations, shape: tuple[int, int], kind: type[np.floating[Any]], name: str
 ) -> None:
-    arrays = [array.astype(np.float16) for array in inputs(shape)]
+    arrays = [array.astype(np.float16) for array in inputs(shape)[: count_of_inner(name) + 1]]
     arrays[0][0, 0], arrays[1][0, 0] = 300, 300  # their product is beyond half precision
-    outs = [poisoned_halves(operations, "out", shape) for _ in range(5)]
-    tensors = [tensor_of(operations, "input", array.astype(kind)) for array in arrays]
-    x = tensors[2]
+    *inner, grad_out = [tensor_of(operations, "input", array.astype(kind)) for array in arrays]
+    outs = [poisoned_halves(operations, "out", shape) for _ in arrays]
+    activation = BY_NAME[name]
 
     def record() -> None:
-        operations.activate(SWIGLU, tensors[:2], outs[0])
-        operations.activate_backward(SWIGLU, tensors[:2], x, outs[1:3])
-        operations.activate(GELU, [x], outs[3])
-        operations.activate_backward(GELU, tensors[:1], x, outs[4:])
+        operations.activate(activation, inner, outs[0])
+        operations.activate_backward(activation, inner, grad_out, outs[1:])
 
     run(operations, record)
-    gate, up, grad_out = (array.astype(np.float64) for array in arrays)
-    expected = [
-        reference.swiglu(gate, up),
-        *reference.swiglu_backward(gate, up, grad_out),
-        reference.gelu(grad_out),
-        reference.gelu_backward(gate, grad_out),
-    ]
+    exact = [array.astype(np.float64) for array in arrays]
+    expected = [reference.forward(name, *exact[:-1]), *reference.backward(name, *exact)]
     for out, values in zip(outs, expected, strict=True):
         assert_rounded(operations.read(out), values)
-    assert np.isinf(operations.read(outs[0])[0, 0])
+    assert np.isinf(operations.read(outs[0])[0, 0]) == activation.is_gated
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (5, 36), (7, 200)])
@@ -140,12 +123,12 @@ def test_gate_and_up_side_by_side(
     for columns in (slice(width), slice(-width, None)):
         np.testing.assert_array_equal(*(each[:, columns] for each in read))
     exact = [array.astype(np.float64) for array in arrays]
-    assert_rounded(operations.read(out), reference.swiglu(*exact[:2]))
+    assert_rounded(operations.read(out), reference.forward("swiglu", *exact[:2]))
     found = operations.read(grad_x)
     assert np.isnan(found[:, width : width + between]).all()
     for part, expected in zip(
         (found[:, :width], found[:, width + between :]),
-        reference.swiglu_backward(*exact),
+        reference.backward("swiglu", *exact),
         strict=True,
     ):
         assert_rounded(part, expected)

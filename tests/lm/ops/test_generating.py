@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.activations import GELU, SWIGLU
+from llmgpu.lm.config import ACTIVATIONS
+from llmgpu.lm.ops.activations import BY_NAME
 from llmgpu.lm.ops.generating import MOST_LARGEST, logits_of
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import Operations
@@ -101,23 +102,21 @@ def test_heads_go_to_the_cache(
 @pytest.mark.parametrize("half", [False, True], ids=["single", "half"])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("sizes", [(20, 37), (64, 128), (576, 8)], ids=str)
-@pytest.mark.parametrize("gated", [True, False], ids=["swiglu", "gelu"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_the_inside_of_the_feed_forward_network(
-    operations: Operations, sizes: tuple[int, int], rows: int, gated: bool, half: bool
+    operations: Operations, sizes: tuple[int, int], rows: int, name: str, half: bool
 ) -> None:
     if half and not operations.has_half_precision:
         pytest.skip("the adapter has no half-precision numbers")
     rng = np.random.default_rng(rows)
     dim, width = sizes
     x, weight = float32_values(rng, rows, dim), float32_values(rng, dim)
-    matrices = [float32_values(rng, width, dim) / 4 for _ in range(1 + gated)]
+    matrices = [float32_values(rng, width, dim) / 4 for _ in range(1 + BY_NAME[name].is_gated)]
     packed, matrices = packed_of(operations, matrices, half=half)
     reads, out = norm_of(operations, x, weight), poisoned(operations, "out", (rows, width))
-    function = SWIGLU if gated else GELU
-    run(operations, lambda: operations.feed_forward(reads, EPSILON, packed, function, out))
+    run(operations, lambda: operations.feed_forward(reads, EPSILON, packed, BY_NAME[name], out))
     products = [norm.rms_norm(x, weight, EPSILON)[0] @ matrix.T for matrix in matrices]
-    expected = activation.swiglu(*products) if gated else activation.gelu(*products)
-    assert_close(operations.read(out), expected, TOLERANCE)
+    assert_close(operations.read(out), activation.forward(name, *products), TOLERANCE)
 
 
 @pytest.mark.parametrize("shape", CACHED, ids=name_of)

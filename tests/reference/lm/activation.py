@@ -1,6 +1,8 @@
-"""SwiGLU and GeLU, forward and backward, on float64 arrays."""
+"""Activations, forward and backward, on float64 arrays."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,24 @@ def gelu(x: Array) -> Array:
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
-def gelu_backward(x: Array, grad_out: Array) -> Array:
+def gelu_backward(x: Array, grad_out: Array) -> tuple[Array]:
+    """Return (grad_x,)."""
     inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
     d_inner = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x**2)
-    return grad_out * (0.5 * (1 + np.tanh(inner)) + 0.5 * x / np.cosh(inner) ** 2 * d_inner)
+    return (grad_out * (0.5 * (1 + np.tanh(inner)) + 0.5 * x / np.cosh(inner) ** 2 * d_inner),)
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Array], Callable[..., tuple[Array, ...]]]] = {
+    "swiglu": (swiglu, swiglu_backward),
+    "gelu": (gelu, gelu_backward),
+}
+
+
+def forward(name: str, *inner: Array) -> Array:
+    """Apply an activation to x, or to gate and up."""
+    return FUNCTIONS[name][0](*inner)
+
+
+def backward(name: str, *inner_and_grad: Array) -> tuple[Array, ...]:
+    """Return the gradient of each inner product; the last argument is the gradient of `forward`."""
+    return FUNCTIONS[name][1](*inner_and_grad)

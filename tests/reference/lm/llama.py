@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.lm.config import ModelConfig, RopeScaling
-from tests.reference.lm.activation import gelu, gelu_backward, swiglu, swiglu_backward
+from tests.reference.lm import activation
 
 Array = NDArray[np.float64]
 Weights = dict[str, Array]
@@ -231,27 +231,22 @@ class Llama:
         names = f"{prefix}.mlp"
         norm = self.weights[f"{prefix}.post_attention_layernorm.weight"]
         normed = rms_norm(x, norm, self.config.norm_epsilon)
-        up = normed @ self.weights[f"{names}.up_proj.weight"].T
-        if self.config.activation == "swiglu":
-            gate = normed @ self.weights[f"{names}.gate_proj.weight"].T
-            inner = swiglu(gate, up)
-        else:
-            gate, inner = None, gelu(up)
-        cache["ffn"] = x, normed, gate, up, inner
+        matrices = {p: self.weights.get(f"{names}.{p}_proj.weight") for p in ("gate", "up")}
+        products = {p: normed @ matrix.T for p, matrix in matrices.items() if matrix is not None}
+        inner = activation.forward(self.config.activation, *products.values())
+        cache["ffn"] = x, normed, products, inner
         return x + inner @ self.weights[f"{names}.down_proj.weight"].T
 
     def _feed_forward_backward(
         self, prefix: str, grad: Array, cache: Cache, grads: Weights
     ) -> Array:
         names = f"{prefix}.mlp"
-        x, normed, gate, up, inner = cache["ffn"]
+        x, normed, products, inner = cache["ffn"]
         down = f"{names}.down_proj.weight"
         grads[down] = _matrix_gradient(grad, inner)
         grad_inner = grad @ self.weights[down]
-        if self.config.activation == "swiglu":
-            parts = dict(zip(("gate", "up"), swiglu_backward(gate, up, grad_inner), strict=True))
-        else:
-            parts = {"up": gelu_backward(up, grad_inner)}
+        found = activation.backward(self.config.activation, *products.values(), grad_inner)
+        parts = dict(zip(products, found, strict=True))
         grad_normed = np.zeros_like(x)
         for p, part in parts.items():
             name = f"{names}.{p}_proj.weight"
