@@ -16,7 +16,7 @@ import click
 
 from llmgpu import backend
 from llmgpu.backend import TRAINING_FROM, Opening, encoding_from
-from llmgpu.cli.options import refuse_given, was_given
+from llmgpu.cli.options import refuse_given, was_asked, was_given
 from llmgpu.errors import InputError
 from llmgpu.input_files import source_name
 from llmgpu.option_fields import (
@@ -267,10 +267,13 @@ class FileOptions:
             lists_skipped=self.list_skipped,
         )
         has_fields = was_given("text_field") or was_given("template")
+        asked = any(map(was_asked, ("text_field", "template", "bad_rows", "chat")))
+        found = replace(found, usual_field=None if asked else _USUAL_FIELD)
         # The option names a field, so read standard input as JSON lines: only they have fields.
         return replace(found, of_input="jsonl") if has_fields else found
 
 
+_USUAL_FIELD = "text"  # the default of `text_field` in `llmgpu.text.corpus.CorpusOptions`
 READING_OPTIONS = tuple(
     name for name, one in own_options(ReadingOptions).items() if "callback" not in one.settings
 )

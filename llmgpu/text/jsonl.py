@@ -31,12 +31,13 @@ from llmgpu.processors import usable_processors
 from llmgpu.spelling import spelled
 from llmgpu.text.documents import REPLACEMENT, InputPolicy, Piece
 from llmgpu.text.streams import ByteStream, Source
-from llmgpu.text.template import Template, field_hint
+from llmgpu.text.template import MissingFieldError, Template, field_hint
 
 _BLOCK_BYTES = 1 << 20  # bytes of a stream that are read at a time
 _SPAN_BYTES = 2 << 20  # bytes of a regular file whose lines one thread reads and parses
 # bytes after a span that are read at first, to find the end of the span's last line
 _TAIL_BYTES = 1 << 16
+_CHECKED_BYTES = 1 << 16  # bytes read at a time to find the first row with the field
 _AHEAD = 12  # blocks or spans that threads parse in advance
 _BEGUN = 2  # blocks or spans parsed while an earlier file is still being read
 FIRST_ROWS = 1000  # a file is refused if this many rows at its start lack the field
@@ -62,10 +63,6 @@ class BadRowError(InputError):
 
 
 _ARRAY = "; jq -c '.[]' makes JSON Lines of an array"
-
-
-class MissingFieldError(InputError):
-    """A row lacks the field."""
 
 
 def jsonl_lines(
@@ -140,16 +137,25 @@ class JsonlStream(ByteStream):
             return
         if self._source.span is not None:
             whole = JsonlStream(self._source._replace(span=None), self._field)
-            with io.BufferedReader(whole, _BLOCK_BYTES) as stream:
-                for number, line in jsonl_lines(stream, self.name):
-                    where = place_of_line(self.name, number, 0)
-                    with suppress(BadRowError):
-                        text = line.decode("utf-8", "surrogateescape")
-                        whole.value(parse_json_object(text, where), where)
-                    if whole._has_field:
-                        return
-                whole.check_field()
+            whole.check_first_rows()
+            if whole._has_field:
+                return
         raise MissingFieldError(self._first_missing)
+
+    def check_first_rows(self) -> None:
+        """Read rows up to the first one with the field, and close the file.
+
+        Raises MissingFieldError as `check_field` does.
+        """
+        with io.BufferedReader(self, _CHECKED_BYTES) as stream:
+            for number, line in jsonl_lines(stream, self.name):
+                where = place_of_line(self.name, number, 0)
+                with suppress(BadRowError):
+                    text = line.decode("utf-8", "surrogateescape")
+                    self.value(parse_json_object(text, where), where)
+                if self._has_field:
+                    return
+            self.check_field()
 
 
 class JsonlFile(JsonlStream):

@@ -25,7 +25,7 @@ from llmgpu.text.compressions import PYARROW, PYARROW_COMPUTE, PYARROW_PARQUET
 from llmgpu.text.documents import NO_TEXT, InputPolicy, Piece
 from llmgpu.text.remote import PositionedFile
 from llmgpu.text.streams import FileContent, Source
-from llmgpu.text.template import Template, field_hint
+from llmgpu.text.template import MissingFieldError, Template, field_hint
 
 _BATCH_BYTES = 1 << 22
 _BATCH_ROWS = 8192
@@ -176,7 +176,8 @@ class ParquetFile:
             if len(found) != 1:
                 there = f"{len(found)} columns" if found else "no column"
                 hint = field_hint(column, schema.names)
-                raise InputError(f"{self._path}: {there} {quote(column)}; {columns}{hint}")
+                kind = InputError if found else MissingFieldError
+                raise kind(f"{self._path}: {there} {quote(column)}; {columns}{hint}")
             fields = fields.field(found[0]).type
         if not self._is_right(fields):
             raise InputError(

@@ -14,9 +14,10 @@
   deeper file overrules a higher one; the content of an ignored folder stays ignored.
 - The suffix of a file decides its format, unless the options name a format. A file without a known
   suffix is read as text, and refused if its first bytes are of a binary format
-  (`llmgpu.text.streams.check_text`). In a folder, such a file is left out with a note, and so is a
-  compressed file whose first bytes can't be decompressed. To add a format, write a
-  `llmgpu.text.streams.DocumentFile` in a module and add a line to FORMATS.
+  (`llmgpu.text.streams.check_text`). In a folder, such a file is left out with a note. So are a
+  compressed file whose first bytes can't be decompressed and, unless the user has named a field, a
+  file whose rows lack the usual field; but not if the folder would then have no file left. To add a
+  format, write a `llmgpu.text.streams.DocumentFile` in a module and add a line to FORMATS.
 - All errors that can be known beforehand are raised before the first byte is read.
 """
 
@@ -27,11 +28,12 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
+from itertools import chain
 from typing import NamedTuple
 
 from llmgpu.errors import InputError
@@ -40,7 +42,7 @@ from llmgpu.outputs import TOKEN_FILE, kind_of
 from llmgpu.spelling import spelled
 from llmgpu.text.arrow import ArrowFile
 from llmgpu.text.compressions import COMPRESSIONS
-from llmgpu.text.jsonl import JsonlFile
+from llmgpu.text.jsonl import JsonlFile, JsonlStream
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.remote import find_remote, is_listing, is_remote, shown_url
 from llmgpu.text.streams import (
@@ -49,6 +51,8 @@ from llmgpu.text.streams import (
     BYTES,
     STANDARD_INPUT,
     TEXT,
+    UTF_16,
+    WIDE,
     DocumentFile,
     Source,
     as_bytes,
@@ -58,6 +62,7 @@ from llmgpu.text.streams import (
     head_of,
     look_at_text,
 )
+from llmgpu.text.template import MissingFieldError
 
 # Formats of files that contain several documents, by suffix.
 FORMATS: dict[str, type[DocumentFile]] = {
@@ -103,6 +108,8 @@ class Selection:
     skips_binaries: leave out binary files of folders, globs and lists, with a note.
     lists_skipped: name each left-out file in the note.
     listed: names from a list, treated like names of files in a folder.
+    usual_field: leave out files of folders, globs and lists whose rows lack this field, with a
+        note; None to keep all files.
     subset: a key of SUBSETS, None for all files. The last part of a path that contains a word of
         SUBSETS decides the subset of a file in a folder, a glob or at a URL.
     may_be_tokens: files may be token files, so resolving names does not refuse binary files.
@@ -117,10 +124,25 @@ class Selection:
     lists_skipped: bool = False
     listed: frozenset[str] = frozenset()
     may_be_tokens: bool = False
+    usual_field: str | None = None
     subset: str | None = None
 
 
-_BINARY, _DAMAGED = "binary file", "damaged compressed file"
+class _Reason(NamedTuple):
+    """Why files are left out, as parts of a note: their noun, words after it, and a remedy."""
+
+    noun: str
+    words: str = ""
+    remedy: str = ""
+
+    def note(self, paths: Sequence[str], *, names_all: bool) -> str:
+        """Return the note about the files that were left out."""
+        names = ", ".join(map(quote, paths)) if names_all else listed(paths)
+        return f"{number_of(len(paths), self.noun)}{self.words} skipped: {names}{self.remedy}"
+
+
+_BINARY, _DAMAGED = _Reason("binary file"), _Reason("damaged compressed file")
+_IN_UTF_16 = _Reason("file", " in UTF-16", "; iconv converts text to UTF-8")
 _EVERYTHING = Selection()
 _ITERATED = "use train_from_iterator, or encode"  # advice for callers of the Python API
 
@@ -193,12 +215,12 @@ def resolve_sources(names: Sequence[str] | Sources, selection: Selection = _EVER
 class _Found:
     """Collects the files of a corpus while names are resolved.
 
-    not_text: files that were left out because they contain no text, grouped by a noun for the note.
+    not_text: files that were left out because they contain no text to read, by the reason.
     """
 
     def __init__(self, selection: Selection) -> None:
         self.sources: list[Source] = []
-        self.not_text: dict[str, list[str]] = {}
+        self.not_text: dict[_Reason, list[str]] = {}
         self._of_other_subsets: list[str] = []  # files of other subsets, named by the user
         self._left_out = 0
         self._notes: list[str] = []
@@ -208,10 +230,8 @@ class _Found:
     def resolved(self) -> Sources:
         """Return all files found."""
         notes = [*self._notes]
-        for noun, paths in sorted(self.not_text.items()):
-            is_short = not self._selection.lists_skipped
-            names = listed(paths) if is_short else ", ".join(map(quote, paths))
-            notes.append(f"{number_of(len(paths), noun)} skipped: {names}")
+        for why, paths in sorted(self.not_text.items()):
+            notes.append(why.note(paths, names_all=self._selection.lists_skipped))
         if others := self._of_other_subsets:
             count = number_of(len(others), "file")
             notes.append(f"{count} of other subsets left out: {listed(others)}")
@@ -235,7 +255,7 @@ class _Found:
                 raise InputError(f"{found.path} is named by two URLs that are shown alike")
             source = Source(found.path, found.size, remote=found, format=self._format_of("url"))
             if not is_excluded(found.path, self._selection.exclude):
-                self._add(_check_format(source), is_named)
+                self._add([_check_format(source)], is_named)
 
     def add_local(self, name: str) -> None:
         """Add the files of a path, folder or glob."""
@@ -256,16 +276,26 @@ class _Found:
         elif chosen.subset is not None and subset_of(name) not in (None, chosen.subset):
             self._of_other_subsets.append(name)
             return
-        for path in paths:
-            self._add(_check(path, self._format_of(path)), is_named)
+        found = (_check(path, self._format_of(path)) for path in paths)
+        self._add(found, is_named, may_be_none=name in chosen.listed)
 
-    def _add(self, source: Source, is_named: bool) -> None:
-        """Add a file, or leave it out if it is not text and comes from a folder or a glob."""
-        why = self._why_left_out(source, is_named)
-        if why is None:
-            self.sources.append(source)
-        else:
-            self.not_text.setdefault(why, []).append(source.path)
+    def _add(self, sources: Iterable[Source], is_named: bool, *, may_be_none: bool = False) -> None:
+        """Add files, except those without text that come from a folder or a glob.
+
+        may_be_none: all of the files may be left out. If False, readable files that have no text in
+        the usual place are added if there is no other file, and reading them raises the error.
+        """
+        kept: list[Source] = []
+        left_out: dict[_Reason, list[Source]] = {}
+        for source in sources:
+            why = self._why_left_out(source, is_named)
+            (kept if why is None else left_out.setdefault(why, [])).append(source)
+        if not kept and not may_be_none:
+            others = [why for why in left_out if why.remedy]
+            kept = sorted(chain.from_iterable(map(left_out.pop, others)), key=_in_bytes)
+        self.sources += kept
+        for why, without_text in left_out.items():
+            self.not_text.setdefault(why, []).extend(source.path for source in without_text)
 
     def _chosen(self, paths: list[str], name: str) -> list[str]:
         """Return the files of a folder, glob or URL that are of the subset and no description.
@@ -297,27 +327,35 @@ class _Found:
         is_input = path == STANDARD_INPUT and chosen.input_format == AUTO
         return chosen.of_input if is_input else chosen.input_format
 
-    def _why_left_out(self, source: Source, is_named: bool) -> str | None:
-        """Return a noun for a file that is left out because it has no text; None for others."""
+    def _why_left_out(self, source: Source, is_named: bool) -> _Reason | None:
+        """Return why a file without text is left out; None for a file that is read."""
+        leaves_out = self._selection.skips_binaries and not is_named
+        field = self._selection.usual_field
+        if leaves_out and field is not None and _lacks_field(source, field):
+            remedy = f"; {spelled('--text-field')} names another field"
+            return _Reason("file", f" without field {quote(field)}", remedy)
+        return self._why_not_text(source, leaves_out=leaves_out)
+
+    def _why_not_text(self, source: Source, *, leaves_out: bool) -> _Reason | None:
         chosen = self._selection
-        leaves_out = chosen.skips_binaries and not is_named
         if source.remote is not None and not (leaves_out and _is_unclear(source)):
             return None  # checked when it is read, which saves a request
         if source.compression and leaves_out and source.size is not None:
             return _why_packed_left_out(source)
-        # Don't look into many small texts: reading their first bytes takes as long as all bytes.
+        # Of many small texts read a byte order mark alone, and only where UTF-16 is possible:
+        # reading their first bytes takes as long as all bytes.
         if source.suffix in _OF_TEXT or not source.size:
-            return None
+            return _IN_UTF_16 if leaves_out and _is_utf_16(source) else None
         is_checked_later = source.path == STANDARD_INPUT or bool(source.compression)
         if is_checked_later or source.format != AUTO or format_of(source) is not None:
             return None
         if chosen.may_be_tokens and (not leaves_out or source.suffix in _OF_TOKENS):
             return None
         head = head_of(source) or b""
-        kind = binary_format(head)
-        if leaves_out and kind != ARROW:  # for Arrow files an error is safer than leaving out data
+        # For Arrow files an error is safer than leaving out data.
+        if leaves_out and binary_format(head) != ARROW:
             is_binary = has_zero_bytes(head) and not _is_text(head, source.path)
-            return _BINARY if kind is not None or is_binary else None
+            return _why_binary(head, is_binary)
         check_text(head, source.path)
         if has_zero_bytes(head) and kind_of(source.path) == TOKEN_FILE:
             raise InputError(
@@ -333,8 +371,8 @@ def _is_unclear(source: Source) -> bool:
     return format_of(source) is None and inside.suffix not in _OF_TEXT
 
 
-def _why_packed_left_out(source: Source) -> str | None:
-    """Return a noun for a compressed file that is left out of a folder; None to read the file.
+def _why_packed_left_out(source: Source) -> _Reason | None:
+    """Return why a compressed file is left out of a folder; None to read the file.
 
     The first decompressed bytes decide. Damage further on raises an error when it is read, because
     the text before the damage may already have been used.
@@ -344,8 +382,51 @@ def _why_packed_left_out(source: Source) -> str | None:
         return _DAMAGED
     if source.format != AUTO or format_of(source) is not None:
         return None
-    is_binary = has_zero_bytes(head) and not look_at_text(head)[1]
-    return _BINARY if is_binary or binary_format(head) is not None else None
+    return _why_binary(head, has_zero_bytes(head) and not look_at_text(head)[1])
+
+
+def _why_binary(head: bytes, is_binary: bool) -> _Reason | None:
+    kind = binary_format(head)
+    if kind == UTF_16:
+        return _IN_UTF_16
+    return _BINARY if is_binary or kind is not None else None
+
+
+def _is_utf_16(source: Source) -> bool:
+    """Whether a file of this machine, which a pipe is not, has text in UTF-16 with a mark."""
+    is_possible = source.size and source.size % 2 == 0 and source.format == AUTO
+    if not is_possible or source.remote or source.path == STANDARD_INPUT:
+        return False
+    with input_errors(source.path):
+        file = os.open(source.path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        try:
+            mark = os.read(file, 2)
+        finally:
+            os.close(file)
+    return mark in WIDE and binary_format(head_of(source) or b"") == UTF_16
+
+
+def _lacks_field(source: Source, field: str) -> bool:
+    """Whether the rows of a file lack a field, so that reading the file would fail."""
+    kind = format_of(source)
+    is_checked = source.format == AUTO and source.remote is None and source.size
+    if kind is None or not is_checked:
+        return False
+    try:
+        if kind is JsonlFile:
+            # without a size, no thread decompresses ahead
+            JsonlStream(source._replace(size=None), field).check_first_rows()
+        else:
+            kind(source, field).close()
+    except MissingFieldError:
+        return True
+    except InputError:  # other errors are raised when the file is read
+        return False
+    return False
+
+
+def _in_bytes(source: Source) -> bytes:
+    return os.fsencode(source.path)
 
 
 def _is_text(head: bytes, path: str) -> bool:

@@ -564,7 +564,7 @@ _COMPRESSED = {  # suffix of a compression, by the first bytes of its files
     ".zst": b"\x28\xb5\x2f\xfd",
 }
 _TAR = slice(257, 262), b"ustar"
-_WIDE = {b"\xff\xfe": "<u2", b"\xfe\xff": ">u2"}  # byte order marks of UTF-16
+WIDE = {b"\xff\xfe": "<u2", b"\xfe\xff": ">u2"}  # byte order marks of UTF-16
 _PACKED = ("an archive of tar", "a compressed file")
 NOTES = (  # on zero bytes, a byte order mark, lines of JSON and an array of JSON objects in a text
     "NUL bytes in {}, which may not be text; --exclude GLOB skips files",
@@ -575,6 +575,7 @@ NOTES = (  # on zero bytes, a byte order mark, lines of JSON and an array of JSO
     "of it",
 )
 _PARQUET, ARROW = "a Parquet file", "an Arrow file"  # see `llmgpu.outputs`
+UTF_16 = "text in UTF-16, not UTF-8"
 _CONTROL = bytes(code for code in range(32) if code not in b"\a\b\t\n\v\f\r\x1b")
 _OBJECT = re.compile(rb'\s*\{\s*"')
 _OBJECTS = re.compile(rb'\s*\[\s*\{\s*"')
@@ -636,7 +637,7 @@ def binary_format(head: bytes) -> str | None:
     if look_at_text(head)[0]:  # most files are text
         return None
     if _is_wide(head):
-        return "text in UTF-16, not UTF-8"
+        return UTF_16
     place, mark = _TAR
     return "an archive of tar" if head[place] == mark else binary_kind(head)
 
@@ -681,7 +682,7 @@ def looks_like_jsonl(head: bytes, least: int) -> bool:
 
 def _is_wide(head: bytes) -> bool:
     """Whether `head` is certainly UTF-16: at least a quarter of the characters are ASCII."""
-    kind = _WIDE.get(head[:2])
+    kind = WIDE.get(head[:2])
     if kind is None:
         return False
     units = np.frombuffer(head[2 : len(head) // 2 * 2], kind)

@@ -19,6 +19,10 @@ _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[^{}]+", re.DOTALL)
 _BETWEEN_FIELDS = "\n"
 
 
+class MissingFieldError(InputError):
+    """A row lacks the field, or a table the column."""
+
+
 class Template(NamedTuple):
     """Fields in order, and the texts before, between and after the fields."""
 

@@ -222,7 +222,8 @@ def test_folders_and_lists_may_have_any_files(llmgpu: Run, corpus: Path, vocab: 
     (folder / "t.jsonl").write_text('{"text": "low"}\n')
     count = ("count", "--vocab", "v.bin", "--device", "cpu", "--json")
     whole = llmgpu(*count, "repo")
-    assert b"3 binary files skipped" in whole.stderr
+    assert b"2 binary files skipped" in whole.stderr
+    assert b"1 file in UTF-16 skipped: 'repo/sub/u.utf16'" in whole.stderr
     found = {file["path"]: file["text_bytes"] for file in json.loads(whole.stdout)["files"]}
     sizes = {"a.txt": len(text), "nul.txt": 3, "t.jsonl": 3}
     assert found == {f"repo/{name}": size for name, size in sizes.items()}
@@ -247,12 +248,17 @@ def test_a_folder_is_read_as_other_commands_read_it(llmgpu: Run, corpus: Path, v
     (folder / "t.txt").write_text("low")
     count = ("count", "--vocab", "v.bin", "--device", "cpu", "--json")
     tokenize = ("tokenize", "--vocab", "v.bin", "--device", "cpu", "--count", "--json")
-    for options, code, message in (
-        ((), 1, "repo/log.jsonl, line 1: no field 'text'"),
-        (("--text-field", "nope"), 1, "repo/log.jsonl, line 1: no field 'nope'"),
-        (("--text-field", "a"), 0, ""),
+    folders, file = ("repo", "repo/*"), ("repo/log.jsonl",)
+    refused = "repo/log.jsonl, line 1: no field"
+    for options, names, code, message in (
+        ((), folders, 0, "note: 1 file without field 'text' skipped: 'repo/log.jsonl'; --text-"),
+        ((), file, 1, f"{refused} 'text'"),
+        (("--text-field", "nope"), (*folders, *file), 1, f"{refused} 'nope'"),
+        (("--text-field", "text"), folders, 1, f"{refused} 'text'"),
+        (("--bad-rows", "error"), folders, 1, f"{refused} 'text'"),
+        (("--text-field", "a"), (*folders, *file), 0, ""),
     ):
-        for name in ("repo", "repo/log.jsonl", "repo/*"):
+        for name in names:
             counted, tokenized = (llmgpu(*command, name, *options) for command in (count, tokenize))
             assert counted.returncode == tokenized.returncode == code, counted.stderr
             told = [
@@ -260,12 +266,18 @@ def test_a_folder_is_read_as_other_commands_read_it(llmgpu: Run, corpus: Path, v
                 for done in (counted, tokenized)
             ]
             assert told[0] == told[1] and message in counted.stderr.decode()
-    (folder / "log.jsonl").unlink()
     (folder / "u.txt").write_text("low", encoding="utf-16")
     for command in (count, tokenize):
         done = llmgpu(*command, "repo")
+        assert b"note: 1 file in UTF-16 skipped: 'repo/u.txt'; iconv converts" in done.stderr
+        done = llmgpu(*command, "repo/u.txt")
         assert (
             done.returncode == 1
             and b"u.txt is text in UTF-16, not UTF-8: convert it with iconv, exclude it ("
             in done.stderr
         )
+    # Without another file, the first one is refused with the reason.
+    (folder / "t.txt").unlink()
+    for command in (count, tokenize):
+        fails(llmgpu(*command, "repo"), 1, "repo/log.jsonl, line 1: no field 'text'")
+        fails(llmgpu(*command, "repo/u*"), 1, "u.txt is text in UTF-16")

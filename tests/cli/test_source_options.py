@@ -183,6 +183,42 @@ def test_archives_and_damaged_files_of_a_folder_are_skipped(llmgpu: Run, vocab: 
         fails(llmgpu(*command, "d"), 1, "d/late.txt.gz: damaged or truncated .gz file")
 
 
+def test_data_of_other_fields_in_a_folder_is_skipped(llmgpu: Run, vocab: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    folder = vocab.parent / "d"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(TEXT)
+    (folder / "good.jsonl").write_bytes(b'{"other": 1}\n' + ROWS)  # the first row lacks the text
+    chat = b'{"messages": [{"role": "user", "content": "low"}]}\n'
+    (folder / "chat.jsonl").write_bytes(chat * 3)
+    (folder / "chat.jsonl.gz").write_bytes(gzip.compress(chat))
+    parquet.write_table(arrow.table({"question": ["low"]}), folder / "qa.parquet")
+    with arrow.ipc.new_file(str(folder / "qa.arrow"), arrow.schema([("q", "string")])):
+        pass
+    (folder / "wide.txt").write_bytes(TEXT.decode().encode("utf-16"))
+    (folder / "wide.txt.gz").write_bytes(gzip.compress(TEXT.decode().encode("utf-16")))
+    options = ("--dim", "32", "--layers", "1", "--heads", "2", "--seq-len", "16", "--steps", "1")
+    train = ("train", *VOCAB, "-o", "run", "--batch-size", "1", *options)
+    bpe_train = ("bpe-train", "--device", "cpu", "--vocab-size", "260", "-o", "n.bin")
+    for command in (ENCODE, COUNT, bpe_train, train):
+        done = llmgpu(*command, "d", "--list-skipped")
+        assert done.returncode == 0, done.stderr
+        names = "'d/chat.jsonl', 'd/chat.jsonl.gz', 'd/qa.arrow', 'd/qa.parquet'"
+        for line in (
+            f"note: 4 files without field 'text' skipped: {names}; --text-field names another",
+            "note: 2 files in UTF-16 skipped: 'd/wide.txt', 'd/wide.txt.gz'; iconv converts",
+        ):
+            assert line in done.stderr.decode()
+    counted = json.loads(llmgpu(*COUNT, "d", "--json").stdout)
+    assert [file["path"] for file in counted["files"]] == ["d/a.txt", "d/good.jsonl"]
+    for name in ("chat.jsonl", "chat.jsonl.gz", "qa.parquet", "wide.txt", "wide.txt.gz"):
+        fails(llmgpu(*COUNT, f"d/{name}"), 1, f"d/{name}")
+    (vocab.parent / "list").write_bytes(b"d/a.txt\nd/chat.jsonl\n")
+    listed = llmgpu(*COUNT, "--files-from", "list")
+    assert b"1 file without field 'text' skipped: 'd/chat.jsonl'" in listed.stderr
+
+
 def test_a_list_of_files(llmgpu: Run, vocab: Path) -> None:
     for name in ("a b.txt", "c.txt", "d.txt"):
         (vocab.parent / name).write_bytes(TEXT + name.encode())
