@@ -77,6 +77,7 @@ OPTION_NAMES = {
     "--weights": "outtype quantize",
 }
 # Options that only other tools have, with the advice for each.
+_VERBOSE = "progress and notes are shown without an option, and --debug adds a traceback to errors"
 NO_OPTIONS = {
     "csv": "--json prints the same numbers, of which jq makes CSV (see the guide: Counting)",
     "dropout": "there is no dropout; --weight-decay regularizes",
@@ -84,6 +85,8 @@ NO_OPTIONS = {
     "num-return-sequences": "repeat the line in --prompts: each has a seed of its own",
     "recursive": "folders are read with all their subfolders",
     "tensorboard": "the folder has log.jsonl and loss.svg",
+    "v": f"{_VERBOSE}; llmgpu -V prints the version",
+    "verbose": _VERBOSE,
     "wandb": "the folder has log.jsonl and loss.svg",
 }
 VALUE_NAMES = {

@@ -40,6 +40,9 @@ FEATURES_SHOWN = ("subgroup", "shader-f16", "timestamp-query", "subgroup-matrix"
 
 _INTERNAL = frozenset(["epsilon", "driver", "f16_version"])  # options of a run that are not shown
 
+_OF_TEXT = (
+    "info also describes runs, word counts and files of ids, but no text, which count measures"
+)
 _LEAST_PLOT = 32  # smallest width of a plot, in columns
 _SHOWN = 2000  # most characters of a normalizer that are shown
 _BASE64 = re.compile("[A-Za-z0-9+/]{100,}=*")  # such as SentencePiece's maps
@@ -116,7 +119,7 @@ def _open_vocabulary(asked: InfoCommand, file: str, report: Reporter) -> Vocabul
     If the command also writes an HTML page, check first that the page would not overwrite an input.
     """
     from llmgpu.bpe.interchange.open import find_vocabulary
-    from llmgpu.outputs import TOKEN_FILE, kind_of
+    from llmgpu.outputs import TEXT, TOKEN_FILE, kind_of
     from llmgpu.tokens.bin import side_path
 
     files = find_vocabulary(file)
@@ -125,8 +128,11 @@ def _open_vocabulary(asked: InfoCommand, file: str, report: Reporter) -> Vocabul
     try:
         return files.read(report.note)
     except VocabularyError as error:
-        if files.format is None and kind_of(file) in (None, TOKEN_FILE):
+        kind = kind_of(file)
+        if files.format is None and kind in (None, TOKEN_FILE):
             raise VocabularyError(f"{error}; a token file needs {side_path(file)}") from error
+        if files.format is None and kind == TEXT:
+            raise VocabularyError(f"{error}; {_OF_TEXT}") from error
         raise
 
 

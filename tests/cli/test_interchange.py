@@ -82,8 +82,14 @@ def test_notes_are_on_stderr(llmgpu: Run, tmp_path: Path) -> None:
         (["tokenize", "--vocab", "v.bin", "a text"], 1, "if it is the text itself, pipe it in"),
         (["tokenize", "--vocab", "v.bin", "--decode", "97"], 1, "pipe ids into standard input"),
         (["tokenize", "--vocab", "v.bin", "--decode", "x.bin"], 1, "x.bin has no side file"),
-        (["generate", "v.bin"], 1, "v.bin: a file, not a run folder"),
-        (["generate", "x.gguf"], 1, "x.gguf: a file, not a run folder; llama.cpp runs GGUF files"),
+        (["generate", "v.bin"], 1, "v.bin: a file, not a run folder: name a run of train, one of"),
+        (
+            ["generate", "x.gguf"],
+            1,
+            "or the folder of a model's config.json; llama.cpp runs GGUF files",
+        ),
+        (["info", "t.txt"], 1, "not an llmgpu vocabulary but text: give a file of bpe-train or"),
+        (["info", "t.txt"], 1, "; info also describes runs, word counts and files of ids, but no"),
         (["import", "v.bin"], 1, "v.bin is already an llmgpu vocabulary"),
         (["import", "ranks"], 1, "--pattern"),
         (["import", "ranks", "--from", "huggingface"], 1, "ranks"),
@@ -113,6 +119,7 @@ def test_bad_input(llmgpu: Run, v_bin: Path, arguments: list[str], code: int, me
     folder = v_bin.parent
     train_peer().save(str(folder / "t.json"))
     (folder / "ranks").write_bytes(b"YQ== 0\n")
+    (folder / "t.txt").write_text("a text")
     for name in ("x.gguf", "x.model", "x.bin"):
         (folder / name).write_bytes(b"\x0a\x0e\x00\xff")
     before = {path: path.read_bytes() for path in folder.iterdir()}

@@ -56,7 +56,8 @@ class TokenizeCommand:
     split: tuple[tuple[str, float], ...] = option(
         (), "share",
         "Write a random share of the documents to a separate file: val=0.01 puts 1% of them into "
-        "OUT-val.bin (val.bin next to train.bin). Repeatable.", metavar="NAME=SHARE", many=True,
+        "OUT-val.bin (val.bin next to train.bin). A --part draws from its own documents. "
+        "Repeatable.", metavar="NAME=SHARE", many=True,
         section=OUTPUT)
     split_by: str = option(
         "documents", ("documents", "position"),

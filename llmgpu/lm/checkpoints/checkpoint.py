@@ -403,7 +403,8 @@ def _load_newest(folder: Path, load: Callable[[Path], Model]) -> Model:
     if not folder.is_dir():
         missing = f"no such folder{download_advice(str(folder))}"
         hint = "; llama.cpp runs GGUF files" if folder.suffix.lower() == ".gguf" else ""
-        what = f"a file, not a run folder{hint}" if folder.exists() else missing
+        takes = "name a run of train, one of its checkpoints or the folder of a model's config.json"
+        what = f"a file, not a run folder: {takes}{hint}" if folder.exists() else missing
         raise CheckpointError(f"{folder}: {what}")
     folders = list(list_checkpoints(folder).values())
     if not folders:
