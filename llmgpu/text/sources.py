@@ -52,7 +52,6 @@ from llmgpu.text.streams import (
     STANDARD_INPUT,
     TEXT,
     UTF_16,
-    WIDE,
     DocumentFile,
     Source,
     as_bytes,
@@ -342,10 +341,9 @@ class _Found:
             return None  # checked when it is read, which saves a request
         if source.compression and leaves_out and source.size is not None:
             return _why_packed_left_out(source)
-        # Of many small texts read a byte order mark alone, and only where UTF-16 is possible:
-        # reading their first bytes takes as long as all bytes.
+        # Of many small texts, reading the first bytes takes as long as reading all bytes.
         if source.suffix in _OF_TEXT or not source.size:
-            return _IN_UTF_16 if leaves_out and _is_utf_16(source) else None
+            return None
         is_checked_later = source.path == STANDARD_INPUT or bool(source.compression)
         if is_checked_later or source.format != AUTO or format_of(source) is not None:
             return None
@@ -390,20 +388,6 @@ def _why_binary(head: bytes, is_binary: bool) -> _Reason | None:
     if kind == UTF_16:
         return _IN_UTF_16
     return _BINARY if is_binary or kind is not None else None
-
-
-def _is_utf_16(source: Source) -> bool:
-    """Whether a file of this machine, which a pipe is not, has text in UTF-16 with a mark."""
-    is_possible = source.size and source.size % 2 == 0 and source.format == AUTO
-    if not is_possible or source.remote or source.path == STANDARD_INPUT:
-        return False
-    with input_errors(source.path):
-        file = os.open(source.path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        try:
-            mark = os.read(file, 2)
-        finally:
-            os.close(file)
-    return mark in WIDE and binary_format(head_of(source) or b"") == UTF_16
 
 
 def _lacks_field(source: Source, field: str) -> bool:

@@ -196,7 +196,7 @@ def test_data_of_other_fields_in_a_folder_is_skipped(llmgpu: Run, vocab: Path) -
     parquet.write_table(arrow.table({"question": ["low"]}), folder / "qa.parquet")
     with arrow.ipc.new_file(str(folder / "qa.arrow"), arrow.schema([("q", "string")])):
         pass
-    (folder / "wide.txt").write_bytes(TEXT.decode().encode("utf-16"))
+    (folder / "wide").write_bytes(TEXT.decode().encode("utf-16"))
     (folder / "wide.txt.gz").write_bytes(gzip.compress(TEXT.decode().encode("utf-16")))
     options = ("--dim", "32", "--layers", "1", "--heads", "2", "--seq-len", "16", "--steps", "1")
     train = ("train", *VOCAB, "-o", "run", "--batch-size", "1", *options)
@@ -207,12 +207,12 @@ def test_data_of_other_fields_in_a_folder_is_skipped(llmgpu: Run, vocab: Path) -
         names = "'d/chat.jsonl', 'd/chat.jsonl.gz', 'd/qa.arrow', 'd/qa.parquet'"
         for line in (
             f"note: 4 files without field 'text' skipped: {names}; --text-field names another",
-            "note: 2 files in UTF-16 skipped: 'd/wide.txt', 'd/wide.txt.gz'; iconv converts",
+            "note: 2 files in UTF-16 skipped: 'd/wide', 'd/wide.txt.gz'; iconv converts",
         ):
             assert line in done.stderr.decode()
     counted = json.loads(llmgpu(*COUNT, "d", "--json").stdout)
     assert [file["path"] for file in counted["files"]] == ["d/a.txt", "d/good.jsonl"]
-    for name in ("chat.jsonl", "chat.jsonl.gz", "qa.parquet", "wide.txt", "wide.txt.gz"):
+    for name in ("chat.jsonl", "chat.jsonl.gz", "qa.parquet", "wide", "wide.txt.gz"):
         fails(llmgpu(*COUNT, f"d/{name}"), 1, f"d/{name}")
     (vocab.parent / "list").write_bytes(b"d/a.txt\nd/chat.jsonl\n")
     listed = llmgpu(*COUNT, "--files-from", "list")
