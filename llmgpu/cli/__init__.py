@@ -22,37 +22,29 @@ from llmgpu.input_files import printable, quote
 from llmgpu.registry import Entry, Registry
 from llmgpu.version import __version__
 
-_ROOM = "llmgpu.cli.commands"
+# By name of the command: where it is defined in the package `commands`, and its summary.
+_COMMANDS = {
+    "bench": ("bench:bench", "Benchmark this machine."),
+    "bpe-train": ("bpe_train:bpe_train", "Train a byte-level BPE vocabulary on text."),
+    "compare-vocabs": ("vocabularies:compare_vocabs", "Compare two vocabularies."),
+    "count": ("tokens:count", "Count the tokens of files."),
+    "export": ("vocabularies:export_vocabulary", "Export a vocabulary for another tool."),
+    "generate": ("models:generate", "Continue a prompt with a language model."),
+    "import": ("vocabularies:import_vocabulary", "Import a vocabulary from another tool."),
+    "info": ("vocabularies:info", "Show GPUs, or describe a file."),
+    "merge-shards": ("parts:merge_shards", "Combine the shards of all parts in one manifest."),
+    "merge-word-counts": ("parts:merge_word_counts", "Add up word counts."),
+    "run": ("parts:run", "Run a command in parts on a Ray cluster."),
+    "score": ("models:score", "Score texts with a language model."),
+    "tokenize": ("tokens:tokenize", "Convert text to token ids and back."),
+    "train": ("train:train", "Train a Llama-style language model."),
+}
 COMMANDS: Registry[click.Command] = Registry(
     {
-        "bench": Entry(f"{_ROOM}.bench:bench", "Benchmark this machine."),
-        "bpe-train": Entry(
-            f"{_ROOM}.bpe_train:bpe_train", "Train a byte-level BPE vocabulary on text."
-        ),
-        "compare-vocabs": Entry(
-            f"{_ROOM}.vocabularies:compare_vocabs", "Compare two vocabularies."
-        ),
-        "count": Entry(f"{_ROOM}.tokens:count", "Count the tokens of files."),
-        "export": Entry(
-            f"{_ROOM}.vocabularies:export_vocabulary", "Export a vocabulary for another tool."
-        ),
-        "generate": Entry(f"{_ROOM}.models:generate", "Continue a prompt with a language model."),
-        "import": Entry(
-            f"{_ROOM}.vocabularies:import_vocabulary", "Import a vocabulary from another tool."
-        ),
-        "info": Entry(f"{_ROOM}.vocabularies:info", "Show GPUs, or describe a file."),
-        "merge-shards": Entry(
-            f"{_ROOM}.parts:merge_shards", "Combine the shards of all parts in one manifest."
-        ),
-        "merge-word-counts": Entry(f"{_ROOM}.parts:merge_word_counts", "Add up word counts."),
-        "run": Entry(f"{_ROOM}.parts:run", "Run a command in parts on a Ray cluster."),
-        "score": Entry(f"{_ROOM}.models:score", "Score texts with a language model."),
-        "tokenize": Entry(f"{_ROOM}.tokens:tokenize", "Convert text to token ids and back."),
-        "train": Entry(f"{_ROOM}.train:train", "Train a Llama-style language model."),
+        name: Entry(f"llmgpu.cli.commands.{place}", summary)
+        for name, (place, summary) in _COMMANDS.items()
     }
 )
-
-
 MAIN_COMMANDS = ("bpe-train", "tokenize", "count", "train", "generate", "info")
 
 

@@ -31,7 +31,7 @@ class TokenFormat:
     """A format: a description for --help, and the functions of `read_tokens` and `open_writer`.
 
     ending: suffix of file names. kind: kind of the files, see `llmgpu.outputs`. reader, writer:
-    where they are defined, see `llmgpu.registry.imported`.
+    ``module:name`` of each, in `llmgpu.tokens`.
     """
 
     description: str
@@ -41,34 +41,19 @@ class TokenFormat:
     writer: str
 
 
+_ROOM = "llmgpu.tokens"
 FORMATS = {
     "ids": TokenFormat(
         "decimal ids, one line per document",
         ".txt",
         DECIMAL_IDS,
-        "llmgpu.tokens.ids:read_decimals",
-        "llmgpu.tokens.ids:TextWriter",
+        "ids:read_decimals",
+        "ids:TextWriter",
     ),
-    "jsonl": TokenFormat(
-        "JSON lines",
-        ".jsonl",
-        JSONL_IDS,
-        "llmgpu.tokens.ids:read_jsonl",
-        "llmgpu.tokens.ids:JsonlWriter",
-    ),
-    "npy": TokenFormat(
-        "one NumPy array",
-        ".npy",
-        NPY,
-        "llmgpu.tokens.npy:read_npy",
-        "llmgpu.tokens.npy:NpyWriter",
-    ),
+    "jsonl": TokenFormat("JSON lines", ".jsonl", JSONL_IDS, "ids:read_jsonl", "ids:JsonlWriter"),
+    "npy": TokenFormat("one NumPy array", ".npy", NPY, "npy:read_npy", "npy:NpyWriter"),
     "bin": TokenFormat(
-        "raw numbers with a side file .json",
-        ".bin",
-        TOKEN_FILE,
-        "llmgpu.tokens.bin:read_bin",
-        "llmgpu.tokens.bin:BinWriter",
+        "raw numbers with a side file .json", ".bin", TOKEN_FILE, "bin:read_bin", "bin:BinWriter"
     ),
 }
 
@@ -144,7 +129,7 @@ def open_writer(
     Raises InputError for an unknown format or layout, OutputError if `path` can't be written.
     """
     check_outputs(outputs(path, format, layout, masked=masked), force=force)
-    make, is_bin = imported(_get_format(format).writer), format == "bin"
+    make, is_bin = imported(f"{_ROOM}.{_get_format(format).writer}"), format == "bin"
     options = {"fingerprint": fingerprint, "layout": layout, "masked": masked} if is_bin else {}
     writer: TokenWriter = make(path, vocabulary_size, **options)
     writer.match_facts = match_facts or {}
@@ -167,5 +152,5 @@ def read_tokens(
         hint = "; pipe ids into standard input" if name.isdecimal() else ""
         raise InputError(f"no such file: {name!r}{hint}")
     described = (vocabulary_size, layout) if format == "bin" else ()
-    blocks: Iterator[NDArray[np.int64]] = imported(chosen.reader)(name, *described)
+    blocks: Iterator[NDArray[np.int64]] = imported(f"{_ROOM}.{chosen.reader}")(name, *described)
     return blocks

@@ -26,7 +26,7 @@ class Layout:
 
     description: text for --help. header_bytes: length of the header. max_tokens: most tokens of a
         file, None for any number.
-    make_header: given a count and a type, uint16 or uint32, returns the header.
+    make_header: given a type, uint16 or uint32, and a count, returns the header.
     parse_header: given the header and the name of the file, returns type and number of the tokens;
         InputError for an invalid header. None for a layout without a header.
     max_ids: most ids of a vocabulary, None for any number.
@@ -35,16 +35,12 @@ class Layout:
 
     name: str
     description: str
-    header_bytes: int
-    max_tokens: int | None
-    make_header: Callable[[str, int], bytes]
+    header_bytes: int = 0
+    max_tokens: int | None = None
+    make_header: Callable[[str, int], bytes] = lambda kind, count: b""
     parse_header: Callable[[bytes, str], tuple[str, int]] | None = None
     max_ids: int | None = None
     has_index: bool = False
-
-
-def _make_no_header(kind: str, count: int) -> bytes:
-    return b""
 
 
 def _make_llmc_header(kind: str, count: int) -> bytes:
@@ -66,7 +62,7 @@ def _parse_llmc_header(data: bytes, name: str) -> tuple[str, int]:
 LAYOUTS = {
     layout.name: layout
     for layout in (
-        Layout("raw", "numbers only", 0, None, _make_no_header),
+        Layout("raw", "numbers only"),
         Layout(
             "llmc",
             "with the header of llm.c",
@@ -75,10 +71,8 @@ LAYOUTS = {
             _make_llmc_header,
             _parse_llmc_header,
         ),
-        Layout(
-            "megatron", "with an .idx for Megatron-LM", 0, None, _make_no_header, has_index=True
-        ),
-        Layout("nanogpt", "uint16 only", 0, None, _make_no_header, max_ids=1 << 16),
+        Layout("megatron", "with an .idx for Megatron-LM", has_index=True),
+        Layout("nanogpt", "uint16 only", max_ids=1 << 16),
     )
 }
 
