@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmgpu.processors import address_space_limit
+
 _RESIDENT, _STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
 _GROWTH_SPARE, _GROWTH_STEP = 8 << 20, 1.5
 USUAL_GROWTH = 0.5  # the distinct words of a text of n bytes grow about as n to this power
@@ -141,11 +143,7 @@ def free_memory() -> int | None:
 
 def has_limited_address_space() -> bool:
     """Whether the address space of this process is limited (`ulimit -v`)."""
-    try:
-        import resource
-    except ImportError:  # Windows has no `resource`
-        return False
-    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    return address_space_limit() is not None
 
 
 def has_room_for_thread() -> bool:

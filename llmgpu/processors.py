@@ -28,12 +28,13 @@ def set_blas_variables() -> None:
     """
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", str(_CYCLES_LOG2))
     os.environ.setdefault("OPENBLAS_MAIN_FREE", "1")  # else NumPy sets and removes this variable
-    limit = _limit_of_address_space()
+    limit = address_space_limit()
     if limit is not None and limit < _OTHER_BYTES + _THREAD_BYTES * usable_processors():
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def _limit_of_address_space() -> int | None:
+def address_space_limit() -> int | None:
+    """Return the limit of the address space in bytes (`ulimit -v`); None without a limit."""
     try:
         import resource
     except ImportError:  # Windows has no `resource`
