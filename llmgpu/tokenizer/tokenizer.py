@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     from llmgpu.tokens.process_encoders import ProcessEncoders
 
     Ids = TypeVar("Ids", bound=Sized, default=NDArray[np.uint32])
-    Integer = TypeVar("Integer", bound=np.integer[Any])
+    Integer = TypeVar("Integer", bound=np.integer[Any], default=np.integer[Any])
+    Width = Literal["np", "uint16", "uint32", "uint64", "int16", "int32", "int64"]
     ListType = type[list[Any]]
-    NumPyType = type[Integer] | np.dtype[Integer]
+    NumPyType = type[Integer] | np.dtype[Integer] | Width
     TorchType: TypeAlias = Literal["pt"] | torch_dtype
     Texts = Iterable[str | bytes]
-    Width = Literal["np", "uint16", "uint32", "uint64", "int16", "int32", "int64"]
 else:
     from typing import TypeVar
 
@@ -126,12 +126,6 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         match: str | None = None,
         dtype: NumPyType[Integer],
     ) -> Tokenizer[NDArray[Integer]]: ...
-
-    @overload
-    @classmethod
-    def load(
-        cls, path: str | Path, device: str = "auto", *, match: str | None = None, dtype: Width
-    ) -> Tokenizer[NDArray[np.integer[Any]]]: ...
 
     @overload
     @classmethod
@@ -346,11 +340,6 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
 
     @overload
     def encode(
-        self, text: str | bytes, *, dtype: Width, **special: Unpack[SpecialArguments]
-    ) -> NDArray[np.integer[Any]]: ...
-
-    @overload
-    def encode(
         self, text: str | bytes, *, dtype: TorchType, **special: Unpack[SpecialArguments]
     ) -> Tensor: ...
 
@@ -440,11 +429,6 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     def encode_batch(
         self, texts: Texts, *, dtype: NumPyType[Integer], **special: Unpack[SpecialArguments]
     ) -> list[NDArray[Integer]]: ...
-
-    @overload
-    def encode_batch(
-        self, texts: Texts, *, dtype: Width, **special: Unpack[SpecialArguments]
-    ) -> list[NDArray[np.integer[Any]]]: ...
 
     @overload
     def encode_batch(
