@@ -50,6 +50,8 @@ class Reporter(Closing):
     """Prints lines and progress on stderr. A reporter is also a `llmgpu.progress.Progress`.
 
     The end of a `with` block removes the bars.
+
+    has_bars: whether progress is shown as bars on a terminal.
     """
 
     def __init__(self, *, quiet: bool, prints_data: bool = False) -> None:
@@ -63,7 +65,8 @@ class Reporter(Closing):
         # Only a terminal needs rich, and a dumb terminal can't redraw a bar.
         has_terminal = bool(os.environ.get("FORCE_COLOR")) or is_terminal(sys.stderr)
         self._as_json = log_format() == "json"
-        self._has_bars = has_terminal and os.environ.get("TERM") != "dumb" and not self._as_json
+        can_redraw = has_terminal and os.environ.get("TERM") != "dumb"
+        self.has_bars = self._shows_progress and can_redraw and not self._as_json
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         # By phase: the time of the first report, and the amount done by then.
@@ -73,11 +76,6 @@ class Reporter(Closing):
         # Memory of the process before the job begins, in bytes: now, and at the peak.
         self._process, self._first_peak = resident_memory() or 0, peak_memory() or 0
         self.needed_bytes = 0  # bytes of memory in the latest estimate
-
-    @property
-    def has_bars(self) -> bool:
-        """Whether progress is shown as bars on a terminal."""
-        return self._shows_progress and self._has_bars
 
     def need_memory(self, memory: Memory, *, is_small: bool = False) -> None:
         """Report the most memory that the process needs, unless the last report covers this.
@@ -152,7 +150,7 @@ class Reporter(Closing):
         started, first = self._started[phase]
         seconds = now - started
         rate = (done - first) / seconds if seconds > 0 else 0.0
-        if self._has_bars:
+        if self.has_bars:
             self._update_bar(phase, done, total, rate)
         elif now - self._printed >= LINE_SECONDS:
             self._printed = now
@@ -218,20 +216,17 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
-def shows_colours() -> bool:
-    """Whether standard output has colours: on a terminal with colours, or by FORCE_COLOR."""
-    if os.environ.get("NO_COLOR"):
-        return False
-    has_colours = is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb"
-    return has_colours or bool(os.environ.get("FORCE_COLOR"))
-
-
 def token_style(output: str) -> Style:
-    """Return a style for tokens: colours or borders on a terminal, else one token per line."""
-    if shows_colours():
-        return "colours" if output == STANDARD_OUTPUT else "lines"
-    is_shown = output == STANDARD_OUTPUT and is_terminal(sys.stdout)
-    return "borders" if is_shown else "lines"
+    """Return a style for tokens: colours or borders on a terminal, else one token per line.
+
+    FORCE_COLOR asks for colours elsewhere, too; NO_COLOR and a dumb terminal have none.
+    """
+    is_shown = is_terminal(sys.stdout)
+    can_colour = is_shown and os.environ.get("TERM") != "dumb"
+    has_colours = not os.environ.get("NO_COLOR") and (can_colour or os.environ.get("FORCE_COLOR"))
+    if output != STANDARD_OUTPUT or not (is_shown or has_colours):
+        return "lines"
+    return "colours" if has_colours else "borders"
 
 
 def left_out_of(text: Corpus | None) -> dict[str, Any]:

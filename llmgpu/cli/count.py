@@ -30,7 +30,7 @@ from llmgpu.cli.chat import (
 )
 from llmgpu.cli.commands.tokens import CountCommand
 from llmgpu.cli.console import Reporter, left_out_of, print_json, print_table
-from llmgpu.cli.groups import ChatOptions, labels_of, required_input, resolve_texts
+from llmgpu.cli.groups import labels_of, required_input, resolve_texts
 from llmgpu.cli.options import refuse_given
 from llmgpu.cli.parts import PartJob
 from llmgpu.errors import BudgetError
@@ -82,16 +82,9 @@ def count(asked: CountCommand, opening: Opening) -> None:
         backend, encoders = _open_encoders(asked, opening, special, size, report)
         lengths = [DocumentLengths() for _ in vocabs] if per == "document" else None
         is_unknown = size is None and opening.wanted == "auto"
+        how = options, special
         rows, summary = _count(
-            encoders,
-            sources,
-            options,
-            asked.chat,
-            report,
-            lengths,
-            is_unknown=is_unknown,
-            special=special,
-            vocabs=vocabs,
+            asked, encoders, sources, how, lengths, report, is_unknown=is_unknown
         )
     # Rename, sum up and sort the rows. A budget for the largest row is for files, not folders.
     rows = [row._replace(path=STANDARD_INPUT) if row.path == kept else row for row in rows]
@@ -195,27 +188,25 @@ def keep_input(
 
 
 def _count(
+    asked: CountCommand,
     encoders: Sequence[tuple[Vocabulary, Encoder]],
     sources: Sources,
-    options: CorpusOptions,
-    chat: ChatOptions,
-    report: Reporter,
+    how: tuple[CorpusOptions, SpecialOptions],
     lengths: Sequence[DocumentLengths] | None,
+    report: Reporter,
     *,
     is_unknown: bool,
-    special: SpecialOptions,
-    vocabs: Sequence[str],
 ) -> tuple[list[Row], dict[str, Any]]:
     """Return a row for each file, and the summary of all files.
 
-    lengths: for each encoder, an object that collects the lengths of documents in tokens; or None.
-    is_unknown: see `suggesting_gpu`. special: how special tokens are encoded. vocabs: names of the
-        vocabularies.
+    how: options of reading, and of special tokens. lengths: for each encoder, an object that
+    collects the lengths of documents in tokens; or None. is_unknown: see `suggesting_gpu`.
     """
+    options, special = how
     passes: list[list[FileCount]] = []
     with report:
         for (vocabulary, encoder), taken in zip(encoders, lengths or repeat(None), strict=False):
-            with rendering(chat, vocabulary) as conversations:
+            with rendering(asked.chat, vocabulary) as conversations:
                 filters = masking(conversations, vocabulary)
                 with Corpus(sources, with_chat(options, conversations)) as text:
                     note = watch_text(text, vocabulary, special, report)
@@ -224,7 +215,7 @@ def _count(
                     passes.append(
                         count_files(encoder, text, progress, lengths=taken, filters=filters)
                     )
-                note(f"{vocabs[len(passes) - 1]}: " if len(vocabs) > 1 else "")
+                note(f"{asked.vocabs[len(passes) - 1]}: " if len(encoders) > 1 else "")
     rows = [
         Row(files[0].path, files[0].text_bytes, [file.tokens for file in files])
         for files in zip(*passes, strict=True)

@@ -8,7 +8,8 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
@@ -119,12 +120,13 @@ def _open_vocabulary(asked: InfoCommand, file: str, report: Reporter) -> Vocabul
     If the command also writes an HTML page, check first that the page would not overwrite an input.
     """
     from llmgpu.bpe.interchange.open import find_vocabulary
-    from llmgpu.outputs import TEXT, TOKEN_FILE, kind_of
+    from llmgpu.outputs import PAGE, TEXT, TOKEN_FILE, Output, check_outputs, kind_of
     from llmgpu.tokens.bin import side_path
 
     files = find_vocabulary(file)
     if asked.page:
-        _check_page(asked.page, [*files.inputs, *asked.texts], asked.force)
+        read = [*files.inputs, *asked.texts]
+        check_outputs([Output(asked.page, PAGE)], read, force=asked.force)
     try:
         return files.read(report.note)
     except VocabularyError as error:
@@ -266,12 +268,6 @@ def _without_lists(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_page(path: str, read: Sequence[str], force: bool) -> None:
-    from llmgpu.outputs import PAGE, Output, check_outputs
-
-    check_outputs([Output(path, PAGE)], read, force=force)
-
-
 def _write_page(
     asked: InfoCommand, vocabulary: Vocabulary, facts: dict[str, Any], report: Reporter
 ) -> None:
@@ -279,6 +275,7 @@ def _write_page(
     from llmgpu.bpe.training.statistics import bytes_a_token, draw_vocabulary
     from llmgpu.bpe.words.count_host import count_words
     from llmgpu.files import atomic_output
+    from llmgpu.outputs import PAGE, Output, check_outputs
     from llmgpu.text.corpus import Corpus
 
     name, path, texts = str(asked.file), str(asked.page), asked.texts
@@ -286,7 +283,8 @@ def _write_page(
     if texts:
         with report, Corpus(texts) as text:
             words = count_words(text, vocabulary.cut, report)
-            _check_page(path, [source.path for source in text.sources.files], force=True)
+            read = [source.path for source in text.sources.files]
+            check_outputs([Output(path, PAGE)], read, force=True)
             if not len(words):
                 raise InputError("--on: there is no text to measure with")
             rates += bytes_a_token(vocabulary, words, report)
@@ -337,7 +335,9 @@ def _print_rows(vocabulary: Vocabulary, rows: Iterable[_Row], asked: InfoCommand
             break
         printed += 1
         if asked.report.as_json:
-            facts = {"id": token_id, "text": _text_of(token), "hex": token.hex()}
+            facts = {"id": token_id, "text": None, "hex": token.hex()}
+            with suppress(UnicodeDecodeError):
+                facts["text"] = token.decode()
             print_json(facts | more, to_stderr=False)
         else:
             print_result("\t".join([str(token_id), *(readable(tokens[each]) for each in shown)]))
@@ -352,10 +352,3 @@ def _searched(search: str | None) -> re.Pattern[str]:
             return found
     except engine.error as error:
         raise click.UsageError(f"--search {quote(search or '')}: {error}") from error
-
-
-def _text_of(token: bytes) -> str | None:
-    try:
-        return token.decode()
-    except UnicodeDecodeError:
-        return None

@@ -92,7 +92,8 @@ def parameters_of(kind: type) -> Iterator[click.Parameter]:
 
 
 def _make_option(name: str, one: Option, default: Any) -> click.Option:
-    settings: dict[str, Any] = {"type": one.kind, "metavar": one.metavar, "show_default": True}
+    metavar = one.metavar or ("N" if one.kind in (int, "count") else None)
+    settings: dict[str, Any] = {"type": one.kind, "metavar": metavar, "show_default": True}
     if default is MISSING:
         settings["required"] = True
     elif not one.many or default:
@@ -103,10 +104,8 @@ def _make_option(name: str, one: Option, default: Any) -> click.Option:
         settings["type"] = KINDS[one.kind]
     elif one.kind is bool:
         settings |= {"type": None, "is_flag": True}
-    elif one.kind is int:
-        settings["metavar"] = one.metavar or "N"
-        if one.least is not None:
-            settings["type"] = click.IntRange(one.least, one.most)
+    elif one.kind is int and one.least is not None:
+        settings["type"] = click.IntRange(one.least, one.most)
     words = f"  [default: {one.default_words}]" if one.default_words else ""
     settings |= {"help": one.help + words, "multiple": one.many, **one.settings}
     made = (_Option if one.many else _SingleOption)([*one.flags, name], **settings)

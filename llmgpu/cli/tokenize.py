@@ -459,7 +459,7 @@ class _Tokenizing:
         report, start = self.report, time.perf_counter()
         is_unknown = self.size is None and self.opening.wanted == "auto"
         show = suggesting_gpu(text, is_unknown, report.note, report)
-        tokens, parts = 0, {}
+        tokens, splits = 0, list[TokenSink]()
         most_table = table_bytes(self.opening.backend())
 
         def estimate(least_left: float = _IN_FLIGHT) -> None:
@@ -486,21 +486,17 @@ class _Tokenizing:
                 with sink:
                     write_slices(sink, slices, text, progress)
                 tokens = sink.ids
-                if isinstance(sink, SplitSink):
-                    parts = {
-                        "parts": [
-                            {"tokens": each.ids, "documents": each.documents} for each in sink.sinks
-                        ]
-                    }
+                splits += sink.sinks if isinstance(sink, SplitSink) else ()
             estimate(1.0)  # a single long pre-token makes the encoder's memory grow all at once
         # Sum up. With chunks or a limit, count only the ids that are left, not the whole text.
         seconds = time.perf_counter() - start
         taken = self.taken if self.chunk or self.asked.max_tokens else text
+        parts = [{"tokens": each.ids, "documents": each.documents} for each in splits]
         return {
             "tokens": tokens,
             "text_bytes": taken.text_bytes,
             "documents": taken.documents,
-            **parts,
+            **({"parts": parts} if parts else {}),
             **left_out_of(text),
             "bytes_per_token": round(taken.text_bytes / tokens, 6) if tokens else None,
             "estimated_memory_bytes": report.needed_bytes or None,

@@ -27,14 +27,9 @@ THREADS = click.IntRange(min=1, max=1024)
 class Parsed(click.ParamType[Value]):
     """A type whose values are parsed by a function; it raises InputError for an invalid text."""
 
-    def __init__(
-        self, name: str, parse: Callable[[str], Value], metavar: str | None = None
-    ) -> None:
-        """Store the function.
-
-        name, metavar: the name of a value in messages and in --help.
-        """
-        self.name, self.parse, self._metavar = name, parse, metavar
+    def __init__(self, name: str, parse: Callable[[str], Value]) -> None:
+        """Store the function; name: the name of a value in messages."""
+        self.name, self.parse = name, parse
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -47,10 +42,6 @@ class Parsed(click.ParamType[Value]):
         except InputError as error:
             self.fail(str(error), param, ctx)
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
-        """Return the placeholder for a value in --help."""
-        return self._metavar
-
 
 def _parse_text(text: str) -> str:
     """Return a text; InputError for bytes that are not UTF-8, which the system may pass."""
@@ -61,18 +52,16 @@ def _parse_text(text: str) -> str:
     return text
 
 
-def _amounts(
-    name: str, one: str, units: Mapping[str, int], examples: str, metavar: str | None = None
-) -> Parsed[int]:
+def _amounts(name: str, one: str, units: Mapping[str, int], examples: str) -> Parsed[int]:
     """Return the type for numbers with a unit; see `parse_amount`."""
     how = partial(parse_amount, units=units, name=name, one=one, examples=examples)
-    return Parsed(name, how, metavar)
+    return Parsed(name, how)
 
 
 TEXT = Parsed("text", _parse_text)
 BYTE_SIZE = _amounts("size", "byte", BYTE_UNITS, BYTE_EXAMPLES)
 TOKEN_COUNT = _amounts("number of tokens", "token", _THOUSANDS, "4096, 100M or 1B")
-COUNT = _amounts("number", "", _SIZES, "500, 8k or 1Ki", "N")
+COUNT = _amounts("number", "", _SIZES, "500, 8k or 1Ki")
 VOCABULARY_SIZE = _amounts("vocabulary size", "id", _SIZES, "32768, 50k or 32Ki")
 
 
