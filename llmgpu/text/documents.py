@@ -140,19 +140,16 @@ class InputPolicy:
 
     def __init__(self, policy: str, rows: str = "error") -> None:
         """Set one of ENCODING_POLICIES and one of ROW_POLICIES; InputError for another name."""
-        if rows not in ROW_POLICIES:
-            known = ", ".join(ROW_POLICIES)
-            raise InputError(f"unknown policy for bad rows {quote(rows)}: use one of {known}")
-        self._rows = rows
-        self.bad_rows = self.null_rows = 0
+        for what, name, known in (
+            ("bad rows", rows, ROW_POLICIES),
+            ("encoding errors", policy, ENCODING_POLICIES),
+        ):
+            if name not in known:
+                wanted = f"use one of {', '.join(known)}"
+                raise InputError(f"unknown policy for {what} {quote(name)}: {wanted}")
+        self.policy, self._rows = policy, rows
+        self.invalid_sequences = self.bad_rows = self.null_rows = 0
         self._first_bad_row = ""
-        if policy not in ENCODING_POLICIES:
-            known = ", ".join(ENCODING_POLICIES)
-            raise InputError(
-                f"unknown policy for encoding errors {quote(policy)}: use one of {known}"
-            )
-        self.policy = policy
-        self.invalid_sequences = 0
         self._invalid_in: dict[str, None] = {}  # keys: files with kept invalid bytes, in order
         self.begin("")
 

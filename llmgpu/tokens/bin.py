@@ -568,16 +568,12 @@ class BinWriter(NumbersWriter):
             contents[index] = make_index(self._dtype.name, self._starts, self.ids)
         return contents
 
-    def _describe_mask(self) -> dict[str, object]:
-        if self._mask is None:
-            return {}
-        return {"loss_mask": {"sample_sha256": sample_digest(self._mask.temporary)}}
-
     @property
     def _starts(self) -> NDArray[np.int64]:
         return np.concatenate([np.empty(0, np.int64), *self._offsets])
 
     def _description(self, path: str) -> bytes:
+        mask = self._mask and {"sample_sha256": sample_digest(self._mask.temporary)}
         side = {
             "format": SIDE_FORMAT,
             "version": SIDE_VERSION,
@@ -594,7 +590,7 @@ class BinWriter(NumbersWriter):
             "continues": self._continues,
             "length": os.stat(path).st_size,
             "sample_sha256": sample_digest(path),
-            **self._describe_mask(),
+            **({"loss_mask": mask} if mask else {}),
         }
         facts, starts = json.dumps(side)[:-1].encode(), format_numbers(self._starts)
         return b"".join([facts, b', "document_offsets": [', starts, b"]}\n"])

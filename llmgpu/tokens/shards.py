@@ -300,8 +300,11 @@ class ShardWriter(TokenSink):
             "fingerprint": self._vocabulary.fingerprint,
             **self._vocabulary.match_facts,
             "run_sha256": digest(self._run),
-            **_part_facts(self._run),
         }
+        if PART in self._run:
+            # The number of the part, and a digest that all parts share.
+            shared = {key: self._run[key] for key in self._run if key not in (FILES, PART)}
+            facts |= {"part": self._run[PART], "work_sha256": digest(shared)}
         write_manifest(self._names.manifest, facts, self._shards)
 
 
@@ -334,14 +337,6 @@ def _job_key(vocabulary: Vocabulary, shard_tokens: int, layout: str, run: Run | 
         "vocabulary": vocabulary.fingerprint,
     }
     return own | (run or {})
-
-
-def _part_facts(run: Run) -> dict[str, str]:
-    """Return the manifest entries of a part: its number, and a digest that all parts share."""
-    if PART not in run:
-        return {}
-    shared = {name: value for name, value in run.items() if name not in (FILES, PART)}
-    return {"part": run[PART], "work_sha256": digest(shared)}
 
 
 class _KeptShard(TokenSink):
