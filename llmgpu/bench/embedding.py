@@ -398,6 +398,13 @@ def _measure_torch(bench: CaseBench, lab: Lab, engines: Sequence[Engine]) -> Ite
         torch.free_memory()
 
 
+def most_table_bytes(engine: Engine, *, quick: bool) -> int:
+    """Return the largest size of a table that suits an engine."""
+    if engine.is_software_adapter:
+        return QUICK_SOFTWARE_TABLE_BYTES if quick else SOFTWARE_TABLE_BYTES
+    return QUICK_TABLE_BYTES if quick else sys.maxsize
+
+
 def _labs(engines: Sequence[Engine], options: BenchOptions) -> list[tuple[Lab, list[Engine]]]:
     """Return labs, each with the engines that work in it; NumPy works in all labs.
 
@@ -409,10 +416,7 @@ def _labs(engines: Sequence[Engine], options: BenchOptions) -> list[tuple[Lab, l
     labs: dict[Lab, list[Engine]] = {}
     for lab in LABS[:1] if options.quick else LABS:
         for engine in engines:
-            largest = QUICK_TABLE_BYTES if options.quick else sys.maxsize
-            if engine.is_software_adapter:
-                largest = QUICK_SOFTWARE_TABLE_BYTES if options.quick else SOFTWARE_TABLE_BYTES
-            own = lab.scaled_to(min(host, largest))
+            own = lab.scaled_to(min(host, most_table_bytes(engine, quick=options.quick)))
             labs.setdefault(own, []).append(engine)
             device = engine.backend.device
             if device is not None and own.table_bytes > device.max_binding_bytes:

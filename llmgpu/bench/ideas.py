@@ -30,12 +30,10 @@ from llmgpu.bench.embedding import (
     LABS,
     LOOKUP,
     QUICK_BUDGET,
-    QUICK_SOFTWARE_TABLE_BYTES,
-    QUICK_TABLE_BYTES,
-    SOFTWARE_TABLE_BYTES,
     Lab,
     Way,
     lab_kernel,
+    most_table_bytes,
 )
 from llmgpu.bench.engines import Engine, cpu_engine
 from llmgpu.bench.kernels import choose_sizes
@@ -224,22 +222,15 @@ def _compare_ways(
     for _ in range(options.runs):
         raise_clocks(engine.backend)
         for device, run, times in runs.values():
-            _time_run(device, run, times)
+            if (kernels := kernel_times(device, run)) is not None:
+                times.add(kernels)
+            else:
+                times.seconds.append(timed(run)[0])
     for name, result in results.items():
         if name in runs:
             times = runs[name][2]
             result = result.timed(times.seconds, clock=times.clock, kernels=times.kernels)
         yield result
-
-
-def _time_run(device: Device, run: Run, times: ProgramTimes) -> None:
-    kernels = kernel_times(device, run)
-    if kernels is None:
-        times.seconds.append(timed(run)[0])
-        return
-    times.seconds.append(kernels.total)
-    for name, seconds in kernels.seconds.items():
-        times.by_kernel.setdefault(name, []).append(seconds)
 
 
 # Ideas on tensors
@@ -250,40 +241,36 @@ def _case_results(engine: Engine, options: BenchOptions, progress: Progress) -> 
     bench = CaseBench(IDEAS, options, progress, budget, cold=True)
     sizes, note = choose_sizes(engine, quick=options.quick)
     lab = _lab(engine, quick=options.quick)
-    with_floats = _engine_with_floats(engine)
+    with_floats, why_not = _engine_with_floats(engine)
     yield from bench.measure_cases(engine, _lookup_cases(lab))
     for share in REPEATED_SHARES:
         repeated = replace(lab, repeated=share)
         yield from bench.measure_cases(engine, _gradient_cases(repeated))
         case = _gradient_case(repeated, BACKWARD, "float32 additions of the device", _add_floats)
-        if isinstance(with_floats, str):
-            case, on = replace(case, why_not=with_floats), engine
-        else:
-            on = with_floats
-        yield from bench.measure_cases(on, [case])
+        yield from bench.measure_cases(with_floats, [replace(case, why_not=why_not)])
         yield _sorting(repeated, options)
     cases = [*_loss_cases(replace(sizes, sequences=LOSS_SEQUENCES)), *_cast_cases(sizes)]
     yield from bench.measure_cases(engine, [replace(case, note=note) for case in cases])
 
 
 def _lab(engine: Engine, *, quick: bool) -> Lab:
-    largest = QUICK_TABLE_BYTES if quick else LABS[0].table_bytes
-    if engine.is_software_adapter:
-        largest = QUICK_SOFTWARE_TABLE_BYTES if quick else SOFTWARE_TABLE_BYTES
-    return LABS[0].scaled_to(largest)
+    return LABS[0].scaled_to(most_table_bytes(engine, quick=quick))
 
 
-def _engine_with_floats(engine: Engine) -> Engine | str:
-    """Return the adapter opened with atomic additions of float32, or the reason why this fails."""
+def _engine_with_floats(engine: Engine) -> tuple[Engine, str]:
+    """Return the adapter opened with atomic additions of float32, and "".
+
+    If this fails, return `engine` and the reason.
+    """
     device = engine.backend.device
     assert device is not None
     if FLOAT_ATOMICS not in device.adapter.features:
-        return f"{device.webgpu.name} does not offer {FLOAT_ATOMICS} here"
+        return engine, f"{device.webgpu.name} does not offer {FLOAT_ATOMICS} here"
     try:
         again = Device(device.adapter, features=OPTIONAL_FEATURES | {FLOAT_ATOMICS})
     except DeviceError as error:
-        return str(error)
-    return replace(engine, backend=Backend(again, engine.backend.description))
+        return engine, str(error)
+    return replace(engine, backend=Backend(again, engine.backend.description)), ""
 
 
 def _lookup_cases(lab: Lab) -> Iterator[KernelCase]:

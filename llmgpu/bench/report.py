@@ -190,14 +190,12 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
         best, other = (min(each, key=lambda r: r.median) for each in (own, others))
         if best is other or (told.get(table.what, (False, ""))[0] and not peers):
             continue
+        fast, slow = (best, other) if best.median <= other.median else (other, best)
         role = ", the fastest other program" if peers else ""
-        names = [best.engine, f"{other.engine}{role}"]
-        fast, slow = sorted((best.median, other.median))
-        if other.median < best.median:
-            names = [f"{other.engine}{role and role + ','}", best.engine]
-        ratio = three_digits(slow / max(fast, _LEAST_SECONDS))
-        runs = [runs_text(each.seconds) for each in (best, other) if each.seconds]
-        runs = runs if best.median <= other.median else runs[::-1]
+        name = f"{other.engine}{role}"
+        names = (best.engine, name) if fast is best else (name + role[:1], best.engine)
+        ratio = three_digits(slow.median / max(fast.median, _LEAST_SECONDS))
+        runs = [runs_text(each.seconds) for each in (fast, slow) if each.seconds]
         line = f"{names[0]} is {ratio} times as fast as {names[1]} ({' against '.join(runs)})"
         told[table.what] = bool(peers), line
     yield from ((what, line) for what, (_, line) in told.items())

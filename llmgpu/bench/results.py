@@ -200,14 +200,11 @@ class Result:
         return kind, way
 
     @property
-    def reason(self) -> str:
-        """The reference of the comparison; without a comparison, the reason in the note."""
-        return self.answer or self.note or "-"
-
-    @property
     def verdict(self) -> str:
-        """The word "right" or "WRONG"; without a verdict, `reason`."""
-        return self.reason if self.correct is None else "right" if self.correct else "WRONG"
+        """The word "right" or "WRONG"; without a verdict, the reference or the reason for that."""
+        if self.correct is None:
+            return self.answer or self.note or "-"
+        return "right" if self.correct else "WRONG"
 
 
 @dataclass(frozen=True)

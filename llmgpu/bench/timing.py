@@ -70,6 +70,12 @@ class ProgramTimes:
         medians = {name: Times.of(spent).median for name, spent in self.by_kernel.items()}
         return KernelTimes(medians, sum(medians.values())) if medians else None
 
+    def add(self, kernels: KernelTimes) -> None:
+        """Add the times of a run."""
+        self.seconds.append(kernels.total)
+        for name, seconds in kernels.seconds.items():
+            self.by_kernel.setdefault(name, []).append(seconds)
+
 
 def time_program(
     operations: Operations,
@@ -99,9 +105,7 @@ def time_program(
             before()
         kernels = kernel_times(device, run)
         assert kernels is not None
-        times.seconds.append(kernels.total)
-        for name, seconds in kernels.seconds.items():
-            times.by_kernel.setdefault(name, []).append(seconds)
+        times.add(kernels)
     return times
 
 
@@ -271,10 +275,9 @@ def multiply_matrices_kernel(
 
 def _matrix_rate(operations: Operations) -> float | None:
     """Return the operations per second of matrix units; None if half precision has no units."""
-    units = None
-    if isinstance(operations, GpuOperations):
-        units = matrix_units(operations.device)
-    if units is None or not isinstance(operations, GpuOperations):
+    if not isinstance(operations, GpuOperations):
+        return None
+    if (units := matrix_units(operations.device)) is None:
         return None
     rows, columns, inner = units.unit
     numbers = np.random.default_rng(0).standard_normal(max(rows, columns) * inner)

@@ -26,6 +26,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sysconfig
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -57,6 +58,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, LlmgpuError, VocabularyError
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
+from llmgpu.text.documents import Piece
 from llmgpu.text.generated import generate_text
 from llmgpu.tokens.formats import open_writer
 from llmgpu.tokens.sinks import TokenWriter, id_dtype
@@ -148,15 +150,17 @@ def _standard_library(limit: int) -> bytes:
 
 
 def _read(sources: Sequence[str], limit: int) -> bytes:
-    data = bytearray()
-    buffer = np.empty(READ_BYTES, np.uint8)
     with Corpus(sources, CorpusOptions(limit=limit)) as corpus:
-        ended = False
-        while not ended:
-            fill = corpus.read_into(buffer)
-            data += buffer[: fill.length].tobytes()
-            ended = fill.end
-    return bytes(data)
+        return b"".join(piece.text.tobytes() for piece in _pieces(corpus))
+
+
+def _pieces(corpus: Corpus) -> Iterator[Piece]:
+    """Yield a text in pieces, which share a buffer."""
+    buffer, is_end = np.empty(READ_BYTES, np.uint8), False
+    while not is_end:
+        piece = corpus.read_into(buffer)
+        is_end = piece.end
+        yield piece
 
 
 def _cut(data: bytes, limit: int) -> bytes:
@@ -460,10 +464,8 @@ class TokenizingBench:
         return self.job.finish(replace(result, start_up=start_up), seconds)
 
     def _read(self) -> None:
-        buffer = np.empty(READ_BYTES, np.uint8)
         with Corpus([str(self.job.path)]) as corpus:
-            while not corpus.read_into(buffer).end:
-                pass
+            deque(_pieces(corpus), maxlen=0)
 
     def _write(self) -> None:
         with self._open_writer() as writer:
