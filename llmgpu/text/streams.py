@@ -108,7 +108,11 @@ class Source(NamedTuple):
         """Open the file, or standard input; OSError or InputError if that fails."""
         if self.remote is not None:
             return cast(BinaryIO, self.remote.open())
-        return _open_raw(self.path)
+        if self.path != STANDARD_INPUT:
+            return cast(BinaryIO, open(self.path, "rb", buffering=0))
+        if sys.stdin is None:
+            raise OSError("standard input is closed")
+        return cast(BinaryIO, getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
 
     @property
     def suffix(self) -> str:
@@ -502,15 +506,6 @@ def _begin_input(raw: BinaryIO, *, is_file: bool) -> tuple[BinaryIO, str]:
     return cast(BinaryIO, Rewound(head, raw)), compression
 
 
-def _open_raw(path: str) -> BinaryIO:
-    if path != STANDARD_INPUT:
-        return cast(BinaryIO, open(path, "rb", buffering=0))
-    if sys.stdin is None:
-        raise OSError("standard input is closed")
-    buffered = sys.stdin.buffer
-    return cast(BinaryIO, getattr(buffered, "raw", buffered))
-
-
 def _read_parts(descriptor: int, view: memoryview, first: int) -> int:
     """Read a stretch of a regular file; several threads read a long stretch faster."""
     loaded = library()
@@ -540,12 +535,6 @@ def _widen(descriptor: int) -> None:
         import fcntl
 
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-
-
-def read_blocks(stream: io.RawIOBase, block_bytes: int) -> Iterator[bytes]:
-    """Yield the bytes of `stream` as they arrive, up to `block_bytes` at a time."""
-    while block := stream.read(block_bytes):
-        yield block
 
 
 HEAD_BYTES = 4096

@@ -10,7 +10,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
@@ -26,7 +26,7 @@ from llmgpu.cpu.texts import CELL_IDS, format_ids, spell_cells
 from llmgpu.errors import InputError
 from llmgpu.spelling import spelled
 from llmgpu.text.jsonl import jsonl_lines, parse_json_object
-from llmgpu.text.streams import STANDARD_INPUT, ByteStream, Rewound, read_blocks
+from llmgpu.text.streams import STANDARD_INPUT, ByteStream, Rewound
 from llmgpu.tokens.sinks import (
     BLOCK_BYTES,
     MAX_ID,
@@ -38,9 +38,9 @@ from llmgpu.tokens.sinks import (
 _BLOCK_IDS = 1 << 18  # ids that Python formats at a time
 _LEAST_IDS = 1 << 12  # ids of a slice from which making a table of spelled ids pays off
 _MAX_DIGITS = 10
-_IS_SPACE = np.zeros(256, np.bool_)
 _SPACES = b" \t\r\n,[]"  # bytes between ids, also in lists as programs print them
-_IS_SPACE[list(_SPACES)] = True
+_BLANKED, _PLAIN = bytes.maketrans(_SPACES, b" " * len(_SPACES)), b"0123456789 "
+_ZEROS = re.compile(rb" 0\d{%d}" % _MAX_DIGITS)
 _WORD = re.compile(rb"[^%b]+" % re.escape(_SPACES))
 
 
@@ -50,7 +50,7 @@ def read_decimals(name: str) -> Iterator[NDArray[np.int64]]:
     A pipe may have JSON lines.
     """
     with open_stream(name) as stream:
-        blocks = read_blocks(stream, BLOCK_BYTES)
+        blocks = iter(partial(stream.read, BLOCK_BYTES), b"")
         first = bytes(next(blocks, b""))
         if name == STANDARD_INPUT and first.startswith(b"{"):
             yield from _ids_of_lines(Rewound(first, cast(BinaryIO, stream)), stream, name)
@@ -76,45 +76,33 @@ def _parse_decimals(text: bytes, name: str, line: int) -> NDArray[np.int64]:
 
     line: number of the line in which `text` starts.
     """
-    data = np.frombuffer(text, np.uint8)
-    digits = data - np.uint8(ord("0"))  # 0 to 9 for a digit; any other byte gives 10 or more
-    is_digit = digits < 10
-    known = is_digit | _IS_SPACE[data]
-    if not known.all():
-        raise _error_at(text, int(np.argmin(known)), name, line)
-    # Find where numbers, the runs of digits, begin and end.
-    border = np.zeros(len(data) + 2, np.bool_)
-    border[1:-1] = is_digit
-    edges = np.flatnonzero(border[1:] != border[:-1])
-    begins, ends = edges[::2], edges[1::2]
-    lengths = ends - begins
-    longest = int(lengths.max(initial=0))
-    if longest > _MAX_DIGITS:
-        raise _error_at(text, int(begins[np.argmax(lengths > _MAX_DIGITS)]), name, line)
-    # Add up the digits of all numbers by decimal place, from the last place on.
-    ids = np.zeros(len(begins), np.int64)
-    for place in range(longest):
-        # A shorter number has no digit at this place: add 0.
-        found = digits.take(ends - 1 - place, mode="clip")
-        ids += np.where(lengths > place, found, 0) * np.int64(10**place)
-    if longest == _MAX_DIGITS and int(ids.max()) > MAX_ID:
-        raise _error_at(text, int(begins[np.argmax(ids > MAX_ID)]), name, line)
-    return ids
+    blanked = b" " + text.translate(_BLANKED)
+    # A number with more digits than an id begins with zeros, or is too large.
+    if blanked.strip() and not blanked.translate(None, _PLAIN) and not _ZEROS.search(blanked):
+        ids: NDArray[np.int64] = np.fromstring(blanked, np.int64, sep=" ")
+        if int(ids.max()) <= MAX_ID:
+            return ids
+    # Name the first word of the first kind: no number, too many digits, too large.
+    words = [*_WORD.finditer(text)]
+    for is_wrong in (
+        lambda word: not word.isdigit(),
+        lambda word: len(word) > _MAX_DIGITS,
+        lambda word: int(word) > MAX_ID,
+    ):
+        for found in words:
+            if is_wrong(found[0]):
+                raise _error_at(found, name, line)
+    return np.empty(0, np.int64)
 
 
-def _error_at(text: bytes, position: int, name: str, line: int) -> InputError:
-    """Return the error for the word at a position of a text; line: where the text starts."""
-    begin = max(text.rfind(space, 0, position) for space in _SPACES) + 1
-    found = _WORD.match(text, begin)
-    word = found[0] if found else b""
-    shown = word[:40].decode("utf-8", "backslashreplace") + ("..." if len(word) > 40 else "")
-    shown = (
-        f"{shown!r} (JSON lines need {spelled('--format')} jsonl)"
-        if word[:1] == b"{"
-        else repr(shown)
-    )
+def _error_at(found: re.Match[bytes], name: str, line: int) -> InputError:
+    """Return the error for a word of a text; line: number of the line where the text starts."""
+    word = found[0]
+    shown = repr(word[:40].decode("utf-8", "backslashreplace") + ("..." if len(word) > 40 else ""))
+    if word.startswith(b"{"):
+        shown += f" (JSON lines need {spelled('--format')} jsonl)"
     name = "standard input" if name == STANDARD_INPUT else name
-    return not_an_id(f"{name}, line {line + text.count(bytes([10]), 0, position)}", shown)
+    return not_an_id(f"{name}, line {line + found.string.count(10, 0, found.start())}", shown)
 
 
 class TextWriter(TokenWriter):
