@@ -341,19 +341,16 @@ class Corpus(Closing):
         self.policy.begin(source.path, skipped)
         self._splitter.begin(source.continues)
         self._file = file = self._files.open(source)
-        if is_text and self.options.chat is None:
-            self._reader = self._read_text(cast(ByteStream, file), source.continues)
-        else:
+        options = self.options
+        as_it_is = not (options.separators or options.line_documents)
+        if not is_text or options.chat is not None:
             pieces = self._split(cast(DocumentFile, file).documents(self.policy))
             self._reader = PieceReader(pieces, file.wait)
+        elif as_it_is and options.encoding_errors == "raw":
+            self._reader = DirectReader(cast(ByteStream, file), self.policy, source.continues)
+        else:
+            self._reader = PieceReader(self._text_pieces(cast(ByteStream, file)), file.wait)
         return self._reader
-
-    def _read_text(self, stream: ByteStream, continues: bool) -> _Reader:
-        """Return a reader of a file that contains plain text."""
-        options = self.options
-        if options.separators or options.line_documents or options.encoding_errors != "raw":
-            return PieceReader(self._text_pieces(stream), stream.wait)
-        return DirectReader(stream, self.policy, continues)
 
     def _text_pieces(self, stream: ByteStream) -> Iterator[Piece]:
         # All blocks share one buffer: a caller uses up each piece before requesting another.

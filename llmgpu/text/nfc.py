@@ -77,20 +77,17 @@ def starts_unit(character: str) -> bool:
     """
     tables = _tables()
     first = tables.decompositions.get(character, character)[0]
-    if first in tables.classes:
-        return False
-    return first not in _seconds() and ord(first) not in _VOWELS and ord(first) not in _TRAILING
-
-
-@lru_cache(maxsize=1 << 16)  # a language has few distinct short units
-def _normalize_short(text: str) -> str:
-    return _normalize(text)
+    return not tables.changeable[ord(first)]
 
 
 def _normalize(text: str) -> str:
     tables = _tables()
     decomposed = "".join(_decompose(character, tables) for character in text)
     return _compose(_sort_marks(decomposed, tables), tables)
+
+
+# A language has few distinct short units.
+_normalize_short = lru_cache(maxsize=1 << 16)(_normalize)
 
 
 def _decompose(character: str, tables: _Tables) -> str:
@@ -146,12 +143,6 @@ def _compose_pair(first: str, second: str, tables: _Tables) -> str | None:
     if a in _SYLLABLES and not has_trailing and b in _TRAILING and b != _TRAILING.start:
         return chr(a + b - _TRAILING.start)
     return tables.compositions.get((first, second))
-
-
-@cache
-def _seconds() -> frozenset[str]:
-    """Return all characters that can compose with an earlier character."""
-    return frozenset(second for _, second in _tables().compositions)
 
 
 @cache

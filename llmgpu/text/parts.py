@@ -209,7 +209,9 @@ def _cut_of(
         return None
     kind = format_of(source)
     if kind is not None:
-        find = _next_line if kind.cut_at_lines else _anywhere
+        if not kind.cut_at_lines:
+            return lambda offset: offset
+        find = _next_line
     elif not options.line_documents:
         find = cut_text
     else:
@@ -218,14 +220,10 @@ def _cut_of(
 
 
 def _cut(source: Source, find: CutText, offset: int) -> int:
-    if offset == 0 or offset == source.size or find is _anywhere:
+    if offset == 0 or offset == source.size:
         return offset
     with input_errors(source.path), source.open() as file:
         return find(file, offset)
-
-
-def _anywhere(file: BinaryIO, offset: int) -> int:
-    return offset
 
 
 def _next_line(file: BinaryIO, offset: int) -> int:

@@ -206,7 +206,9 @@ class ExactBackend:
         """
         # Decide whether llmgpu gives the exact ids, and whether to search added tokens.
         data = str.encode(text)
-        if self._flagged.occurs(data) or (self._is_cut_by_regex and not _is_sure(text)):
+        # Regular expression engines may differ in the classes of these characters.
+        is_unsure = self._is_cut_by_regex and not text.isascii() and _unsure().search(text)
+        if is_unsure or self._flagged.occurs(data):
             return None
         finds = True
         if special_is_text and self._special.ids:
@@ -251,11 +253,6 @@ def _ids_around(post_processor: Any, adds: bool) -> Around:
     place = encoding.special_tokens_mask.index(0)
     ids, types = encoding.ids, encoding.type_ids
     return Around(ids[:place], ids[place + 1 :], (types[:place], types[place], types[place + 1 :]))
-
-
-def _is_sure(text: str) -> bool:
-    """Whether all regular expression engines have the same classes for a text's characters."""
-    return text.isascii() or _unsure().search(text) is None
 
 
 @cache

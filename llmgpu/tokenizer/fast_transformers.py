@@ -50,22 +50,19 @@ _local = threading.local()  # depth: number of running calls of `_read` in this 
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
-def _is_read(attribute: object) -> bool:
-    return isinstance(attribute, GetSetDescriptorType)
-
-
 def _describe(library: Any) -> tuple[object, ...]:
     """Return facts about a tokenizer of the library.
 
     As long as they are equal, its ids are equal.
     """
     parts, model = [getattr(library, name) for name in _PARTS], library.model
+    own = vars(type(model)).items()
     return (
         [library.get_vocab_size(with_added_tokens=adds) for adds in (False, True)],
         repr(sorted(library.get_added_tokens_decoder().items())),
         [part and part.__getstate__() for part in parts],
         type(model).__name__,
-        [getattr(model, name) for name, each in vars(type(model)).items() if _is_read(each)],
+        [getattr(model, name) for name, each in own if isinstance(each, GetSetDescriptorType)],
     )
 
 
@@ -315,7 +312,8 @@ class FastTokenizer:
         is_single = isinstance(text, str)
         texts = [text] if is_single else [*text] if isinstance(text, (list, tuple)) else []
         exact = self._watched.exact()
-        if exact is None or not request.is_plain or not _are_texts(texts):
+        are_texts = texts and all(isinstance(text, str) for text in texts)
+        if exact is None or not request.is_plain or not are_texts:
             return None
         around = exact.around[bool(request.add_special_tokens)]
         room = request.room(around)
@@ -447,10 +445,6 @@ class FastTokenizer:
 def _value(setting: Any) -> Any:
     """Return the value of a member of an enumeration. Any other value is returned unchanged."""
     return getattr(setting, "value", setting)
-
-
-def _are_texts(texts: Sequence[Any]) -> bool:
-    return len(texts) > 0 and all(isinstance(text, str) for text in texts)
 
 
 def _read(tokenizer: FastTokenizer, name: str, *args: Any, **named: Any) -> Any:
