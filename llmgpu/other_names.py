@@ -98,12 +98,12 @@ VALUE_NAMES = {
     "llmc": "llm-c llm.c",
     "npy": "numpy",
 }
-_NO_BFLOAT16 = "WebGPU has no bfloat16"
 # llama.cpp's types of quantized weights that only its own tool writes. In these types the scales of
 # small blocks are quantized, too.
 _K_TYPES = "q2_k q3_k q3_k_s q3_k_m q3_k_l q4_k q4_k_s q4_k_m q5_k q5_k_s q5_k_m q6_k"
 NO_VALUES = {
-    **{"bf16": _NO_BFLOAT16, "bfloat16": _NO_BFLOAT16, "tf32": "WebGPU has no TF32"},
+    **dict.fromkeys(("bf16", "bfloat16"), "WebGPU has no bfloat16"),
+    "tf32": "WebGPU has no TF32",
     **{
         name: "llama.cpp's tool makes this type from a file with --weights f16: "
         f"llama-quantize IN.gguf OUT.gguf {name.upper()}"
@@ -155,12 +155,6 @@ def names_here(table: Mapping[str, str], name: str) -> list[str]:
     return [ours for ours, others in table.items() if name in others.split()]
 
 
-def name_ours(owner: str, name: str) -> None:
-    """Raise an AttributeError with llmgpu's name, if `name` is a method of another tool."""
-    for ours in names_here(METHOD_NAMES, name):
-        raise AttributeError(f"{owner} has no {name}: use {ours}")
-
-
 class OtherName:
     """A class attribute for another tool's name; reading it raises an error with llmgpu's name.
 
@@ -174,7 +168,8 @@ class OtherName:
 
     def __get__(self, instance: object, owner: type) -> Any:
         """Raise the AttributeError."""
-        name_ours(owner.__name__, self._name)
+        ours = names_here(METHOD_NAMES, self._name)[0]
+        raise AttributeError(f"{owner.__name__} has no {self._name}: use {ours}")
 
 
 class Named(type):

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import click
 
@@ -25,14 +25,6 @@ from llmgpu.input_files import quote, read_whole
 
 OPTIONS_NAME = "options.toml"  # see `llmgpu.lm.runs.run_folder`
 _STARTED_IN = "started-in"  # key: the folder to which names of files are relative
-
-
-@runtime_checkable
-class Spelled(Protocol):
-    """A type of parameters that spells its values otherwise than ``str(value)``."""
-
-    def spell(self, value: Any) -> str:
-        """Return a value as a user writes it on the command line."""
 
 
 class ConfiguredCommand(SectionedCommand):
@@ -125,8 +117,8 @@ def keep_options(folder: Path) -> None:
         value = context.params.get(name)
         if name in command.not_kept or not was_asked(name) or value is None:
             continue
-        if isinstance(parameter.type, Spelled):
-            value = parameter.type.spell(value)
+        # A type may spell its values otherwise than `str`.
+        value = getattr(parameter.type, "spell", lambda value: value)(value)
         lines.append(f"{_names(parameter)[0]} = {_toml(value)}")
     kept = [line for line in lines if not re.search("[\ud800-\udfff]", line)]
     with atomic_output(str(folder / OPTIONS_NAME)) as file:

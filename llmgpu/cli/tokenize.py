@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any, cast
@@ -256,7 +256,9 @@ class _Tokenizing:
     """The job of turning a text into ids.
 
     output: the destination of the ids; None to count ids only. firsts: for --split-by position, the
-    index of each split's first file. size: estimated bytes of text; None if unknown.
+    index of each split's first file. size: estimated bytes of text; None if unknown. in_chat,
+    taken: sums over the ids of conversations, and over the ids left after --chunk-tokens and
+    --max-tokens; complete at the end of the text.
     """
 
     asked: TokenizeCommand
@@ -271,22 +273,14 @@ class _Tokenizing:
     opening: Opening
     growth: Growth
     report: Reporter
+    in_chat: Totals = field(default_factory=Totals)
+    taken: Totals = field(default_factory=Totals)
 
     @property
     def chunk(self) -> tuple[int, int] | None:
         """The length and the overlap, in tokens, of the chunks into which documents are cut."""
         tokens = self.asked.chunk_tokens
         return None if tokens is None else (tokens, self.asked.overlap)
-
-    @cached_property
-    def in_chat(self) -> Totals:
-        """Sums over the ids of conversations; complete at the end of the text."""
-        return Totals()
-
-    @cached_property
-    def taken(self) -> Totals:
-        """Sums over the ids left after --chunk-tokens and --max-tokens; complete at the end."""
-        return Totals()
 
     @cached_property
     def added(self) -> set[int]:

@@ -39,7 +39,6 @@ from llmgpu.lm.checkpoints.checkpoint import (
 )
 from llmgpu.lm.checkpoints.huggingface import Origin
 from llmgpu.lm.checkpoints.pretrained import SavedModel
-from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.inputs import are_tokens, default_separator, open_tokens
 from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.lm.exchange import exchange_memory, local_memory
@@ -152,7 +151,8 @@ class _Asked:
     def new_settings(self, backend: Backend = NUMPY) -> RunSettings:
         """Return the settings of a new run; their defaults depend on the backend."""
         settings = self.settings | {"driver": backend.driver}
-        return new_settings(settings, self.start.vocabulary.size, self.start.config, backend)
+        start, model = self.start, self.start.model
+        return new_settings(settings, start.vocabulary.size, model and model.config, backend)
 
     def check(self, options: TrainOptions) -> None:
         """Raise InputError for options that contradict the number of workers or the intervals."""
@@ -431,11 +431,6 @@ class StartingPoint:
     name: str
     inputs: list[str]
     model: SavedModel | None = None
-
-    @property
-    def config(self) -> ModelConfig | None:
-        """The sizes of the model, None without a model."""
-        return None if self.model is None else self.model.config
 
 
 def find_starting_point(given: TrainCommand, report: Reporter) -> StartingPoint:

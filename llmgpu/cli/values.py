@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 _THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _SIZES = {"": 1, "K": 1000, "KI": 1024, "M": 10**6}
-THREADS = click.IntRange(min=1, max=1024)
 
 
 class Parsed(click.ParamType[Value]):
@@ -59,9 +58,6 @@ def _amounts(name: str, one: str, units: Mapping[str, int], examples: str) -> Pa
 
 
 TEXT = Parsed("text", _parse_text)
-BYTE_SIZE = _amounts("size", "byte", BYTE_UNITS, BYTE_EXAMPLES)
-TOKEN_COUNT = _amounts("number of tokens", "token", _THOUSANDS, "4096, 100M or 1B")
-COUNT = _amounts("number", "", _SIZES, "500, 8k or 1Ki")
 VOCABULARY_SIZE = _amounts("vocabulary size", "id", _SIZES, "32768, 50k or 32Ki")
 
 
@@ -114,13 +110,6 @@ def _parse_part(text: str) -> Part | str:
     return Part(int(found[1]), int(found[2]))
 
 
-PERCENTAGE = Parsed("percentage", _parse_percentage)
-SHARE = Parsed("share", _parse_share)
-SPECIAL_TOKEN = Parsed("special token", _parse_special_token)
-FILE_WEIGHT = Parsed("file weight", _parse_file_weight)
-PART = Parsed("part", _parse_part)
-
-
 class Aliased(click.Choice[str]):
     """One of several names, or an alias of a name."""
 
@@ -162,7 +151,7 @@ class PatternExpression(click.ParamType[str]):
         return pattern_of_expression(TEXT.convert(value, param, ctx))
 
     def spell(self, value: str) -> str:
-        """Return the expression of a pattern; see `llmgpu.cli.option_files.Spelled`."""
+        """Return the expression of a pattern, as written on the command line."""
         from llmgpu.bpe.pretokens.pattern import get_pattern
 
         return get_pattern(value).expression
@@ -183,23 +172,24 @@ class VocabularySizes(Parsed[tuple[int, ...]]):
         return tuple(sorted({VOCABULARY_SIZE.parse(part) for part in parts}))
 
     def spell(self, value: Sequence[int]) -> str:
-        """Return sizes as written on the command line; see `llmgpu.cli.option_files.Spelled`."""
+        """Return sizes as written on the command line."""
         return ",".join(map(str, value))
 
 
 # Types by the names that declared options use, see `llmgpu.option_fields.Option`.
 KINDS: dict[str, click.ParamType[Any]] = {
     "above 0": click.FloatRange(min=0, min_open=True),
-    "bytes": BYTE_SIZE,
-    "count": COUNT,
-    "file weight": FILE_WEIGHT,
-    "part": PART,
+    "bytes": _amounts("size", "byte", BYTE_UNITS, BYTE_EXAMPLES),
+    "count": _amounts("number", "", _SIZES, "500, 8k or 1Ki"),
+    "file weight": Parsed("file weight", _parse_file_weight),
+    "part": Parsed("part", _parse_part),
     "pattern": PatternName(),
-    "share": SHARE,
+    "percentage": Parsed("percentage", _parse_percentage),
+    "share": Parsed("share", _parse_share),
     "sizes": VocabularySizes(),
-    "special token": SPECIAL_TOKEN,
+    "special token": Parsed("special token", _parse_special_token),
     "text": TEXT,
-    "threads": THREADS,
-    "tokens": TOKEN_COUNT,
+    "threads": click.IntRange(min=1, max=1024),
+    "tokens": _amounts("number of tokens", "token", _THOUSANDS, "4096, 100M or 1B"),
     "vocabulary size": VOCABULARY_SIZE,
 }

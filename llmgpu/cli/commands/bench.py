@@ -11,7 +11,6 @@ from llmgpu.bench import ALL, DEFAULT_THRESHOLD, PARTS, BenchOptions
 from llmgpu.cli import groups
 from llmgpu.cli.groups import ReportOptions
 from llmgpu.cli.options import command
-from llmgpu.cli.values import PERCENTAGE
 from llmgpu.option_fields import argument, group, option
 
 
@@ -36,7 +35,7 @@ class BenchCommand:
         "Compare with results written by -o; exit with code 1 if any part of llmgpu is slower by "
         "more than --threshold.", metavar="FILE")
     threshold: float = option(
-        DEFAULT_THRESHOLD, PERCENTAGE,
+        DEFAULT_THRESHOLD, "percentage",
         "Largest slowdown of a median that --compare accepts.  [default: 10%]", metavar="PERCENT",
         settings={"show_default": False})
     force: bool = groups.force()
