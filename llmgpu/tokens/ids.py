@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -84,11 +84,12 @@ def _parse_decimals(text: bytes, name: str, line: int) -> NDArray[np.int64]:
             return ids
     # Name the first word of the first kind: no number, too many digits, too large.
     words = [*_WORD.finditer(text)]
-    for is_wrong in (
+    kinds: tuple[Callable[[bytes], bool], ...] = (
         lambda word: not word.isdigit(),
         lambda word: len(word) > _MAX_DIGITS,
         lambda word: int(word) > MAX_ID,
-    ):
+    )
+    for is_wrong in kinds:
         for found in words:
             if is_wrong(found[0]):
                 raise _error_at(found, name, line)
