@@ -1,6 +1,6 @@
 """Conversations: messages in the rows of a file, rendered as text that is marked by author.
 
-A message has a role and a content. A `Renderer` renders messages as text: either a chat template is
+A message has a role and a content. A renderer makes text of messages: either a chat template is
 run, see `llmgpu.text.chat_template`, or a `PlainRenderer` writes plain ChatML.
 """
 
@@ -46,24 +46,6 @@ LINE_BYTES = 1 << 25  # most bytes of a line; rendering a template needs many ti
 Parts = list[tuple[str, bool]]
 
 
-class Renderer(Protocol):
-    """Renders conversations as text."""
-
-    def render(
-        self, messages: list[dict[str, Any]], tools: object, where: str, *, prompt: bool = False
-    ) -> Parts:
-        """Return the text of a conversation.
-
-        where: name of the row, with which the message of an InputError begins. prompt: append the
-        header of the assistant's next reply.
-        """
-        ...
-
-    def close(self) -> None:
-        """End the renderer's process, if it has one."""
-        ...
-
-
 class PlainRenderer:
     """Renders ChatML: ``<|im_start|>ROLE``, a newline, the content, ``<|im_end|>``, a newline.
 
@@ -73,8 +55,10 @@ class PlainRenderer:
     def render(
         self, messages: list[dict[str, Any]], tools: object, where: str, *, prompt: bool = False
     ) -> Parts:
-        """Renders ChatML: ``<|im_start|>ROLE``, a newline, the content, ``<|im_end|>`` and a
-        newline.
+        """Return the text of a conversation.
+
+        where: name of the row, with which the message of an InputError begins. prompt: append the
+        header of the assistant's next reply.
         """
         begin, end = PLAIN_TOKENS
         parts: Parts = []

@@ -44,7 +44,7 @@ def chosen_time() -> int | None:
 
 
 class TemplateRenderer(Closing):
-    """Renders conversations by a chat template; see `llmgpu.text.chat.Renderer`."""
+    """Renders conversations by a chat template; see `llmgpu.text.chat.PlainRenderer`."""
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         """Compile a template in a new process.

@@ -143,16 +143,6 @@ class Begin(NamedTuple):
     skipped: int = 0
 
 
-class _Reader(Protocol):
-    """Reads the text of one source."""
-
-    def read(self, view: NDArray[np.uint8]) -> Piece:
-        """Fill the front of `view`; a piece before the end may be without text."""
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for up to `seconds`; return whether `read` would not block."""
-
-
 class Corpus(Closing):
     """Text sources read one after the other; a context manager.
 
@@ -188,7 +178,7 @@ class Corpus(Closing):
         self.begun: list[Begin] = []
         self.watch: TextWatch | None = None
         self._file: _File | None = None
-        self._reader: _Reader | None = None
+        self._reader: DirectReader | PieceReader | None = None
         self._finished_bytes = 0
         self._told: dict[str, list[str]] = {note: [] for note in NOTES}
         self._closed = True
@@ -329,7 +319,7 @@ class Corpus(Closing):
             return self._files.next_one().size is not None
         return self._reader.wait(max(0.0, deadline - time.monotonic()))
 
-    def _open_next(self, length: int, documents: int) -> _Reader:
+    def _open_next(self, length: int, documents: int) -> DirectReader | PieceReader:
         """Open the next source, and note in `begun` where it starts.
 
         length, documents: bytes and documents of earlier sources in the caller's buffer.

@@ -80,23 +80,11 @@ class PieceReader:
     def read(self, view: NDArray[np.uint8]) -> Piece:
         """Fill the front of `view` from one piece. The text of the result may be empty."""
         if self.is_used_up:
-            piece = next(self._pieces, None)
-            if piece is None:
+            following = next(self._pieces, None)
+            if following is None:
                 return NO_TEXT
-            self._piece, self._position, self._next_start = piece, 0, 0
-        return self._copy_to(view)
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for up to `seconds`; return whether `read` would not block."""
-        return not self.is_used_up or self._wait is None or self._wait(seconds)
-
-    @property
-    def is_used_up(self) -> bool:
-        """Whether the last piece was returned to its end."""
-        piece = self._piece
-        return self._position == len(piece.text) and self._next_start == len(piece.starts)
-
-    def _copy_to(self, view: NDArray[np.uint8]) -> Piece:
+            self._piece, self._position, self._next_start = following, 0, 0
+        # Copy as much of the piece as fits.
         piece, begin = self._piece, self._position
         end = min(len(piece.text), begin + len(view))
         text = view[: end - begin]
@@ -110,6 +98,16 @@ class PieceReader:
         starts = piece.starts[self._next_start : last] - begin
         self._position, self._next_start = end, last
         return Piece(text, starts, closed)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for up to `seconds`; return whether `read` would not block."""
+        return not self.is_used_up or self._wait is None or self._wait(seconds)
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the last piece was returned to its end."""
+        piece = self._piece
+        return self._position == len(piece.text) and self._next_start == len(piece.starts)
 
 
 class TextFilter(Protocol):

@@ -258,7 +258,8 @@ class JsonlFile(JsonlStream):
         while count := self.readinto(data[held:-TEXT_PADDING]):
             # Yield the whole lines, and copy the incomplete line to the buffer of the next block.
             length = held + count
-            end = _after_last_newline(data, held, length)
+            lines = data[held:length].tobytes().rfind(b"\n") + 1
+            end = held + lines if lines else 0
             held = length - end
             room = _BLOCK_BYTES if end or length < len(data) - TEXT_PADDING else 2 * length
             following = data
@@ -345,14 +346,6 @@ def _as_text(value: object, field: str, where: str) -> str | None:
         what = f"is not a string but {kind_of_value(value)}"
         raise BadRowError(f"{where}: field {quote(field)} {what}")
     return value
-
-
-def _after_last_newline(data: NDArray[np.uint8], begin: int, end: int) -> int:
-    """Return the position after the last newline of data[begin:end], 0 if there is none."""
-    for first in (max(begin, end - _TAIL_BYTES), begin):
-        if found := data[first:end].tobytes().rfind(b"\n") + 1:
-            return first + found
-    return 0
 
 
 def place_of_line(name: str, number: int, begin: int) -> str:

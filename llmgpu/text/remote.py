@@ -144,7 +144,10 @@ class RemoteSource:
         self.size, self.version = self._describe()
 
     def open(self, block_bytes: int | None = None) -> RemoteFile:
-        """Return the open file, which tries failed reads again; see `Remote` of `streams`."""
+        """Return the open file, which tries failed reads again; InputError if opening it fails.
+
+        block_bytes: bytes to request at least at a time; None for the default of the file system.
+        """
         return RemoteFile(self, block_bytes)
 
     def open_once(self, block_bytes: int | None) -> Any:

@@ -39,6 +39,7 @@ from llmgpu.processors import usable_processors
 from llmgpu.spelling import spelled
 from llmgpu.text.compressions import COMPRESSIONS, Decompressor
 from llmgpu.text.documents import InputPolicy, Piece
+from llmgpu.text.remote import RemoteSource
 from llmgpu.text.template import Template
 
 STANDARD_INPUT = "-"
@@ -60,19 +61,6 @@ def files_ahead() -> int:
     return processors if processors > 1 else 0
 
 
-class Remote(Protocol):
-    """A file of another machine, see `llmgpu.text.remote`."""
-
-    def open(self, block_bytes: int | None = None) -> io.RawIOBase:
-        """Open the file; InputError if that fails.
-
-        block_bytes: bytes to request at least at a time; None for the default of the file system.
-        """
-
-    def check(self, file: object) -> None:
-        """Raise InputError if the file has changed since it was found."""
-
-
 class Source(NamedTuple):
     """A file of a corpus.
 
@@ -89,7 +77,7 @@ class Source(NamedTuple):
     path: str
     size: int | None
     changed_ns: int | None = None
-    remote: Remote | None = None
+    remote: RemoteSource | None = None
     span: tuple[int, int] | None = None
     continues: bool = False
     format: str = AUTO
@@ -180,7 +168,7 @@ class FileContent:
     changed_ns: int
 
     @classmethod
-    def of(cls, file: BinaryIO, source: Source) -> FileContent | Remote | None:
+    def of(cls, file: BinaryIO, source: Source) -> FileContent | RemoteSource | None:
         """Return the state of a file when it was found, before it was opened; None for a pipe."""
         if source.remote is not None:
             return source.remote
@@ -220,7 +208,7 @@ class ByteStream(io.RawIOBase):
         super().__init__()
         self.name, self._source = source.path, source
         self._compression = source.compression
-        self._content: FileContent | Remote | None = None
+        self._content: FileContent | RemoteSource | None = None
         self.position = 0
         self.notes: list[str] = []
         self.is_invalid = False
@@ -413,7 +401,7 @@ class ByteStream(io.RawIOBase):
 
     def wait(self, seconds: float | None) -> bool:
         """Wait for up to `seconds` (None: forever); return whether reading would not block."""
-        if self._pollable is None or (isinstance(self._raw, Rewound) and self._raw.has_head):
+        if self._pollable is None or (isinstance(self._raw, Rewound) and self._raw.head):
             return True
         try:
             return bool(select.select([self._pollable], [], [], seconds)[0])
@@ -587,17 +575,15 @@ def read_mark(read: Callable[[int], bytes]) -> tuple[bytes, str]:
 
 
 class Rewound(io.RawIOBase):
-    """A pipe from which some bytes were read already; these bytes are read again first."""
+    """A pipe from which some bytes were read already; these bytes are read again first.
+
+    head: the bytes that are left to be read again.
+    """
 
     def __init__(self, head: bytes, raw: BinaryIO) -> None:
         """Read the bytes of `head` before the rest of `raw`."""
         super().__init__()
-        self._head, self._raw, self._position = head, raw, 0
-
-    @property
-    def has_head(self) -> bool:
-        """Whether bytes of `head` are left to read."""
-        return bool(self._head)
+        self.head, self._raw, self._position = head, raw, 0
 
     def readable(self) -> bool:
         return True
@@ -611,10 +597,10 @@ class Rewound(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int | None:
         view = memoryview(buffer).cast("B")
-        count: int | None = min(len(view), len(self._head))
+        count: int | None = min(len(view), len(self.head))
         if count:
-            view[:count] = self._head[:count]
-            self._head = self._head[count:]
+            view[:count] = self.head[:count]
+            self.head = self.head[count:]
         else:
             count = cast(io.RawIOBase, self._raw).readinto(view)
         self._position += count or 0

@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,13 @@ from llmgpu.closing import Closing
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.input_files import quote
 from llmgpu.spelling import spelled
-from llmgpu.text.chat import PLAIN_TOKENS, Parts, PlainRenderer, Renderer, check_messages
+from llmgpu.text.chat import PLAIN_TOKENS, Parts, PlainRenderer, check_messages
 from llmgpu.text.jsonl import BadRowError, kind_of_value
 from llmgpu.text.nfc import normalize, starts_unit
 from llmgpu.text.normalizing import NFC, get_normalizer
+
+if TYPE_CHECKING:
+    from llmgpu.text.chat_template import TemplateRenderer
 
 CHAT_TOKENS = SpecialOptions(allowed=(ALL,))  # how conversations are encoded
 
@@ -55,7 +58,7 @@ class Conversations(Closing):
             name = get_normalizer(str(vocabulary.normalizer)).name
             raise VocabularyError(f"conversations can't be normalized by {name}, only by {NFC}")
         self._source = chat.source if chat else ""
-        self._renderer: Renderer = PlainRenderer()
+        self._renderer: PlainRenderer | TemplateRenderer = PlainRenderer()
         facts: list[object] = []
         if chat:
             from llmgpu.text import chat_template  # imported only here, because it loads slowly
