@@ -108,15 +108,10 @@ def select_backend(
     chosen = chosen_driver()
     driver = None if chosen else driver
     chosen = chosen or driver
+    how: dict[str, Any] = {"only_discrete": only_discrete, "check": check}
     if _may_take_dawn(matrices, driver):
         try:
-            backend = _open(
-                "dawn",
-                wanted,
-                only_matrices=chosen is None,
-                only_discrete=only_discrete,
-                check=check,
-            )
+            backend = _open("dawn", wanted, only_matrices=chosen is None, **how)
         except Exception as error:  # wgpu or Dawn: Dawn's package documents no exceptions
             if driver == "dawn":
                 raise DeviceError(
@@ -129,7 +124,7 @@ def select_backend(
             if backend is not None:
                 return backend
     if _has_wgpu():
-        return _open("wgpu", wanted, only_discrete=only_discrete, check=check) or NUMPY
+        return _open("wgpu", wanted, **how) or NUMPY
     if wanted == "auto":
         return NUMPY
     raise DeviceError(f"can't import wgpu; use {spelled('--device cpu')}, or run pip install wgpu")
