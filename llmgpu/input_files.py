@@ -11,12 +11,12 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from llmgpu.errors import InputError, VocabularyError
+from llmgpu.errors import InputError, LlmgpuError, VocabularyError
 
 # Largest sizes, in bytes, of files that are read at once, by kind of file.
 MAX_BYTES = {
@@ -93,6 +93,14 @@ def quote(value: object) -> str:
     """Return a value for a message, cut short if it is long."""
     shown = spell(value[:_SHOWN] if isinstance(value, (str, bytes)) else value)
     return shown if len(shown) <= 2 * _SHOWN else f"{shown[: 2 * _SHOWN]}..."
+
+
+def require_known(
+    what: str, name: str, known: Collection[str], error: type[LlmgpuError] = InputError
+) -> None:
+    """Raise an error unless a name is one of the known names; what: the kind of name."""
+    if name not in known:
+        raise error(f"unknown {what} {quote(name)}: use one of {', '.join(known)}")
 
 
 @contextmanager

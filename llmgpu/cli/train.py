@@ -152,7 +152,8 @@ class _Asked:
         """Return the settings of a new run; their defaults depend on the backend."""
         settings = self.settings | {"driver": backend.driver}
         start, model = self.start, self.start.model
-        return new_settings(settings, start.vocabulary.size, model and model.config, backend)
+        sizes = None if model is None else model.config
+        return new_settings(settings, start.vocabulary.size, sizes, backend)
 
     def check(self, options: TrainOptions) -> None:
         """Raise InputError for options that contradict the number of workers or the intervals."""

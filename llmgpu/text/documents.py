@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from llmgpu.cpu.texts import line_starts
 from llmgpu.errors import InputError
-from llmgpu.input_files import listed, number_of, quote, source_name
+from llmgpu.input_files import listed, number_of, require_known, source_name
 from llmgpu.spelling import spelled
 
 ENCODING_POLICIES = ("strict", "replace", "raw")
@@ -138,13 +138,8 @@ class InputPolicy:
 
     def __init__(self, policy: str, rows: str = "error") -> None:
         """Set one of ENCODING_POLICIES and one of ROW_POLICIES; InputError for another name."""
-        for what, name, known in (
-            ("bad rows", rows, ROW_POLICIES),
-            ("encoding errors", policy, ENCODING_POLICIES),
-        ):
-            if name not in known:
-                wanted = f"use one of {', '.join(known)}"
-                raise InputError(f"unknown policy for {what} {quote(name)}: {wanted}")
+        require_known("policy for bad rows", rows, ROW_POLICIES)
+        require_known("policy for encoding errors", policy, ENCODING_POLICIES)
         self.policy, self._rows = policy, rows
         self.invalid_sequences = self.bad_rows = self.null_rows = 0
         self._first_bad_row = ""

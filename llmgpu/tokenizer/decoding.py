@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmgpu.bpe.interchange.formats import ALIASES, END_OF_TEXT, WRITERS
 from llmgpu.errors import VocabularyError
-from llmgpu.input_files import quote
+from llmgpu.input_files import require_known
 from llmgpu.spelling import speaks_python
 from llmgpu.tokenizer.arguments import TokenIds, to_bytes, without
 
@@ -172,10 +172,7 @@ class Decoder:
         OutputError for files that can't be written.
         """
         format = ALIASES.get(format, format)
-        if format not in WRITERS:
-            raise VocabularyError(
-                f"unknown format {quote(format)}: use one of {', '.join(WRITERS)}"
-            )
+        require_known("format", format, WRITERS, VocabularyError)
         WRITERS[format].write(self._vocabulary, path, note=_log.info, force=force)
 
     def as_tiktoken(self, name: str = "llmgpu", *, fast: bool = False) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import quote
+from llmgpu.input_files import require_known
 from llmgpu.outputs import DECIMAL_IDS, JSONL_IDS, NPY, TOKEN_FILE, Output, check_outputs, kind_of
 from llmgpu.registry import imported
 from llmgpu.spelling import spelled
@@ -92,8 +92,7 @@ def recognize_format(path: str | Path) -> str:
 
 
 def _get_format(name: str) -> TokenFormat:
-    if name not in FORMATS:
-        raise InputError(f"unknown format {quote(name)}: use one of {', '.join(FORMATS)}")
+    require_known("format", name, FORMATS)
     return FORMATS[name]
 
 

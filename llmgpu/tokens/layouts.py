@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import quote
+from llmgpu.input_files import require_known
 
 _LLMC_HEADER = struct.Struct("<3i1012x")
 _LLMC_KINDS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # magic number, version
@@ -84,6 +84,5 @@ def describe_layouts() -> str:
 
 def get_layout(name: str) -> Layout:
     """Return a layout by its name; InputError for an unknown name."""
-    if name not in LAYOUTS:
-        raise InputError(f"unknown layout {quote(name)}: use one of {', '.join(LAYOUTS)}")
+    require_known("layout", name, LAYOUTS)
     return LAYOUTS[name]
