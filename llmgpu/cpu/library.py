@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_uint32, c_void_p
+from ctypes import byref, c_float, c_int, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.closing import close_with
-from llmgpu.cpu.build import LIBRARY, sources_checksum
+from llmgpu.cpu.build import LIBRARY, sources, sources_checksum
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
@@ -44,102 +45,24 @@ NO_MEMORY = -1  # equal to the constant in engine.h
 UNREADABLE = -2  # equal to the constant in parts.c
 WRONG_MERGE = -2  # equal to the constant in merging.c
 
-# Functions by name: the types of the result and of the arguments.
-_FUNCTIONS: dict[str, tuple[Any, ...]] = {
-    "sources": (c_uint32,),
-    "pattern_new": (c_void_p, c_char_p, c_int, c_int, c_void_p),
-    "pattern_is_marked": (c_int, c_void_p),
-    "pattern_free": (None, c_void_p),
-    "pretoken_ends": (c_int64, c_void_p, c_void_p, c_int64, c_void_p),
-    "first_end": (c_int64, c_void_p, c_void_p, c_int64),
-    "valid_utf8": (c_int64, c_void_p, c_int64),
-    "line_starts": (c_int64, c_void_p, c_int64, c_void_p, c_int64),
-    "copy": (None, c_void_p, c_void_p, c_int64, c_int),
-    "read": (c_int64, c_int, c_void_p, c_int64, c_int64, c_int),
-    "read_small_files": (c_int64, c_char_p, *[c_void_p] * 3, c_int64, c_void_p, c_void_p, c_int),
-    "write": (c_int64, c_int, c_void_p, c_int64, c_int64, c_int),
-    "reserve": (c_int64, c_int, c_int64, POINTER(c_int)),
-    "spelled_tokens": (
-        *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
-        *(c_int64, c_int64, c_void_p),
-    ),
-    "lay_out_trie": (
-        *(c_int64, c_void_p, c_void_p, c_void_p, c_int64),
-        *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p),
-    ),
-    "append_merges": (c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64),
-    "merges_spell": (c_int, c_void_p, c_int64, c_void_p, c_void_p),
-    "set_hash_keys": (None, c_char_p),
-    "vocabulary_new": (
-        *(c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
-        *(c_void_p, c_int64, c_int, c_uint32, c_void_p, c_void_p),
-    ),
-    "vocabulary_free": (None, c_void_p),
-    "vocabulary_set_pieces": (c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_uint32, c_int),
-    "vocabulary_find_cuts": (c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64),
-    "vocabulary_pairs": (c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p),
-    "find_token": (c_uint32, c_void_p, c_char_p, c_int64),
-    "insert_pairs": (None, c_void_p, c_int64, c_void_p, c_int64, c_uint32, c_void_p),
-    "format_ids": (
-        *(c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64),
-        *(c_char_p, c_int64, c_void_p),
-    ),
-    "format_numbers": (c_int64, c_void_p, c_int64, c_void_p),
-    "generate_blocks": (None, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
-    "jsonl_texts": (
-        *(c_int64, c_void_p, c_int64, c_int, c_int64, c_char_p, c_int64),
-        *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
-    ),
-    "shared_words_new": (c_void_p, c_int64),
-    "shared_words_free": (None, c_void_p),
-    "shared_words_spent": (c_int, c_void_p),
-    "encoder_new": (c_void_p, c_void_p, c_void_p, c_int64),
-    "encoder_free": (None, c_void_p),
-    "encode": (
-        *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int64, c_int64, c_int64),
-        *(c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, POINTER(c_int64)),
-    ),
-    "encode_document": (c_int64, c_void_p, c_void_p, c_char_p, c_int64, c_int64, c_void_p),
-    "counter_new": (c_void_p, c_void_p),
-    "counter_free": (None, c_void_p),
-    "count": (
-        *(c_int64, c_void_p, c_void_p, c_void_p, c_int64),
-        *(c_int64, c_void_p, c_int64, c_int64),
-    ),
-    "counter_absorb": (c_int, c_void_p, c_void_p),
-    "counter_size": (c_int64, c_void_p, POINTER(c_int64), POINTER(c_int64)),
-    "counter_take": (None, c_void_p, c_void_p, c_void_p, c_void_p),
-    "trainer_new": (
-        *(c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_int64, c_void_p),
-        *(c_int64, c_int64, c_int64, c_int64, c_int64, c_int64),
-    ),
-    "trainer_free": (None, c_void_p),
-    "trainer_best": (c_int, c_void_p, c_void_p, c_void_p),
-    "trainer_train": (c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p),
-    "trainer_merge": (c_int, c_void_p, c_void_p, c_int64),
-    "trainer_size": (c_int64, c_void_p, POINTER(c_int64)),
-    "trainer_take": (
-        *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, POINTER(c_int64)),
-    ),
-    "threads_new": (c_void_p, c_int64),
-    "threads_free": (None, c_void_p),
-    "multiply": (
-        *(None, c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p, c_int),
-        *(c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64),
-    ),
-    "attention": (None, c_void_p, c_void_p, c_int, *[c_void_p] * 7, *[c_int64] * 5, c_float),
-    "attention_backward": (
-        *(None, c_void_p, c_void_p, c_int, *[c_void_p] * 11, *[c_int64] * 5, c_float),
-    ),
-    "rms_norm": (None, *[c_void_p] * 5, c_int64, c_int64, c_float),
-    "rms_norm_backward": (None, *[c_void_p] * 8, c_int64, c_int64),
-    "rotary": (None, *[c_void_p] * 5, c_int64, c_int64, c_int64, c_int),
-    "swiglu": (None, *[c_void_p] * 4, c_int64),
-    "swiglu_backward": (None, *[c_void_p] * 6, c_int64),
-    "cross_entropy": (None, *[c_void_p] * 7, c_int64, c_int64, c_int64),
-    "reduce_norm_sq": (None, *[c_void_p] * 3, c_int64, c_int64),
-    "adamw": (None, *[c_void_p] * 7, c_int, c_int64),
-}
+# A function of the library in its sources: the type of the result, the name, and the parameters.
+_FUNCTION = re.compile(r"^API ([\w ]+\*?) ?llmgpu_(\w+)\(([^)]*)\)", re.MULTILINE)
+_NUMBERS = {"int64_t": c_int64, "uint32_t": c_uint32, "int": c_int, "float": c_float, "void": None}
+
+
+def _declare_functions(loaded: ctypes.CDLL) -> None:
+    """Set the types of all functions to those in the sources; AttributeError for a missing one."""
+    for source in sources():
+        for result, name, parameters in _FUNCTION.findall(source.read_text(encoding="utf-8")):
+            function = getattr(loaded, f"llmgpu_{name}")
+            function.restype = _type_of(result)
+            taken = parameters.split(",") if parameters != "void" else []
+            function.argtypes = list(map(_type_of, taken))
+
+
+def _type_of(declared: str) -> Any:
+    """Return the type of a result or of a parameter; every pointer is an address."""
+    return c_void_p if "*" in declared else _NUMBERS[declared.split()[0]]
 
 
 def library() -> ctypes.CDLL | None:
@@ -189,9 +112,7 @@ def load(path: Path) -> tuple[ctypes.CDLL | None, str]:
         return None, f"{path} was not built: install llmgpu where there is a C compiler"
     try:
         loaded = ctypes.CDLL(str(path))
-        for name, (result, *arguments) in _FUNCTIONS.items():
-            function = getattr(loaded, f"llmgpu_{name}")
-            function.restype, function.argtypes = result, arguments
+        _declare_functions(loaded)
     except (OSError, AttributeError) as error:
         return None, f"{path} can't be loaded: {error}"
     if loaded.llmgpu_sources() != sources_checksum():
@@ -256,6 +177,8 @@ def as_argument(argument: Any) -> Any:
     """Convert an argument to a form that ctypes can pass to a library function."""
     if isinstance(argument, EngineObject):
         return argument.address
+    if isinstance(argument, c_int64):  # to which the function writes a number
+        return byref(argument)
     return address_of(argument) if isinstance(argument, np.ndarray) else argument
 
 

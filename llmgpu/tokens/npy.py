@@ -16,7 +16,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
-from ctypes import c_int
+from ctypes import byref, c_int
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, BinaryIO, cast
@@ -119,7 +119,7 @@ class Reservation:
         if loaded is not None:
             most = nbytes if free is None else free // _MOST_OF_FREE
             self._reserved = loaded.llmgpu_reserve(
-                self._descriptor, min(nbytes, most), self._has_ended
+                self._descriptor, min(nbytes, most), byref(self._has_ended)
             )
 
     def end(self) -> None:

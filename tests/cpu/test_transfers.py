@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from ctypes import c_int
+from ctypes import byref, c_int
 from pathlib import Path
 from typing import IO
 
@@ -126,7 +126,7 @@ def test_only_a_file_of_a_ram_disk_that_can_be_read_is_written(
 def reserve(descriptor: int, length: int, *, has_ended: bool = False) -> None:
     loaded = library()
     assert loaded is not None
-    loaded.llmgpu_reserve(descriptor, length, c_int(has_ended))
+    loaded.llmgpu_reserve(descriptor, length, byref(c_int(has_ended)))
 
 
 def taken(file: IO[bytes]) -> int:
@@ -170,11 +170,11 @@ def test_memory_is_reserved_only_on_a_ram_disk(tmp_path: Path, ram_disk: Path) -
 
 RESERVED = """
 import os, sys
-from ctypes import c_int
+from ctypes import byref, c_int
 from llmgpu.cpu.library import library
 
 with open(sys.argv[1], "w+b") as file:
-    library().llmgpu_reserve(file.fileno(), 64 << 20, c_int())
+    library().llmgpu_reserve(file.fileno(), 64 << 20, byref(c_int()))
     print(os.fstat(file.fileno()).st_blocks * 512 >> 20)
 """
 
