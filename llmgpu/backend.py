@@ -27,7 +27,8 @@ from llmgpu.processors import usable_processors
 from llmgpu.spelling import spelled
 
 if TYPE_CHECKING:
-    from llmgpu.gpu import AdapterInfo, Device
+    from llmgpu.gpu.adapters import AdapterInfo
+    from llmgpu.gpu.device import Device
 
 
 # Size of a text, in bytes, from which ``auto`` trains a vocabulary on a GPU. The CPU finishes a
@@ -103,7 +104,7 @@ def select_backend(
             "there is no device all: choose one; to encode a text on several GPUs, start a process "
             f"for each with {spelled('--part I/N', 'part=(I, N)')} {spelled('--device gpu:K')}"
         )
-    from llmgpu.gpu import chosen_driver
+    from llmgpu.gpu.adapters import chosen_driver
 
     chosen = chosen_driver()
     driver = None if chosen else driver
@@ -146,7 +147,7 @@ def _open(
     Another thread may still be importing NumPy. `Device` needs NumPy, so `Device` is imported last,
     when the wait for that import is shortest.
     """
-    from llmgpu.gpu import OpenedAdapter, list_adapters, load_driver, select_adapter
+    from llmgpu.gpu.adapters import OpenedAdapter, list_adapters, load_driver, select_adapter
 
     webgpu = load_driver(driver)
     if wanted == "auto" and not webgpu.is_usable():  # a forked process can't use adapters
@@ -164,7 +165,7 @@ def _open(
     if check:
         check(adapter.is_software)
     opened = OpenedAdapter(adapter)
-    from llmgpu.gpu import Device
+    from llmgpu.gpu.device import Device
 
     return Backend(Device(opened), str(adapter))
 
@@ -174,7 +175,7 @@ def _may_take_dawn(matrices: bool, driver: str | None = None) -> bool:
 
     Raises DeviceError if LLMGPU_DRIVER names an unknown or missing driver.
     """
-    from llmgpu.gpu import chosen_driver, has_dawn
+    from llmgpu.gpu.adapters import chosen_driver, has_dawn
 
     chosen = chosen_driver() or driver
     return chosen == "dawn" or (chosen is None and matrices and has_dawn())
@@ -237,7 +238,8 @@ class Opening(Closing):
         with suppress(DeviceError, ImportError, OSError, RuntimeError):  # raised by `backend`
             if has_limited_address_space() or _may_take_dawn(self._matrices):
                 return
-            from llmgpu.gpu import load_driver, set_variables
+            from llmgpu.gpu.adapters import load_driver
+            from llmgpu.gpu.driver import set_variables
 
             set_variables()
             load_driver("wgpu")
@@ -367,25 +369,25 @@ def list_adapters() -> list[AdapterInfo]:
     The list is empty if the driver's package or the system's driver is missing, or if this process
     was forked after its parent had used adapters.
     """
-    from llmgpu.gpu import chosen_driver
+    from llmgpu.gpu.adapters import chosen_driver
 
     return _adapters(chosen_driver() or "wgpu")
 
 
 def list_all_adapters() -> list[AdapterInfo]:
     """Return the adapters of all installed drivers, wgpu's first."""
-    from llmgpu.gpu import DRIVERS
+    from llmgpu.gpu.adapters import DRIVERS
 
     return [info for name in DRIVERS for info in _adapters(name)]
 
 
 def _adapters(driver: str) -> list[AdapterInfo]:
-    from llmgpu import gpu
+    from llmgpu.gpu.adapters import has_dawn, list_adapters, load_driver
 
-    if not (gpu.has_dawn() if driver == "dawn" else _has_wgpu()):
+    if not (has_dawn() if driver == "dawn" else _has_wgpu()):
         return []
-    webgpu = gpu.load_driver(driver)
-    return gpu.list_adapters(webgpu) if webgpu.is_usable() else []
+    webgpu = load_driver(driver)
+    return list_adapters(webgpu) if webgpu.is_usable() else []
 
 
 def auto_adapter() -> AdapterInfo | None:
@@ -395,7 +397,7 @@ def auto_adapter() -> AdapterInfo | None:
 
 def _has_wgpu() -> bool:
     try:
-        from llmgpu.gpu import load_driver
+        from llmgpu.gpu.adapters import load_driver
 
         load_driver("wgpu")
     except (ImportError, OSError, RuntimeError):  # wgpu's library is missing or unfit

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.plain import recount_gpu
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.gpu import Device, select_adapter
+from llmgpu.gpu.adapters import select_adapter
+from llmgpu.gpu.device import Device
 
 TILES = (256, 512, 1024, 2048, 4096, 8192)
 MOST_BYTES, SOFTWARE_BYTES = 8 << 20, 1 << 19

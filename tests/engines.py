@@ -30,7 +30,7 @@ from llmgpu.bpe.words.count_host import count_words
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.cpu import build, library
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import Corpus, corpus_from_bytes
 from tests.bpe.word_lists import listed
 

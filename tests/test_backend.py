@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from llmgpu import Tokenizer, backend, gpu
+from llmgpu import Tokenizer, backend
 from llmgpu.backend import NUMPY, Backend, Opening
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.cli.groups import gpu_from
@@ -117,9 +117,9 @@ def test_auto_encodes_on_a_discrete_gpu_alone(
 ) -> None:
     pytest.importorskip("wgpu")
     monkeypatch.setattr(backend, "_may_have_gpu", lambda: True)
-    monkeypatch.setattr(gpu, "list_adapters", lambda driver: [Adapter(kind) for kind in kinds])
-    monkeypatch.setattr(gpu, "OpenedAdapter", lambda adapter: adapter)
-    monkeypatch.setattr(gpu, "Device", lambda opened: opened, raising=False)
+    monkeypatch.setattr(adapters, "list_adapters", lambda driver: [Adapter(kind) for kind in kinds])
+    monkeypatch.setattr(adapters, "OpenedAdapter", lambda adapter: adapter)
+    monkeypatch.setattr("llmgpu.gpu.device.Device", lambda opened: opened)
     for encodes, expected in (True, encoding), (False, computing):
         opening = Opening("auto", encodes=encodes)
         opening.begin()
@@ -269,7 +269,7 @@ def test_no_thread_opens_a_device_in_a_limited_address_space() -> None:
 def test_adapters_are_listed_without_numpy(name: str, package: str) -> None:
     pytest.importorskip(package)
     code = (
-        "import sys; from llmgpu.gpu import list_adapters, load_driver\n"
+        "import sys; from llmgpu.gpu.adapters import list_adapters, load_driver\n"
         f"list_adapters(load_driver({name!r}))\n"
         "assert 'numpy' not in sys.modules"
     )
@@ -355,8 +355,7 @@ def test_dawn_is_not_selected_in_a_thread(
         return NUMPY
 
     monkeypatch.setenv("LLMGPU_DRIVER", driver)
-    for module in gpu, adapters:
-        monkeypatch.setattr(module, "has_dawn", lambda: installed)
+    monkeypatch.setattr(adapters, "has_dawn", lambda: installed)
     monkeypatch.setattr(backend, "select_backend", select)
     told: list[str] = []
     opening = Opening("some adapter", matrices=matrices)

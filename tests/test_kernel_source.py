@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from llmgpu import kernel_source as sources
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
+from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import compose, constant, kernel_source, read_wgsl, struct_dtype
 from llmgpu.lm.ops import optimizer
 from llmgpu.lm.ops.optimizer import HYPER

@@ -17,7 +17,7 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding import encoder_gpu
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_matching_encoder
-from llmgpu.gpu import DRIVERS, list_adapters, load_driver
+from llmgpu.gpu.adapters import DRIVERS, list_adapters, load_driver
 from llmgpu.tokens import process_encoders
 from tests.bpe.encoding.test_special_encoding import vocabulary
 from tests.cli.conftest import environment
@@ -125,9 +125,10 @@ def test_a_device_that_was_opened_in_vain_is_not_that_of_a_forked_process(tmp_pa
 
 LOCKED = """
 import os, signal, threading, time
-from llmgpu import Tokenizer, backend, gpu
+from llmgpu import Tokenizer, backend
 from llmgpu.bpe.encoding import encoder_c, encoder_gpu
 from llmgpu.bpe.vocabulary import vocabulary
+from llmgpu.gpu import adapters
 
 lock = threading.Lock()
 def slow(function):
@@ -164,8 +165,8 @@ with lock: os._exit(0)
         ("auto", "backend._has_wgpu"),
         ("no such GPU", "encoder_gpu.pack_pairs"),
         ("no such GPU", "backend._has_wgpu"),
-        ("auto", "gpu.load_driver"),
-        ("gpu", "gpu.load_driver"),
+        ("auto", "adapters.load_driver"),
+        ("gpu", "adapters.load_driver"),
         ("cpu", "encoder_c.CSliceEncoder"),
         ("gpu", "encoder_gpu.GpuEncoder"),
         ("cpu", "vocabulary._check_merges"),

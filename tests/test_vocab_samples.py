@@ -10,7 +10,7 @@ import pytest
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import corpus_from_bytes
 
 SAMPLES = Path(__file__).parents[1] / "vocab_samples"

@@ -17,7 +17,8 @@ from llmgpu.bench.results import C_ENGINE, NUMPY_ENGINE, Adapter, Machine
 from llmgpu.bench.timing import timed
 from llmgpu.cpu.library import library
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import AdapterInfo, Device, chosen_driver
+from llmgpu.gpu.adapters import AdapterInfo, chosen_driver
+from llmgpu.gpu.device import Device
 from llmgpu.processors import usable_processors
 from llmgpu.version import __version__
 

@@ -47,8 +47,8 @@ from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.errors import DeviceError, LlmgpuError
-from llmgpu.gpu import Device
 from llmgpu.gpu.adapters import OPTIONAL_FEATURES
+from llmgpu.gpu.device import Device
 from llmgpu.lm.ops.embedding import group_tokens
 from llmgpu.lm.ops.operations import GpuOperations
 from llmgpu.lm.ops.recording import dims, workgroups

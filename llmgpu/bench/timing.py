@@ -28,7 +28,7 @@ from llmgpu.lm.ops.recording import Program, dims
 from llmgpu.lm.ops.tensor import Tensor
 
 if TYPE_CHECKING:
-    from llmgpu.gpu import Device
+    from llmgpu.gpu.device import Device
 
 Answer = TypeVar("Answer")
 WARM_UP_SECONDS = 0.05  # seconds in which clocks rise and the driver compiles all kernels

@@ -28,7 +28,8 @@ from llmgpu.bench.embedding import (
 )
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.results import Result
-from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
+from llmgpu.gpu.adapters import WEBGPU_DEFAULT_LIMITS
+from llmgpu.gpu.device import Device
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.progress import no_progress
 from tests.bench.conftest import given

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.bench import embedding as lab
-from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
+from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import constant
 from llmgpu.lm.ops.embedding import NO_TOKEN
 from llmgpu.lm.ops.operations import GpuOperations, Operations

@@ -10,7 +10,7 @@ import pytest
 from llmgpu.backend import NUMPY
 from llmgpu.bench.engines import Engine, describe_machine, git_commit, open_engines
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 
 NUMPY_ENGINE = Engine(NUMPY, 0.0)
 

@@ -8,7 +8,7 @@ import pytest
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench import GENERATE, BenchOptions, models
 from llmgpu.bench.engines import Engine, cpu_engine
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.model import Model
 from llmgpu.progress import no_progress

@@ -15,7 +15,7 @@ from llmgpu.bench.ideas import GREEDY_IDEAS, NOT_MEASURED, RECOUNT_IDEAS, TextWa
 from llmgpu.bench.results import Limits, Result
 from llmgpu.bench.tokenizers import encode_all
 from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import compose
 from llmgpu.lm.config import ModelConfig
 from llmgpu.progress import no_progress

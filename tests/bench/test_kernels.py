@@ -26,7 +26,7 @@ from llmgpu.bench.kernels import FAMILIES, choose_sizes, measure_kernels
 from llmgpu.bench.peers import Torch
 from llmgpu.bench.results import Limits, Result, load_record
 from llmgpu.bench.timing import has_timestamps, keep_busy, raise_clocks
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import compose
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.ops.operations import Operations, open_operations

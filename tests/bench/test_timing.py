@@ -21,7 +21,8 @@ from llmgpu.bench.timing import (
     time_program,
 )
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import Device, load_driver
+from llmgpu.gpu.adapters import load_driver
+from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import compose
 from llmgpu.lm.ops.matrix_units import matrix_units
 from llmgpu.lm.ops.operations import GpuOperations, Operations

@@ -19,7 +19,7 @@ from llmgpu.bench.models import (
     measure_train,
 )
 from llmgpu.bench.results import Limits
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.lm.config import preset
 from llmgpu.progress import no_progress
 from tests.bench.conftest import given

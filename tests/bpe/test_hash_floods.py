@@ -24,7 +24,7 @@ from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import SymbolWords
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.cpu.library import insert_pairs, library
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import constant
 from tests.conftest import PYTHON_PATH
 from tests.engines import DeviceEngine, NumpyEngine, count, encode, train

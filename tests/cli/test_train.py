@@ -521,7 +521,7 @@ def test_too_many_layers_are_refused_before_a_device_is_opened(
 ) -> None:
     if not list_adapters():
         pytest.skip("there is no adapter")
-    monkeypatch.setattr("llmgpu.gpu.OpenedAdapter", pytest.fail)
+    monkeypatch.setattr("llmgpu.gpu.adapters.OpenedAdapter", pytest.fail)
     monkeypatch.setattr("llmgpu.lm.runs.memory.free_memory", lambda: 4 << 30)
     arguments = ("--vocab", "v.bin", "-o", "deep", "--layers", "100000", "--device", "gpu")
     done = run_here(corpus.parent, ("train", "corpus.txt", *arguments), b"")

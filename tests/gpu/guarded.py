@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from llmgpu.gpu import Buffer, Device, Kernel
-from llmgpu.gpu.adapters import ALIGNMENT, aligned
-from llmgpu.gpu.kernel import BoundKernel
+from llmgpu.gpu.adapters import ALIGNMENT, Buffer, aligned
+from llmgpu.gpu.device import Device
+from llmgpu.gpu.kernel import BoundKernel, Kernel
 
 GUARD = 0xA5A5A5A5  # as a float32 -2.9e-16, so that reading it changes no result by much
 GUARD_BYTES = ALIGNMENT

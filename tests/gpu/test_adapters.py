@@ -16,7 +16,7 @@ from tests.conftest import PYTHON_PATH, require_adapter
 LAVAPIPE = "lvp_icd.x86_64.json"
 PROGRAM = """
 import json, sys
-from llmgpu.gpu import list_adapters, select_adapter
+from llmgpu.gpu.adapters import list_adapters, select_adapter
 from llmgpu.errors import DeviceError
 names = [info.name for info in list_adapters()]
 chosen = {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmgpu.gpu import Commands, Device, Staging
-from llmgpu.gpu.commands import MAX_GROUPS, MAX_TIMED
+from llmgpu.gpu.commands import MAX_GROUPS, MAX_TIMED, Commands, Staging
+from llmgpu.gpu.device import Device
 from tests.gpu.test_device import boundary_kernel
 
 

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from llmgpu.gpu import Device, Download, Staging
+from llmgpu.gpu.commands import Download, Staging
+from llmgpu.gpu.device import Device
 
 
 def test_staging_memory_is_used_again(any_device: Device) -> None:

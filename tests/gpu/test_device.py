@@ -7,15 +7,10 @@ import pytest
 
 from llmgpu.bpe.plain.recount_gpu import STATE
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import (
-    BoundKernel,
-    Device,
-    Download,
-    OpenedAdapter,
-    Staging,
-    select_adapter,
-)
-from llmgpu.gpu.commands import MAX_GROUPS, split_groups
+from llmgpu.gpu.adapters import OpenedAdapter, select_adapter
+from llmgpu.gpu.commands import MAX_GROUPS, Download, Staging, split_groups
+from llmgpu.gpu.device import Device
+from llmgpu.gpu.kernel import BoundKernel
 from tests.conftest import require_adapter
 
 

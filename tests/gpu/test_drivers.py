@@ -22,7 +22,9 @@ import pytest
 
 from llmgpu import backend
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import Device, adapters, list_adapters, load_driver
+from llmgpu.gpu import adapters
+from llmgpu.gpu.adapters import list_adapters, load_driver
+from llmgpu.gpu.device import Device
 from llmgpu.gpu.driver import BufferUsage
 from llmgpu.kernel_source import compose
 from tests.conftest import PYTHON_PATH
@@ -274,7 +276,7 @@ def test_a_model_is_trained_on_dawn_and_resumed_there(
 
 ALL_AT_ONCE = """
 import sys, threading
-from llmgpu.gpu import list_adapters, load_driver
+from llmgpu.gpu.adapters import list_adapters, load_driver
 import llmgpu.gpu.{0}_driver
 
 def list_all():
@@ -324,7 +326,8 @@ def test_dawn_lists_both_of_two_adapters_of_one_name(dawn_device: Device, tmp_pa
         driver.write_text(json.dumps(content))
     both = os.pathsep.join(map(str, drivers))
     program = (
-        "from llmgpu.gpu import Device, list_adapters, load_driver, select_adapter\n"
+        "from llmgpu.gpu.adapters import list_adapters, load_driver, select_adapter\n"
+        "from llmgpu.gpu.device import Device\n"
         "driver = load_driver('dawn')\n"
         "assert Device(select_adapter('gpu:1', driver)).name == list_adapters(driver)[1].name\n"
         "print(*(info.name for info in list_adapters(driver)), sep='\\n')\n"

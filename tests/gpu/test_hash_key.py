@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.gpu.hash_key import hash_key, hash_key_buffer
 from llmgpu.kernel_source import read_wgsl
 from tests.conftest import PYTHON_PATH

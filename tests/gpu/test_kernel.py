@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import Device, Kernel
+from llmgpu.gpu.device import Device
+from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import compose, read_wgsl
 from tests.harness.kernels import kernel_of
 

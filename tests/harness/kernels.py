@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import kernel_source
 

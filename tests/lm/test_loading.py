@@ -12,7 +12,7 @@ import pytest
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.lm.checkpoints.checkpoint import open_model
 from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.model import load_model

@@ -9,7 +9,7 @@ import pytest
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.errors import LlmgpuError
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.lm import lookup
 from llmgpu.lm.lookup import look_up
 from llmgpu.lm.ops.operations import GpuOperations

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.lm.config import ACTIVATIONS, Activation, ModelConfig, RopeScaling
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.gradients import LossGraph

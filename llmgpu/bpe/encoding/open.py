@@ -237,7 +237,7 @@ class _InFlight:
 
     def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
         """Return the next slice, see `SliceSource`; None after `end` was called."""
-        from llmgpu.gpu import parallel_copy
+        from llmgpu.gpu.commands import parallel_copy
 
         with self._reading:
             if self._has_ended:

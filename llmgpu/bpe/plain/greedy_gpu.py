@@ -24,7 +24,10 @@ from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CapacityError
-from llmgpu.gpu import Buffer, Device, Download, Kernel, Staging
+from llmgpu.gpu.adapters import Buffer
+from llmgpu.gpu.commands import Download, Staging
+from llmgpu.gpu.device import Device
+from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.spelling import spelled
 from llmgpu.text.corpus import TextSource

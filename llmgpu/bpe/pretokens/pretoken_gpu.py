@@ -17,7 +17,9 @@ from llmgpu.bpe.pretokens.neighbours import NeighboursPattern
 from llmgpu.bpe.pretokens.pattern import as_pattern, start_masks_between
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.pretokens.unicode_classes import code_point_classes
-from llmgpu.gpu import Buffer, Commands, Device
+from llmgpu.gpu.adapters import Buffer
+from llmgpu.gpu.commands import Commands
+from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import compose, constant, struct_dtype
 
 PARAMS = struct_dtype("pretoken/params.wgsl", "PretokenParams")

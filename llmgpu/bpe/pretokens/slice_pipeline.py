@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.slices import Slice, SliceSource
-from llmgpu.gpu import Device, Staging
+from llmgpu.gpu.commands import Staging
+from llmgpu.gpu.device import Device
 from llmgpu.pipeline import in_order
 
 

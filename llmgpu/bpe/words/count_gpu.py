@@ -32,7 +32,8 @@ from llmgpu.bpe.words.word_table_gpu import (
     WordSlot,
     prepare_kernels,
 )
-from llmgpu.gpu import Commands, Device
+from llmgpu.gpu.commands import Commands
+from llmgpu.gpu.device import Device
 from llmgpu.memory import Costs
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from llmgpu.lm.ops.matrix_tiling import HALVES, MatrixTile, Unit
 
 if TYPE_CHECKING:
-    from llmgpu.gpu import Device
+    from llmgpu.gpu.device import Device
 
 MATRIX_TILES = (
     MatrixTile(128, 128, 32, 64, 64),

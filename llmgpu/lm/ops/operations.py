@@ -46,7 +46,7 @@ from llmgpu.lm.ops.tensor import (
 )
 
 if TYPE_CHECKING:
-    from llmgpu.gpu import Device
+    from llmgpu.gpu.device import Device
 
 QUERIES = 64  # queries whose scores are in memory at a time, as in products.c
 NORM_ROWS = 64  # rows of one partial sum of a norm's gradient, as in rows.c

@@ -26,7 +26,10 @@ from llmgpu.lm.ops.products import FixedProducts
 from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, AnyArray, FloatArray, Packed, Tensor
 
 if TYPE_CHECKING:
-    from llmgpu.gpu import BoundKernel, Buffer, Commands, Device, Download, Staging
+    from llmgpu.gpu.adapters import Buffer
+    from llmgpu.gpu.commands import Commands, Download, Staging
+    from llmgpu.gpu.device import Device
+    from llmgpu.gpu.kernel import BoundKernel
 
 WORKGROUP_SIZE = 256  # threads of a workgroup, unless a kernel sets another number
 LARGEST_HALF = np.float32(65504)
@@ -359,7 +362,7 @@ class GpuTransfers(Transfers):
         self._stagings = 0  # number of `_staged`, and of `Staging` objects being filled
 
     def start_reading(self, tensors: Sequence[Tensor]) -> Callable[[FloatArray], None]:
-        from llmgpu.gpu import Download
+        from llmgpu.gpu.commands import Download
 
         download = self._idle.pop() if self._idle else Download(self._device)
         download.reserve(self._nbytes)
@@ -372,7 +375,7 @@ class GpuTransfers(Transfers):
         return read
 
     def start_writing(self, tensors: Sequence[Tensor]) -> tuple[FloatArray, Callable[[], None]]:
-        from llmgpu.gpu import Staging
+        from llmgpu.gpu.commands import Staging
 
         is_full = self._stagings == STAGED
         staging = self._staged.popleft() if is_full else Staging(self._device, self._nbytes)
@@ -426,7 +429,7 @@ class GpuSnapshot(Snapshot):
                 room -= len(piece)
 
     def advance(self) -> bool:
-        from llmgpu.gpu import Download
+        from llmgpu.gpu.commands import Download
 
         # Finish a part only after the programs of later steps were submitted, so that the device
         # has work while the host waits.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from llmgpu.gpu import Buffer
+    from llmgpu.gpu.adapters import Buffer
 
 AnyArray: TypeAlias = NDArray[Any]  # an array of float32, float16, uint32 or uint8
 FloatArray: TypeAlias = NDArray[np.float32]

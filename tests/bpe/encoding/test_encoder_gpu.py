@@ -27,7 +27,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.word_table_gpu import WordSlot
 from llmgpu.cpu.library import library
 from llmgpu.errors import InputError
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import constant
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.encoding.test_matching import merge_vocabularies, rank_vocabularies

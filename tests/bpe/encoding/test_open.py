@@ -16,7 +16,7 @@ from llmgpu.bpe.plain.greedy_gpu import STEPS_PER_BYTE
 from llmgpu.bpe.vocabulary.building import byte_vocabulary, extend_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CapacityError, VocabularyError
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.text.test_nfc import CHARACTERS, normalize
 

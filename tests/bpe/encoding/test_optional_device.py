@@ -26,7 +26,7 @@ from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, InputError
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import Corpus, TextSource, corpus_from_bytes
 from tests.bpe.encoding.test_encoder_gpu import encode, hostile_text, train, with_pattern
 

@@ -26,7 +26,7 @@ from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.interchange.samples import cl100k_path
 from tests.reference import encoding as reference

@@ -22,7 +22,7 @@ from llmgpu.bpe.pretokens import neighbours
 from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.vocabulary import symbols
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import constant
 from tests.bpe.encoding.test_encoder_gpu import encode
 from tests.bpe.interchange.models import model, random_pieces, random_text

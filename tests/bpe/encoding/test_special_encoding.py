@@ -30,7 +30,7 @@ from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.text.documents import Piece
 from llmgpu.tokens.process_encoders import DocumentEncoder

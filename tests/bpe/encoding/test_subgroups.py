@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from tests.conftest import PYTHON_PATH
 
 CHILD = """
@@ -19,7 +19,7 @@ from llmgpu.text.corpus import corpus_from_bytes
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from tests.bpe.plain.test_recount_gpu import words
 from tests.bpe.plain.test_scan_passes import test_offsets_and_total_are_those_of_numpy
 

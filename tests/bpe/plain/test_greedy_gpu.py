@@ -15,7 +15,7 @@ from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, InputError
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.encoding.test_encoder_numpy import BYTES, make_vocabulary
 from tests.bpe.plain.test_recount_gpu import words

@@ -20,7 +20,8 @@ from llmgpu.bpe.training.symbols import Merges, byte_symbols, translate
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.errors import DeviceError, LlmgpuError
-from llmgpu.gpu import Device, Kernel
+from llmgpu.gpu.device import Device
+from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import constant
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import byte_ids

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from llmgpu.bpe.plain.recount_gpu import SCAN_TILE, STATE
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 
 BLOCK = 256
 

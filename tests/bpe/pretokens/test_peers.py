@@ -26,7 +26,7 @@ from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
 from llmgpu.bpe.pretokens.unicode_classes import VERSIONS, code_point_classes
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.pretokens.test_pretoken_gpu import Marker
 

@@ -14,7 +14,7 @@ from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.pretokens.pretoken_gpu import BLOCK, REACH, GpuPretokenizer, pack_classes
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import constant
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.pretokens.test_pattern import ANY_TEXT, PIECES

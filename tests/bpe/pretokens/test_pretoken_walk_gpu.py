@@ -13,7 +13,7 @@ from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import last_start, start_mask
 from llmgpu.bpe.pretokens.pretoken_gpu import PART_BYTES, REACH, GpuPretokenizer
 from llmgpu.bpe.pretokens.slices import Slice
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import compose
 from tests.bpe.pretokens.test_pattern_families import (
     CHARACTERS,

@@ -12,7 +12,8 @@ import pytest
 from llmgpu.bpe.pretokens.slice_pipeline import SLOTS, made_slots, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.errors import CapacityError
-from llmgpu.gpu import Device, Staging
+from llmgpu.gpu.commands import Staging
+from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import corpus_from_bytes
 
 

@@ -20,7 +20,7 @@ from llmgpu.bpe.training.symbols import Merges, SymbolWords, byte_symbols, trans
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.progress import no_progress
 from tests.bpe.word_lists import byte_ids
 from tests.reference import bpe as reference

@@ -25,7 +25,7 @@ from llmgpu.bpe.vocabulary.building import byte_ranks, byte_vocabulary
 from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.cpu.library import library
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.memory import Memory
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 

@@ -11,7 +11,7 @@ from llmgpu.bench.tokenizers import load_text
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.reference.bpe import bytes_to_unicode
 

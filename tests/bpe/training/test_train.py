@@ -19,7 +19,7 @@ from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.errors import InputError, LlmgpuError
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.plain.test_recount_gpu import words
 from tests.bpe.training.test_batched_numpy import DOCUMENTS, PATTERNS, TIES

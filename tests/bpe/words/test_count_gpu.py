@@ -16,7 +16,7 @@ from llmgpu.bpe.words.count_gpu import COUNT_LIMIT, MAX_WORD, GpuWordCounter
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import InputError
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.reference import bpe as reference
 

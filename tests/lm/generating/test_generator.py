@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmgpu.errors import DeviceError, InputError
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.lm.config import ModelConfig, RopeScaling
 from llmgpu.lm.generating.generator import PROMPT_ROWS, Generator, Request
 from llmgpu.lm.generating.sampling import Sampler

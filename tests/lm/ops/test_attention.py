@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import constant
 from llmgpu.lm.ops import attention
 from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations

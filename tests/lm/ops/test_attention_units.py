@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.gpu import Device, load_driver
+from llmgpu.gpu.adapters import load_driver
+from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import KernelSource, compose
 from llmgpu.lm.ops.attention import PARAMS
 from llmgpu.lm.ops.matrix_units import (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_GROUPS
+from llmgpu.gpu.device import Device
 from llmgpu.lm.ops.embedding import NO_TOKEN, SLICE, group_tokens, lanes_of_row
 from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
 from llmgpu.lm.ops.tensor import Groups

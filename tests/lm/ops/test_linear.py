@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.lm.ops import linear
 from llmgpu.lm.ops.matrix_tiling import SOFTWARE_TILES, TILES, Tile
 from llmgpu.lm.ops.operations import Operations, open_operations

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.gpu import Device, load_driver
+from llmgpu.gpu.adapters import load_driver
+from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import compose
 from llmgpu.lm.ops import linear
 from llmgpu.lm.ops.matrix_tiling import SOFTWARE_TILES, TILES, MatrixTile, Tile, Tiling

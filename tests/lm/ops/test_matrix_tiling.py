@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS
+from llmgpu.gpu.adapters import WEBGPU_DEFAULT_LIMITS
 from llmgpu.lm.ops.matrix_tiling import MAX_INNER, SOFTWARE_TILES, TILES, Tile, choose_tiling
 
 MOST = 1 << 26

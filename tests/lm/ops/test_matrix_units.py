@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, MatrixShape
+from llmgpu.gpu.adapters import WEBGPU_DEFAULT_LIMITS
+from llmgpu.gpu.driver import MatrixShape
 from llmgpu.lm.ops.matrix_units import MATRIX_TILES, attention_units, matrix_units
 
 NVIDIA = [(16, 8, 8), (16, 8, 16), (16, 16, 16)]

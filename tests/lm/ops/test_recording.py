@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import Device
 from llmgpu.gpu.commands import MAX_TIMED
+from llmgpu.gpu.device import Device
 from llmgpu.lm.ops import recording
 from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
 from llmgpu.lm.ops.recording import Program

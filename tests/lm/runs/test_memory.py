@@ -11,7 +11,8 @@ import pytest
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.errors import DeviceError
-from llmgpu.gpu import WEBGPU_DEFAULT_LIMITS, Device
+from llmgpu.gpu.adapters import WEBGPU_DEFAULT_LIMITS
+from llmgpu.gpu.device import Device
 from llmgpu.lm.config import PRESETS, ModelConfig
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS

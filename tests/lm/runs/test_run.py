@@ -13,7 +13,7 @@ import pytest
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.cpu.library import library
 from llmgpu.errors import CapacityError, CheckpointError, OutputError
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.lm.checkpoints.checkpoint import (
     Checkpoint,
     list_checkpoints,

@@ -12,7 +12,7 @@ import pytest
 
 from llmgpu.backend import Backend
 from llmgpu.errors import CheckpointError, InputError, LlmgpuError
-from llmgpu.gpu import Device
+from llmgpu.gpu.device import Device
 from llmgpu.lm.config import PRESETS
 from llmgpu.lm.options import STORED_FIRST, Intervals, TrainOptions
 from llmgpu.lm.runs.settings import (
