@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, naming, no_notes, read_limited
 from llmgpu.outputs import GGUF, RANKS, SENTENCEPIECE, TEKKEN, Output, kind_of
 from llmgpu.registry import Entry, Registry
-from llmgpu.spelling import spelled
 
 if TYPE_CHECKING:
     from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -44,11 +42,8 @@ class Writer(Protocol):
 class Reader(Protocol):
     """The functions of a module for a format that is read."""
 
-    def recognizes(self, data: bytes, merges_path: str | Path | None) -> bool:
-        """Whether a file is of this format.
-
-        data: the first bytes of the file. merges_path: the second file that the user named, if any.
-        """
+    def recognizes(self, data: bytes) -> bool:
+        """Whether a single file is of this format; data: the first bytes of the file."""
         ...
 
     def read(
@@ -113,15 +108,12 @@ WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q5_0": 8, "q4_0": 2}
 
 def guess_format(path: str | Path, merges_path: str | Path | None) -> str:
     """Return the name of the format of a file; VocabularyError if it can't be read."""
+    if merges_path is not None:  # no other format has two files
+        return "gpt2"
     with naming(path):
         # the file may contain weights of any size
-        if merges_path is None and kind_of(str(path)) == GGUF:
+        if kind_of(str(path)) == GGUF:
             return "gguf"
+        # tiktoken or huggingface recognizes any file.
         data = read_limited(path)
-        for name, format in READERS.items():
-            if format.recognizes(data, merges_path):
-                return name
-        raise VocabularyError(
-            f"none of the formats {', '.join(READERS)}: name one with "
-            f"{spelled('--from', 'the format')}"
-        )
+        return next(name for name, format in READERS.items() if format.recognizes(data))

@@ -28,6 +28,7 @@ from llmgpu.bpe.interchange.tekken import EXPRESSION
 from llmgpu.bpe.interchange.token_tables import (
     MAX_IDS,
     check_id,
+    complete,
     imported_vocabulary,
     number_merges,
     to_bytes,
@@ -37,7 +38,7 @@ from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.bpe.vocabulary.pieces import BYTE, CONTROL, SPACE_MARK, UNKNOWN, UNUSED, USER
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
-from llmgpu.input_files import MAX_BYTES, Note, naming, no_notes, quote, read_head
+from llmgpu.input_files import MAX_BYTES, Note, quote, read_head
 from llmgpu.outputs import GGUF, binary_kind
 
 _MOST = MAX_BYTES["vocabulary of another tool"]
@@ -86,43 +87,32 @@ _NAMES = {
 CUTS = {name: cut for names, cut in _NAMES.items() for name in names.split()}
 
 
-def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
-    """Whether the file begins as a GGUF file, and the user named no second file."""
-    return merges_path is None and binary_kind(data[:64]) == GGUF
+def recognizes(data: bytes) -> bool:
+    """Whether the file begins as a GGUF file."""
+    return binary_kind(data[:64]) == GGUF
 
 
-def read(
-    path: str | Path,
-    merges_path: str | Path | None = None,
-    *,
-    pattern: str | None = None,
-    special_tokens: Mapping[str, int] | None = None,
-    note: Note = no_notes,
-) -> Vocabulary:
+@complete("a GGUF file")
+def read(path: str | Path, note: Note) -> Vocabulary:
     """Read the vocabulary of a GGUF file; see `formats.Reader.read`."""
-    if merges_path is not None:
-        raise VocabularyError("a GGUF file has its own merges; merges.txt is for gpt2")
-    if pattern is not None or special_tokens:
-        raise VocabularyError("a GGUF file has its own pattern and special tokens")
-    with naming(path):
-        try:
-            content = read_metadata(read_head(path, _MOST))
-        except InputError as error:
-            raise VocabularyError(str(error)) from error
-        kind = content.get("tokenizer.ggml.model")
-        if kind is None:
-            raise VocabularyError("the GGUF file has no vocabulary (tokenizer.ggml.model)")
-        if kind not in ("gpt2", "llama"):
-            raise VocabularyError(
-                f"llama.cpp's tokenizer {quote(kind)} is not supported; supported: gpt2, and llama "
-                "(SentencePiece BPE). Use the model's tokenizer.json"
-            )
-        texts, kinds = _tokens(content)
-        if kind == "gpt2":
-            vocabulary = _read_bytes(content, texts, kinds, note)
-        else:
-            vocabulary = _read_pieces(content, texts, kinds, note)
-        return replace(vocabulary, training={"imported_from": "gguf"})
+    try:
+        content = read_metadata(read_head(path, _MOST))
+    except InputError as error:
+        raise VocabularyError(str(error)) from error
+    kind = content.get("tokenizer.ggml.model")
+    if kind is None:
+        raise VocabularyError("the GGUF file has no vocabulary (tokenizer.ggml.model)")
+    if kind not in ("gpt2", "llama"):
+        raise VocabularyError(
+            f"llama.cpp's tokenizer {quote(kind)} is not supported; supported: gpt2, and llama "
+            "(SentencePiece BPE). Use the model's tokenizer.json"
+        )
+    texts, kinds = _tokens(content)
+    if kind == "gpt2":
+        vocabulary = _read_bytes(content, texts, kinds, note)
+    else:
+        vocabulary = _read_pieces(content, texts, kinds, note)
+    return replace(vocabulary, training={"imported_from": "gguf"})
 
 
 def _read_bytes(content: Content, texts: list[str], kinds: list[int], note: Note) -> Vocabulary:

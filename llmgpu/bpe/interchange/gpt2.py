@@ -54,9 +54,9 @@ MERGES_NAME = "merges.txt"
 _HEADER = "#version: 0.2\n"
 
 
-def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
-    """Whether the user named a second file: no other format has two files."""
-    return merges_path is not None
+def recognizes(data: bytes) -> bool:
+    """Return False: a single file is of another format."""
+    return False
 
 
 def read(

@@ -65,6 +65,7 @@ from llmgpu.bpe.interchange.splits import SUPPORTED, describe_pattern, read_patt
 from llmgpu.bpe.interchange.token_tables import (
     check_id,
     check_vocabulary_map,
+    complete,
     exportable_ids,
     find_end_of_text,
     imported_vocabulary,
@@ -133,27 +134,16 @@ _ADDED_FLAGS = {  # the field of a vocabulary for each flag
 }
 
 
-def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
-    """Whether the file is a JSON object, and the user named no second file."""
-    return merges_path is None and data.lstrip().startswith(b"{")
+def recognizes(data: bytes) -> bool:
+    """Whether the file is a JSON object."""
+    return data.lstrip().startswith(b"{")
 
 
-def read(
-    path: str | Path,
-    merges_path: str | Path | None = None,
-    *,
-    pattern: str | None = None,
-    special_tokens: Mapping[str, int] | None = None,
-    note: Note = no_notes,
-) -> Vocabulary:
+@complete("a tokenizer.json")
+def read(path: str | Path, note: Note) -> Vocabulary:
     """Read a tokenizer.json, which holds everything; see `formats.Format.read`."""
-    if merges_path is not None:
-        raise VocabularyError("a tokenizer.json has its own merges; merges.txt is for gpt2")
-    if pattern is not None or special_tokens:
-        raise VocabularyError("a tokenizer.json has its own pattern and special tokens")
-    with naming(path):
-        content = _as_map("the file", parse_json(read_limited(path)))
-        return read_content(content, lambda: read_chat_template(Path(path).parent, note), note)
+    content = _as_map("the file", parse_json(read_limited(path)))
+    return read_content(content, lambda: read_chat_template(Path(path).parent, note), note)
 
 
 def read_content(

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmgpu.bpe.interchange.token_tables import MAX_IDS
+from llmgpu.bpe.interchange.token_tables import MAX_IDS, complete
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.pieces import (
     BYTE,
@@ -38,7 +38,7 @@ from llmgpu.bpe.vocabulary.pieces import (
 )
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
-from llmgpu.input_files import Note, naming, no_notes, quote, read_limited
+from llmgpu.input_files import Note, quote, read_limited
 
 # Kinds of pieces by SentencePiece's number.
 _KINDS = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER, 5: UNUSED, 6: BYTE}
@@ -48,26 +48,15 @@ _START = re.compile(rb"\n.{1,3}\n", re.DOTALL)
 _UNKNOWN_SURFACE = " \u2047 "
 
 
-def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
-    """Whether the file begins with a piece, and the user named no second file."""
-    return merges_path is None and _START.match(data[:5]) is not None
+def recognizes(data: bytes) -> bool:
+    """Whether the file begins with a piece."""
+    return _START.match(data[:5]) is not None
 
 
-def read(
-    path: str | Path,
-    merges_path: str | Path | None = None,
-    *,
-    pattern: str | None = None,
-    special_tokens: Mapping[str, int] | None = None,
-    note: Note = no_notes,
-) -> Vocabulary:
+@complete("a tokenizer.model", merges="no merges", names="no pattern, and its own special tokens")
+def read(path: str | Path, note: Note) -> Vocabulary:
     """Read a tokenizer.model, which holds everything; see `formats.Reader.read`."""
-    if merges_path is not None:
-        raise VocabularyError("a tokenizer.model has no merges; merges.txt is for gpt2")
-    if pattern is not None or special_tokens:
-        raise VocabularyError("a tokenizer.model has no pattern, and its own special tokens")
-    with naming(path):
-        return _read_model(read_limited(path))
+    return _read_model(read_limited(path))
 
 
 def _read_model(data: bytes) -> Vocabulary:

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from llmgpu.bpe.interchange.splits import pattern_of_expressions
-from llmgpu.bpe.interchange.token_tables import MAX_IDS, imported_vocabulary
+from llmgpu.bpe.interchange.token_tables import MAX_IDS, complete, imported_vocabulary
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
-from llmgpu.input_files import Note, naming, no_notes, parse_json, quote, read_limited
+from llmgpu.input_files import Note, parse_json, quote, read_limited
 
 EXPRESSION = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
@@ -37,47 +37,36 @@ _EARLY = (
 )
 
 
-def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
-    """Whether the file is a JSON object with ranks, and the user named no second file."""
-    return merges_path is None and data.startswith(b"{") and b'"token_bytes"' in data
+def recognizes(data: bytes) -> bool:
+    """Whether the file is a JSON object with ranks."""
+    return data.startswith(b"{") and b'"token_bytes"' in data
 
 
-def read(
-    path: str | Path,
-    merges_path: str | Path | None = None,
-    *,
-    pattern: str | None = None,
-    special_tokens: Mapping[str, int] | None = None,
-    note: Note = no_notes,
-) -> Vocabulary:
+@complete("a tekken.json", merges="no merges")
+def read(path: str | Path, note: Note) -> Vocabulary:
     """Read a tekken.json, which holds everything; see `formats.Reader.read`."""
-    if merges_path is not None:
-        raise VocabularyError("a tekken.json has no merges; merges.txt is for gpt2")
-    if pattern is not None or special_tokens:
-        raise VocabularyError("a tekken.json has its own pattern and special tokens")
-    with naming(path):
-        content = parse_json(read_limited(path))
-        config = content.get("config") if isinstance(content, dict) else None
-        if not isinstance(config, dict):
-            raise VocabularyError("not a tekken.json: no config")
-        if config.get("pattern") != EXPRESSION:
-            shown = quote(str(config.get("pattern")))
-            raise VocabularyError(f"the expression {shown} is not Mistral's, the only one known")
-        first = _number(config, "default_num_special_tokens", MAX_IDS)
-        size = _number(config, "default_vocab_size", MAX_IDS)
-        entries, early = content.get("special_tokens"), _EARLY.split()
-        if entries is None and config.get("version") in _WITHOUT_SPECIAL and first >= len(early):
-            entries = [{"rank": rank, "token_str": text} for rank, text in enumerate(early)]
-        special = _read_special(entries, first)
-        ordinary = _read_ranks(content.get("vocab"), size - first)
-        return imported_vocabulary(
-            "tekken",
-            {first + rank: token for rank, token in enumerate(ordinary)},
-            special,
-            np.empty((0, 3), np.uint32),
-            get_pattern(pattern_of_expressions([EXPRESSION], note)),
-            ignore_merges=True,
-        )
+    content = parse_json(read_limited(path))
+    config = content.get("config") if isinstance(content, dict) else None
+    if not isinstance(config, dict):
+        raise VocabularyError("not a tekken.json: no config")
+    if config.get("pattern") != EXPRESSION:
+        shown = quote(str(config.get("pattern")))
+        raise VocabularyError(f"the expression {shown} is not Mistral's, the only one known")
+    first = _number(config, "default_num_special_tokens", MAX_IDS)
+    size = _number(config, "default_vocab_size", MAX_IDS)
+    entries, early = content.get("special_tokens"), _EARLY.split()
+    if entries is None and config.get("version") in _WITHOUT_SPECIAL and first >= len(early):
+        entries = [{"rank": rank, "token_str": text} for rank, text in enumerate(early)]
+    special = _read_special(entries, first)
+    ordinary = _read_ranks(content.get("vocab"), size - first)
+    return imported_vocabulary(
+        "tekken",
+        {first + rank: token for rank, token in enumerate(ordinary)},
+        special,
+        np.empty((0, 3), np.uint32),
+        get_pattern(pattern_of_expressions([EXPRESSION], note)),
+        ignore_merges=True,
+    )
 
 
 def _number(content: Mapping[str, Any], name: str, most: int) -> int:

@@ -115,9 +115,9 @@ _OTHERS = {
 }
 
 
-def recognizes(data: bytes, merges_path: str | Path | None) -> bool:
-    """Whether the file is not a JSON object, and the user named no second file."""
-    return merges_path is None and not data.lstrip().startswith(b"{")
+def recognizes(data: bytes) -> bool:
+    """Whether the file is not a JSON object."""
+    return not data.lstrip().startswith(b"{")
 
 
 def read(

@@ -24,8 +24,10 @@ Patterns are written as regular expressions:
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +39,7 @@ from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.vocabulary.building import ALPHABET
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
-from llmgpu.input_files import Note, listed, quote
+from llmgpu.input_files import Note, listed, naming, no_notes, quote
 from llmgpu.text.normalizing import get_normalizer
 
 # Special tokens that end a text. If a vocabulary has several, the first in this list is used.
@@ -74,6 +76,41 @@ def stands_for_bytes(text: str) -> bool:
     except VocabularyError:
         return False
     return True
+
+
+def complete(
+    file: str,
+    merges: str = "its own merges",
+    names: str = "its own pattern and special tokens",
+) -> Callable[[Callable[[str | Path, Note], Vocabulary]], Callable[..., Vocabulary]]:
+    """Decorator of `formats.Reader.read` for a format of one file that says everything.
+
+    The reader gets the path and the note; other arguments are refused. Errors name the path.
+
+    file, merges, names: the refusal names the file, and what it has in place of merges.txt, or in
+        place of a pattern and special tokens.
+    """
+
+    def decorate(read: Callable[[str | Path, Note], Vocabulary]) -> Callable[..., Vocabulary]:
+        @wraps(read)
+        def checked(
+            path: str | Path,
+            merges_path: str | Path | None = None,
+            *,
+            pattern: str | None = None,
+            special_tokens: Mapping[str, int] | None = None,
+            note: Note = no_notes,
+        ) -> Vocabulary:
+            if merges_path is not None:
+                raise VocabularyError(f"{file} has {merges}; merges.txt is for gpt2")
+            if pattern is not None or special_tokens:
+                raise VocabularyError(f"{file} has {names}")
+            with naming(path):
+                return read(path, note)
+
+        return checked
+
+    return decorate
 
 
 def find_end_of_text(special_tokens: Mapping[str, int]) -> str | None:
