@@ -320,7 +320,9 @@ def _loss_cases(s: Sizes) -> Iterator[KernelCase]:
         return {"targets": s.tokens(), "params": params}
 
     operands = "*logits:NV targets +cross_entropy:N +smoothing:N +z_loss:N params"
-    whole = partial(s.case, operands=operands, operations=7 * rows * width, record="cross_entropy")
+    whole = partial(
+        s.case, operands=operands, operations=7 * rows * width, record="cross_entropy", tokens=width
+    )
     for name, factors in (
         ("neither", (0.0, 0.0)),
         ("smoothing", (0.1, 0.0)),
@@ -328,10 +330,9 @@ def _loss_cases(s: Sizes) -> Iterator[KernelCase]:
         ("both", (0.1, 1e-4)),
     ):
         yield whole(f"label smoothing and z-loss: {name}", given=partial(given, *factors))
+    both = partial(given, 0.1, 1e-4)
     for threads in (256, 128, 64):
-        case = whole(
-            f"threads for the softmax of a row: {threads}", given=partial(given, 0.1, 1e-4)
-        )
+        case = whole(f"threads for the softmax of a row: {threads}", given=both)
         record = _cross_entropy(threads)
         yield replace(case, record=record, reference="cross_entropy", kind="threads of a row")
 

@@ -351,9 +351,8 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     operands = "targets +cross_entropy:N +smoothing:N +z_loss:N params"
     halves = HALVES | {"where": "in half precision"}
     for logits, scale, more in (("*logits:NV", 1, {}), ("*logits:NV:h", FIRST_SCALE, halves)):
-        content = partial(given, scale)
-        work = 7 * rows * width
-        yield s.case("cross_entropy", f"{logits} {operands}", work, content, **more)
+        case = partial(s.case, operations=7 * rows * width, given=partial(given, scale))
+        yield case("cross_entropy", f"{logits} {operands}", tokens=width, **more)
     found = {"out": np.zeros(rows, np.uint32)}
     argmax: dict[str, Any] = {"tolerance": 0, "tokens": width}
     yield s.case("argmax", "logits:NV *out", rows * width, lambda: found, **argmax)

@@ -246,7 +246,7 @@ class LossGraph:
             self.targets.rows(start, stop),
             self.losses.rows(start, stop),
             self._loss_params,
-            tokens=tokens,
+            tokens,
         )
         return logits
 

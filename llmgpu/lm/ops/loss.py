@@ -29,21 +29,15 @@ class LossOperations(Recorder):
 
     @recorded
     def cross_entropy(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        losses: Losses,
-        params: Tensor,
-        *,
-        tokens: int | None = None,
+        self, logits: Tensor, targets: Tensor, losses: Losses, params: Tensor, tokens: int
     ) -> None:
         """Write the loss of each row, and overwrite the logits by their gradient.
 
         A logit that is NaN or infinite makes the loss and the gradient of its row NaN.
 
         logits: (N, V), float32, or float16 if V is a multiple of 4.
-        tokens: W, the number of columns that stand for tokens, the first columns of V; all by
-            default. Other columns are not read, and their gradient is 0.
+        tokens: W, the number of columns that stand for tokens, the first columns of V.
+            Other columns are not read, and their gradient is 0.
         targets: uint32 (N,); the loss and the gradient of a row whose target is W or more are 0.
         params: (4,), from `parameters`: factor of the gradients (1 / number of valid targets, 0 if
             there are none), label smoothing, weight of the z-loss, 1 / W.
@@ -51,8 +45,7 @@ class LossOperations(Recorder):
 
         def compute(rows: slice) -> None:
             block = as_single(logits.array[rows])
-            if tokens is not None:
-                block[:, tokens:] = 0
+            block[:, tokens:] = 0
             found = _cross_entropy(block[:, :tokens], targets.array[rows], params.array)
             for part, values in zip(losses.parts, found, strict=True):
                 part.array[rows] = values
@@ -82,13 +75,7 @@ class GpuLoss(GpuRecorder, LossOperations):
     """Cross-entropy and its sums, as kernels."""
 
     def cross_entropy(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        losses: Losses,
-        params: Tensor,
-        *,
-        tokens: int | None = None,
+        self, logits: Tensor, targets: Tensor, losses: Losses, params: Tensor, tokens: int
     ) -> None:
         rows, width = logits.shape
         threads = thread_count(-(-width // THREAD_LOGITS), LEAST_THREADS)
@@ -99,7 +86,7 @@ class GpuLoss(GpuRecorder, LossOperations):
             logits=logits,
             tgts=targets,
             losses=losses.cross_entropy,
-            dims=dims(rows, width, width if tokens is None else tokens),
+            dims=dims(rows, width, tokens),
             params=params,
             smoothing=losses.smoothing,
             z_losses=losses.z_loss,

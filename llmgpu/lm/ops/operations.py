@@ -205,21 +205,13 @@ class EngineOperations(Operations):
         sizes = shape.batch, shape.seq, shape.heads, shape.kv_heads, shape.head_dim
         return operation, *self._sgemm, *tensors, starts, scores, *sizes, shape.scale
 
+    @called_in_c
     def cross_entropy(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        losses: Losses,
-        params: Tensor,
-        *,
-        tokens: int | None = None,
-    ) -> None:
+        self, logits: Tensor, targets: Tensor, losses: Losses, params: Tensor, tokens: int
+    ) -> Call | None:
         if logits.is_half:
-            super().cross_entropy(logits, targets, losses, params, tokens=tokens)
-            return
-        rows, width = logits.shape
-        arrays = logits, targets, *losses.parts, params
-        self.call("cross_entropy", *arrays, rows, width, width if tokens is None else tokens)
+            return None
+        return "cross_entropy", logits, targets, *losses.parts, params, *logits.shape, tokens
 
     @called_in_c
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> Call:

@@ -47,15 +47,14 @@ def cross_entropy(
     tokens: int | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return (parts of the losses (3, N), gradient)."""
-    params = parameters(operations, tokens or logits.shape[1], inv_norm, alpha, beta)
+    tokens = tokens or logits.shape[1]
+    params = parameters(operations, tokens, inv_norm, alpha, beta)
     logits_tensor = tensor_of(operations, "logits", logits.astype(np.float32))
     targets_tensor = tensor_of(operations, "targets", targets.astype(np.uint32))
     losses = losses_of(operations, len(targets))
     run(
         operations,
-        lambda: operations.cross_entropy(
-            logits_tensor, targets_tensor, losses, params, tokens=tokens
-        ),
+        lambda: operations.cross_entropy(logits_tensor, targets_tensor, losses, params, tokens),
     )
     parts = np.array([operations.read(part) for part in losses.parts])
     return parts, operations.read(logits_tensor)
@@ -191,7 +190,7 @@ def test_logits_in_half_precision(
     tensors = [
         tensor_of(operations, "input", array) for array in (logits, targets.astype(np.uint32))
     ]
-    run(operations, lambda: operations.cross_entropy(*tensors, losses, params, tokens=tokens))
+    run(operations, lambda: operations.cross_entropy(*tensors, losses, params, tokens))
     wide = logits.astype(np.float64)[:, :tokens]
     counted = targets < tokens
     parts = np.array([operations.read(part) for part in losses.parts])
@@ -210,7 +209,7 @@ def test_half_precision_logits_that_are_not_finite(operations: Operations) -> No
     logits[0, 4], logits[1, 7] = np.inf, np.nan
     tensors = [tensor_of(operations, "input", a) for a in (logits, np.zeros(3, np.uint32))]
     losses, params = losses_of(operations, 3), parameters(operations, 12, 1.0, 0.0, 0.0)
-    run(operations, lambda: operations.cross_entropy(*tensors, losses, params))
+    run(operations, lambda: operations.cross_entropy(*tensors, losses, params, 12))
     bad = np.isnan(operations.read(losses.cross_entropy))
     assert bad.tolist() == [True, True, False]
     assert np.isnan(operations.read(tensors[0])).all(axis=1).tolist() == [True, True, False]
@@ -233,7 +232,7 @@ def test_parameters_change_between_runs(operations: Operations) -> None:
     losses = losses_of(operations, 2)
     params = parameters(operations, 9, 1.0, 0.0, 0.0)
     with operations.record("test") as program:
-        operations.cross_entropy(tensors[0], tensors[1], losses, params)
+        operations.cross_entropy(tensors[0], tensors[1], losses, params, 9)
     for inv_norm, alpha, beta in ((1.0, 0.0, 0.0), (0.5, 0.1, 1e-2)):
         operations.write(params, np.array([inv_norm, alpha, beta, 1 / 9]))
         operations.write(tensors[0], logits)
