@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llmgpu.lm.config import EMBEDDING, FINAL_NORM, OUTPUT, ModelConfig
 from llmgpu.lm.data.batches import document_starts
-from llmgpu.lm.layers import Layer, Sequences, make_gradients
+from llmgpu.lm.layers import Backward, Layer, Sequences, make_gradients
 from llmgpu.lm.model import LayerWeights, Model
 from llmgpu.lm.ops.embedding import group_tokens
 from llmgpu.lm.ops.operations import Operations
@@ -207,8 +207,8 @@ class LossGraph:
         for k in reversed(range(model.config.layers)):
             if self._recompute and k < last:  # the tensors of the last layer are still in memory
                 self._record_layer(k, again=True)
-            tensors = model.layers[k], self._of_weights[k], inside, self._streams[k]
-            self._layers[k].record_backward(*tensors, self._sequences, accumulate=accumulate)
+            pass_ = Backward(model.layers[k], self._of_weights[k], inside, accumulate)
+            self._layers[k].record_backward(pass_, self._streams[k], self._sequences)
             final(f"model.layers.{k}.")
         # Now `inside.residual` is the gradient of the embedding's output.
         if EMBEDDING in self._gradients:

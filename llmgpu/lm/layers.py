@@ -120,6 +120,22 @@ class LayerGradients:
             operations.rms_norm_backward_to_half(norm, *gradients, self.residual_operand)
 
 
+@dataclass(frozen=True)
+class Backward:
+    """The weights and gradients of a layer's backward pass.
+
+    weights: of the layer. of_weights: their gradients. inside: gradients inside the layer; the
+        residual and its operand are the gradient of the output, and become that of the input.
+    accumulate: add to the gradients of matrices instead of writing them; the pass always adds to
+        those of biases and norms.
+    """
+
+    weights: LayerWeights
+    of_weights: LayerWeights
+    inside: LayerGradients
+    accumulate: bool
+
+
 class SeparateHeads:
     """Queries, keys and values by one product each, with biases and norms of heads, if any."""
 
@@ -158,21 +174,9 @@ class SeparateHeads:
             ops.rotary(single, rotation, None if rotated is single else rotated)
         round_operand(ops, value, heads.v)
 
-    def record_backward(
-        self,
-        w: LayerWeights,
-        d: LayerWeights,
-        g: LayerGradients,
-        x: Tensor,
-        rotation: Rotation,
-        *,
-        accumulate: bool,
-    ) -> None:
-        """Record the gradients of weights, and the gradient of the norm's output, `g.normed`.
-
-        accumulate: see `Layer.record_backward`.
-        """
-        ops = self._ops
+    def record_backward(self, pass_: Backward, x: Tensor, rotation: Rotation) -> None:
+        """Record the gradients of weights, and that of the norm's output, `normed`."""
+        ops, w, d, g = self._ops, pass_.weights, pass_.of_weights, pass_.inside
         # Undo the rotation, the norm and the bias of queries, keys and values.
         for k, gradient in enumerate((g.attention.q, g.attention.k, g.attention.v)):
             of_product = gradient
@@ -189,7 +193,7 @@ class SeparateHeads:
             round_operand(ops, of_product, g.heads[k])
         # Compute the gradients of the matrices and of their common input.
         for k, operand in enumerate(g.heads):
-            ops.linear_backward_weight(operand, x, d.heads[k], accumulate=accumulate)
+            ops.linear_backward_weight(operand, x, d.heads[k], accumulate=pass_.accumulate)
             ops.linear_backward_input(operand, w.heads[k], g.normed, accumulate=k > 0)
 
 
@@ -210,21 +214,13 @@ class PackedHeads:
         self._ops.linear(x, w.packed_heads.tensor, self._product)
         self._ops.split_heads(self._product, w.packed_heads.starts, rotation, self._heads)
 
-    def record_backward(
-        self,
-        w: LayerWeights,
-        d: LayerWeights,
-        g: LayerGradients,
-        x: Tensor,
-        rotation: Rotation,
-        *,
-        accumulate: bool,
-    ) -> None:
+    def record_backward(self, pass_: Backward, x: Tensor, rotation: Rotation) -> None:
+        ops, w, d, g = self._ops, pass_.weights, pass_.of_weights, pass_.inside
         (gradient,) = g.heads
-        self._ops.join_heads(g.attention, rotation, gradient, w.packed_heads.starts)
+        ops.join_heads(g.attention, rotation, gradient, w.packed_heads.starts)
         packed, d_packed = w.packed_heads.tensor, d.packed_heads.tensor
-        self._ops.linear_backward_weight(gradient, x, d_packed, accumulate=accumulate)
-        self._ops.linear_backward_input(gradient, packed, g.normed, accumulate=False)
+        ops.linear_backward_weight(gradient, x, d_packed, accumulate=pass_.accumulate)
+        ops.linear_backward_input(gradient, packed, g.normed, accumulate=False)
 
 
 class Layer:
@@ -292,23 +288,10 @@ class Layer:
         if not again:
             ops.linear(self._activated, w.down, out, residual=self._middle)
 
-    def record_backward(
-        self,
-        w: LayerWeights,
-        d: LayerWeights,
-        g: LayerGradients,
-        x: Tensor,
-        rows: Sequences,
-        *,
-        accumulate: bool,
-    ) -> None:
-        """Record the backward pass from the layer's output to its input `x` (N, C).
-
-        g: `g.residual` and its operand are the gradient of the output, and become that of x.
-        d: gradients of the weights. accumulate: add to the gradients of matrices instead of writing
-        them; the pass always adds to those of biases and norms.
-        """
-        ops = self._ops
+    def record_backward(self, pass_: Backward, x: Tensor, rows: Sequences) -> None:
+        """Record the backward pass from the layer's output to its input `x` (N, C)."""
+        ops, w, d, g = self._ops, pass_.weights, pass_.of_weights, pass_.inside
+        accumulate = pass_.accumulate
         # From the layer's output to the residual stream after attention.
         residual = g.residual_operand
         ops.linear_backward_input(residual, w.down, g.activated, accumulate=False)
@@ -330,8 +313,7 @@ class Layer:
         ops.linear_backward_weight(residual, self._attended, out, accumulate=accumulate)
         ops.linear_backward_input(residual, w.attention_out, g.attention.out, accumulate=False)
         rows.attend_backward(self.attention, g.attention)
-        heads, normed = self._heads, self._attention_normed
-        heads.record_backward(w, d, g, normed, rows.rotation, accumulate=accumulate)
+        self._heads.record_backward(pass_, self._attention_normed, rows.rotation)
         g.add_through_norm(ops, self._attention_norm(w, x), d.attention_norm)
 
     def _attention_norm(self, w: LayerWeights, x: Tensor) -> Norm:

@@ -62,7 +62,6 @@ class Encoder(Protocol):
         Raises NoTokenError if a byte has no token and the vocabulary has no unknown token, and the
         InputError of a source that can't be read.
         """
-        ...
 
 
 @runtime_checkable

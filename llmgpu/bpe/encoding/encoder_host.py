@@ -58,11 +58,9 @@ class HostSlices(Protocol):
         Raises NoTokenError for a byte without a token if the vocabulary has no unknown token,
         InputError for a file that can't be read.
         """
-        ...
 
     def match_words(self, words: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint32]]:
         """Return the ids of each word; `words` is not empty."""
-        ...
 
 
 class HostEncoder:

@@ -76,7 +76,6 @@ class Matcher(Protocol):
 
     def match(self, words: Sequence[bytes]) -> Matches:
         """Return the tokens of words; NO_TOKEN for a byte without a token."""
-        ...
 
 
 class BpeMatcher:

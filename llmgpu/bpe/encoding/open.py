@@ -173,7 +173,6 @@ class DeviceEncoder(Encoder, Protocol):
         self, reader: SliceSource, allocate: Allocate = new_ids
     ) -> Generator[EncodedSlice, None, None]:
         """Yield the ids of the slices of `reader` in order; see `Encoder.encode`."""
-        ...
 
 
 class OptionalDeviceEncoder:

@@ -19,7 +19,6 @@ class Writer(Protocol):
 
     def outputs(self, path: str | Path) -> list[Output]:
         """Return the files that `write` would write."""
-        ...
 
     def write(
         self,
@@ -36,7 +35,6 @@ class Writer(Protocol):
         Raises VocabularyError if the format can't give the same ids, OutputError for files that
         can't be written.
         """
-        ...
 
 
 class Reader(Protocol):
@@ -44,7 +42,6 @@ class Reader(Protocol):
 
     def recognizes(self, data: bytes) -> bool:
         """Whether a single file is of this format; data: the first bytes of the file."""
-        ...
 
     def read(
         self,
@@ -66,7 +63,6 @@ class Reader(Protocol):
         Raises VocabularyError for files that can't be read exactly and for arguments that the
         format does not use; LlmgpuError for an unknown pattern.
         """
-        ...
 
 
 class Format(Reader, Writer, Protocol):

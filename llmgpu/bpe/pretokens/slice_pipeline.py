@@ -29,7 +29,6 @@ class SliceSlot(Protocol):
 
     def submit(self, piece: Slice) -> None:
         """Submit the work on the slice that was read into the staging memory."""
-        ...
 
 
 SLOTS = 3  # slices in flight: one is read, one is computed, one is fetched

@@ -98,7 +98,6 @@ class SliceSource(Protocol):
 
     def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
         """Return the next slice, in `buffer` (uint8) if it fits; None at the end."""
-        ...
 
 
 class SliceReader:

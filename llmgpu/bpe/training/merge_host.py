@@ -77,14 +77,8 @@ def train(
     """
     costs = _require_free(words)
     if library() is None:
-        return batched_numpy.train(
-            words,
-            options,
-            merges=merges,
-            progress=progress,
-            on_merges=on_merges,
-            spellings=spellings,
-        )
+        callbacks: dict[str, Any] = {"progress": progress, "on_merges": on_merges}
+        return batched_numpy.train(words, options, merges=merges, spellings=spellings, **callbacks)
     # If memory is short, the engine indexes only the most frequent pairs at a time.
     positions = len(words.counts) + len(words.symbols)
     few_pairs = FEW_PAIRS + positions // POSITIONS_A_PAIR

@@ -246,7 +246,8 @@ class Training:
         options, device = self._options, self._plan.merging.device
         merges = options.start.size + options.merges - len(words.lengths)
         logged = Logged(checkpoint.add_merges) if checkpoint else None
-        on_merges = logged.take if logged else None
+        given: dict[str, Any] = {"merges": merges, "progress": self._progress}
+        given["on_merges"] = logged.take if logged else None
         # Merge on the device if the words fit there, else on the CPU, and note the reason.
         if device is not None:
             from llmgpu.bpe.training import batched_gpu
@@ -254,28 +255,14 @@ class Training:
             reason = batched_gpu.unfit(device, words, merges)
             try:
                 if reason is None:
-                    return batched_gpu.train(
-                        device,
-                        words,
-                        options,
-                        merges=merges,
-                        progress=self._progress,
-                        on_merges=on_merges,
-                    )
+                    return batched_gpu.train(device, words, options, **given)
             except CapacityError as error:  # the CPU repeats the merges made before the error
                 reason = str(error)
                 if logged:
                     logged.start_again()
             self._notes.append(f"merged on the CPU, because {reason}")
-        return merge_host.train(
-            words,
-            options,
-            merges=merges,
-            progress=self._progress,
-            on_merges=on_merges,
-            spellings=spellings,
-            keeps_words=keeps_words,
-        )
+        given |= {"spellings": spellings, "keeps_words": keeps_words}
+        return merge_host.train(words, options, **given)
 
     def _measure_sizes(
         self, words: SymbolWords, merges: NDArray[np.uint32], symbols: int
@@ -363,17 +350,10 @@ class Training:
 
 
 def train_vocabulary(
-    source: Corpus | WordCounts,
-    options: TrainingOptions,
-    backend: Backend,
-    progress: Progress = no_progress,
-    *,
-    checkpoint: Checkpoint | None = None,
-    on_counted: Callable[[WordCounts], None] | None = None,
+    source: Corpus | WordCounts, options: TrainingOptions, backend: Backend, **given: Any
 ) -> TrainingResult:
-    """Plan and run a training; see `make_plan` and `Training.run`."""
-    training = Training(make_plan(options, backend), progress)
-    return training.run(source, checkpoint=checkpoint, on_counted=on_counted)
+    """Plan and run a training; see `make_plan` and `Training.run`, which takes `given`."""
+    return Training(make_plan(options, backend)).run(source, **given)
 
 
 class Logged:
