@@ -58,14 +58,9 @@ _WARNING = re.compile(rb"^Warning: .*\n(?: +.*\n|\n)*", re.MULTILINE)
 def enable_lines(code: str) -> str:
     """Return WGSL with the `enable` directives for Tint, on the first line."""
     plain = _COMMENT.sub("", code)
-    extensions = [
-        name
-        for name, used in (
-            ("subgroups", _SUBGROUPS.search(plain) is not None),
-            ("chromium_experimental_subgroup_matrix", _MATRICES in plain),
-        )
-        if used
-    ]
+    extensions = ["subgroups"] if _SUBGROUPS.search(plain) else []
+    if _MATRICES in plain:
+        extensions.append("chromium_experimental_subgroup_matrix")
     return f"enable {', '.join(extensions)}; {code}" if extensions else code
 
 

@@ -17,13 +17,8 @@ from llmgpu.gpu.device import Device
 _NUMBERS = 4
 
 
-def _draw() -> NDArray[np.uint32]:
-    key = np.frombuffer(os.urandom(4 * _NUMBERS), np.uint32).copy()
-    key[-1] |= 1  # an odd factor: an even one would lose bits of a hash
-    return key
-
-
-_key = _draw()
+_key = np.frombuffer(os.urandom(4 * _NUMBERS), np.uint32).copy()
+_key[-1] |= 1  # an odd factor: an even one would lose bits of a hash
 
 
 def hash_key() -> NDArray[np.uint32]:

@@ -32,7 +32,10 @@ def read_around(steps: Sequence[tuple[str, Mapping[str, Any]]], note: Note) -> A
     if len(adding) > 1:
         raise VocabularyError(f"post_processor {kind} is followed by another that adds tokens")
     try:
-        around = _read_template(step) if kind == _PROCESSING else _read_named(step)
+        if kind == _PROCESSING:
+            around = _read_template(step)
+        else:
+            around = (_id_of(*step["cls"]),), (_id_of(*step["sep"]),)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise VocabularyError(f"post_processor {kind} is not what the library writes") from error
     if any(around):
@@ -53,11 +56,6 @@ def _read_template(step: Mapping[str, Any]) -> Around:
         for part in (pieces[: texts[0]], pieces[texts[0] + 1 :])
     )
     return before, after
-
-
-def _read_named(step: Mapping[str, Any]) -> Around:
-    (first, before), (last, after) = step["cls"], step["sep"]
-    return (_id_of(first, before),), (_id_of(last, after),)
 
 
 def _id_of(name: object, number: object) -> int:

@@ -128,10 +128,8 @@ def describe_pattern(pattern: str, byte_level: dict[str, Any]) -> dict[str, Any]
 
 def check_portable(expression: str) -> None:
     """Raise VocabularyError for an expression that may mean something else to another engine."""
-    end = 0
     found = _PORTABLE.match(expression)
-    if found is not None:
-        end = found.end()
+    end = found.end() if found else 0
     if end < len(expression):
         raise VocabularyError(
             f"the expression {quote(expression)} is not that of a known pattern, and other engines "

@@ -358,21 +358,14 @@ def _describe(vocabulary: Vocabulary, ranks: bytes) -> bytes:
     return json.dumps(side, indent=1).encode() + b"\n"
 
 
-def _load_side(side: str) -> dict[str, Any] | None:
-    """Return the content of a side file; None if `side` is not a side file of llmgpu."""
-    content = parse_json(read_limited(side))
-    is_side = isinstance(content, dict) and content.get("format") == SIDE_FORMAT
-    return content if is_side else None
-
-
 def _read_side(path: str | Path, canonical: bytes, note: Note) -> _Encoding | None:
     """Return the facts in the side file; None if it is missing or belongs to other ranks."""
     side = side_path(path)
     if not Path(side).is_file():
         return None
     with naming(Path(side).name):
-        content = _load_side(side)
-        if content is None:
+        content = parse_json(read_limited(side))
+        if not isinstance(content, dict) or content.get("format") != SIDE_FORMAT:
             return None
         if content.get("version") != SIDE_VERSION:
             raise VocabularyError(

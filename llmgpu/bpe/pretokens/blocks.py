@@ -147,9 +147,10 @@ class RulePattern(Pattern):
             low = max(begin, len(text) - size)
             # Copy the window, because reading a device's mapped memory is slow.
             window = text[low:].copy()
-            start = low + _sync_point(window, self.unicode) if low > begin else begin
-            if start >= low:
-                return start + self._last_of(window[start - low :], closed=closed)
+            starts = certain_starts(window, self.unicode) if low > begin else np.zeros(1, np.int64)
+            if len(starts):
+                first = int(starts[0])
+                return low + first + self._last_of(window[first:], closed=closed)
             size *= 2
         return self._last_from(text, begin, closed=closed)
 
@@ -262,12 +263,6 @@ def _certain_starts() -> NDArray[np.bool_]:
 
 
 _CERTAIN_STARTS = _certain_starts()
-
-
-def _sync_point(data: NDArray[np.uint8], unicode: str) -> int:
-    """Return the first position of `certain_starts`, or -1 if there is none."""
-    found = certain_starts(data, unicode)
-    return int(found[0]) if len(found) else -1
 
 
 def certain_starts(data: NDArray[np.uint8], unicode: str) -> Positions:

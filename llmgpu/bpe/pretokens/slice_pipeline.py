@@ -74,7 +74,7 @@ def submitted_slices(
     """
     submitter = _Submitter(reader, slots, make_slot)
     taken = submitter.slices(min(first_bytes or slice_bytes, slice_bytes), slice_bytes)
-    submitted = in_order(taken, _same, SLOTS, threads=0, reader_thread=True)
+    submitted = in_order(taken, lambda each: each, SLOTS, threads=0, reader_thread=True)
     try:
         for slot, piece in submitted:
             yield slot, piece
@@ -82,10 +82,6 @@ def submitted_slices(
     finally:
         submitter.stop()
         submitted.close()
-
-
-def _same(submitted: tuple[_Slot, Slice]) -> tuple[_Slot, Slice]:
-    return submitted
 
 
 class _Submitter(Generic[_Slot]):

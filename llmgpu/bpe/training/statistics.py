@@ -38,12 +38,10 @@ SPECIAL = "special tokens"
 
 # First words of Unicode's letter names that are not the name of a script: the letter belongs to
 # several scripts, or the script comes later in the name.
-_NO_SCRIPTS = frozenset(
-    (
-        *("", "Combining", "Double", "Feminine", "Masculine", "Mathematical", "Micro"),
-        *("Modifier", "Variation"),
-    )
-)
+_NO_SCRIPTS = {
+    *("", "Combining", "Double", "Feminine", "Masculine", "Mathematical", "Micro", "Modifier"),
+    "Variation",
+}
 _WIDTHS = ("FULLWIDTH", "HALFWIDTH")
 
 

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 
@@ -83,15 +83,6 @@ _CHECKSUM = "sha256"
 _DAMAGED = "damaged or changed since it was written"
 _STEP = re.compile(r"step-(?P<step>[0-9]{8,})")
 _TEMPORARY = re.compile(r"\.step-[0-9]{8,}\.[0-9a-f]{12}\.tmp")
-_STATE_TYPES = {
-    "step": int,
-    "tokens_seen": int,
-    "sequence_position": int,
-    "random_state": dict,
-    "options": dict,
-    "vocabulary": str,
-    "files": dict,
-}
 
 
 @dataclass(frozen=True)
@@ -108,6 +99,13 @@ class TrainingState:
     sequence_position: int
     random_state: dict[str, Any]
     options: dict[str, Any]
+
+
+# Types of the entries of training.json that `_read_training` reads.
+_STATE_TYPES: dict[str, type] = {
+    **{name: get_origin(kind) or kind for name, kind in get_type_hints(TrainingState).items()},
+    **{"vocabulary": str, "files": dict},
+}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ The kernels are lm/03_matrix_product.wgsl and, on matrix units, lm/03_matrix_pro
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,7 +24,7 @@ Unit = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class AnyTile(ABC):
+class _Block:
     """The block of a product that a workgroup computes.
 
     rows, columns: size of the block. inner: terms of each sum that are in workgroup memory at once.
@@ -36,22 +35,9 @@ class AnyTile(ABC):
     inner: int
 
     @property
-    @abstractmethod
-    def threads(self) -> int:
-        """Threads of a workgroup."""
-
-    @property
     def resident(self) -> int:
         """Number of workgroups that keep a processor busy."""
         return 1
-
-    @property
-    @abstractmethod
-    def term_cost(self) -> float:
-        """Estimated time for one more term in the sums of all elements, in any unit.
-
-        The time is 1 for a tile of 128 threads with 64 elements each.
-        """
 
     def count(self, rows: int, columns: int) -> int:
         """Return the number of tiles that cover a product."""
@@ -59,7 +45,7 @@ class AnyTile(ABC):
 
 
 @dataclass(frozen=True)
-class Tile(AnyTile):
+class Tile(_Block):
     """A tile of float32 kernels.
 
     thread_rows, thread_columns: size of each thread's block. All sizes of a tile are multiples of
@@ -81,10 +67,15 @@ class Tile(AnyTile):
 
     @property
     def threads(self) -> int:
+        """Threads of a workgroup."""
         return self.threads_down * self.threads_across
 
     @property
     def term_cost(self) -> float:
+        """Estimated time for one more term in the sums of all elements, in any unit.
+
+        The time is 1 for a tile of 128 threads with 64 elements each.
+        """
         # Loads from workgroup memory take most of the time: an element of the right factor serves
         # `thread_rows` multiplications, an element of the left factor `thread_columns`.
         loads = 1 / self.thread_rows + 1 / self.thread_columns
@@ -92,7 +83,7 @@ class Tile(AnyTile):
 
 
 @dataclass(frozen=True)
-class MatrixTile(AnyTile):
+class MatrixTile(_Block):
     """A tile on matrix units.
 
     subgroup_rows, subgroup_columns: size of a subgroup's block.
@@ -156,6 +147,7 @@ class MatrixTile(AnyTile):
         )
 
 
+AnyTile = Tile | MatrixTile
 TILES = (Tile(64, 128, 16, 8, 8), Tile(32, 32, 16, 4, 4))
 # A CPU has few registers, and compiling long kernels for it takes seconds.
 SOFTWARE_TILES = (Tile(64, 64, 8, 4, 8), Tile(32, 32, 8, 4, 4))
