@@ -34,7 +34,7 @@ tried at some distance from the window's end. If several borders fail the test, 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -56,7 +56,9 @@ _LEAST_TOKENS = 8  # a window with fewer tokens is not cut
 _CUTS = (15, 12, 10, 8, 6)  # borders to try: after this many 16ths of a window's tokens
 # Cache size, in words and windows of up to WINDOW bytes, for texts that repeat them.
 _REMEMBERED_WORDS = 1024
-_GONE = -2  # marks a symbol that was merged into the previous symbol; -1 is a byte without a token
+GONE = -2  # marks a symbol that was merged into the previous symbol; -1 is a byte without a token
+_LOW = 0xFFFFFFFF  # the right symbol, the result or the position in a number of 64 bits
+_RANK = -1 ^ _LOW  # the rank in such a number
 
 # The tokens of a word: the positions at which they begin, int32, and their ids, int32.
 _Merged = tuple[NDArray[np.int32], NDArray[np.int32]]
@@ -289,10 +291,12 @@ class LongWordMerger:
         return self._merge(word)[1].view(np.uint32)
 
     @cached_property
-    def _ranks_and_results(self) -> tuple[dict[int, int], list[int]]:
-        """The ranks of pairs by left << 32 | right, and the result of each rank."""
-        ranks = dict(zip(self._pairs.keys.tolist(), self._pairs.ranks.tolist(), strict=True))
-        return ranks, self._pairs.results.tolist()
+    def _ranked(self) -> dict[int, int]:
+        """The pairs for `merge_by_heap`."""
+        pairs, ranks = self._pairs, self._pairs.ranks.astype(np.int64)
+        return dict(
+            zip(pairs.keys.tolist(), (ranks << 32 | pairs.results[ranks]).tolist(), strict=True)
+        )
 
     @cached_property
     def _has_stages(self) -> bool:
@@ -363,9 +367,9 @@ class LongWordMerger:
         key = word.tobytes() if len(word) <= WINDOW else b""
         merged = self._remembered.get(key)
         if merged is None:
-            symbols = _merge_by_heap(self._byte_ids[word].tolist(), *self._ranks_and_results)
+            symbols = merge_by_heap(self._byte_ids[word].tolist(), self._ranked)
             kept = np.array(symbols, np.int32)
-            begins = np.flatnonzero(kept != _GONE)
+            begins = np.flatnonzero(kept != GONE)
             merged = begins.astype(np.int32), kept[begins]
             if key:
                 if len(self._remembered) == _REMEMBERED_WORDS:
@@ -374,39 +378,40 @@ class LongWordMerger:
         return merged
 
 
-def _merge_by_heap(symbols: list[int], ranks: dict[int, int], results: list[int]) -> list[int]:
+def merge_by_heap(symbols: list[int], pairs: Mapping[int, int]) -> list[int]:
     """Merge the pairs of one word, lowest rank and then leftmost first; return `symbols`.
 
-    A merged symbol stays at the position of its first byte; its other positions hold _GONE.
+    A merged symbol stays at the position of its first byte; its other positions hold GONE.
 
-    symbols: a symbol for each byte, overwritten. ranks: ranks of pairs by left << 32 | right.
-    results: the symbol that each rank makes.
+    symbols: a symbol for each byte, overwritten. pairs: rank << 32 | result of each pair, by
+        left << 32 | right.
     """
     # Link the symbols: before[k] and after[k] are the positions of symbol k's neighbours. The heap
     # has rank << 32 | position for each pair.
     end = len(symbols)
     symbols.append(-1)  # stands after the last symbol and, as symbols[-1], before the first symbol
     before, after = list(range(-1, end)), list(range(1, end + 1))
-    rank_of = ranks.get
-    pairs = map(rank_of, (left << 32 | right for left, right in pairwise(symbols)))
-    heap = [rank << 32 | place for place, rank in enumerate(pairs) if rank is not None]
+    find = pairs.get
+    found = map(find, (left << 32 | right for left, right in pairwise(symbols)))
+    heap = [pair & _RANK | place for place, pair in enumerate(found) if pair is not None]
     heapify(heap)
     while heap:
         key = heappop(heap)
         # Skip a pair that has merged or changed since its entry was made.
-        rank, place = key >> 32, key & 0xFFFFFFFF
+        place = key & _LOW
         gone = after[place]
-        if symbols[place] == _GONE or rank_of(symbols[place] << 32 | symbols[gone]) != rank:
+        pair = find(symbols[place] << 32 | symbols[gone])
+        if symbols[place] == GONE or pair is None or pair >> 32 != key >> 32:
             continue
         # Merge the right symbol into the left one, and unlink it.
-        merged = symbols[place] = results[rank]
-        symbols[gone] = _GONE
+        merged = symbols[place] = pair & _LOW
+        symbols[gone] = GONE
         previous, following = before[place], after[gone]
         after[place], before[following] = following, place
         # Push the pairs of the new symbol and its two neighbours.
-        if (new := rank_of(symbols[previous] << 32 | merged)) is not None:
-            heappush(heap, new << 32 | previous)
-        if (new := rank_of(merged << 32 | symbols[following])) is not None:
-            heappush(heap, new << 32 | place)
+        if (pair := find(symbols[previous] << 32 | merged)) is not None:
+            heappush(heap, pair & _RANK | previous)
+        if (pair := find(merged << 32 | symbols[following])) is not None:
+            heappush(heap, pair & _RANK | place)
     symbols.pop()
     return symbols

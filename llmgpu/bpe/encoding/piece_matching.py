@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 import numpy as np
 
-from llmgpu.bpe.encoding.matching import Matches
+from llmgpu.bpe.encoding.matching import GONE, Matches, merge_by_heap
 from llmgpu.bpe.vocabulary.symbols import PieceSymbols
 
-_END = -1  # stands for the missing neighbour of the first or the last symbol
 _CONTINUES = 4  # see `llmgpu.bpe.vocabulary.symbols`
-
-# (rank, result) by (left, right) symbol
-_Pairs = dict[tuple[int, int], tuple[int, int]]
 
 
 class PieceMatcher:
@@ -24,9 +19,10 @@ class PieceMatcher:
     def __init__(self, symbols: PieceSymbols) -> None:
         """Prepare for a vocabulary's symbols."""
         self._symbols = symbols
-        self._pairs: _Pairs = {}
-        for left, right, result, rank in symbols.merges.tolist():
-            self._pairs[left, right] = rank, result
+        self._pairs = {
+            left << 32 | right: rank << 32 | result
+            for left, right, result, rank in symbols.merges.tolist()
+        }
         self._bytes = symbols.byte_symbols.tolist()
         bounds, items = symbols.firsts.tolist(), symbols.items.tolist()
         self._items = [items[a:b] for a, b in pairwise(bounds)]
@@ -45,8 +41,9 @@ class PieceMatcher:
         # missing: number of bytes that an unknown character still lacks. was_unknown: whether the
         # last character was unknown.
         missing, was_unknown = 0, False
-        for symbol in _merge([self._bytes[byte] for byte in word], self._pairs):
-            for item in self._items[symbol]:
+        merged = merge_by_heap([self._bytes[byte] for byte in word], self._pairs)
+        for symbol in merged:
+            for item in self._items[symbol] if symbol != GONE else ():
                 if item < size:
                     ids.append(item)
                     missing, was_unknown = 0, False
@@ -59,33 +56,3 @@ class PieceMatcher:
                         ids.append(unknown)
                     was_unknown = True
         return ids
-
-
-def _merge(symbols: list[int], pairs: _Pairs) -> list[int]:
-    """Merge pairs, lowest rank and then leftmost first; return the remaining symbols."""
-    # before[k], after[k]: positions of the neighbours of symbol k, _END without one.
-    end = len(symbols)
-    before, after = [*range(-1, end - 1)], [*range(1, end), _END]
-
-    def rank_at(place: int) -> tuple[int, int] | None:
-        following = after[place]
-        return None if following == _END else pairs.get((symbols[place], symbols[following]))
-
-    heap = [(pair[0], place) for place in range(end) if (pair := rank_at(place))]
-    heapify(heap)
-    gone = [False] * end
-    while heap:
-        rank, place = heappop(heap)
-        pair = None if gone[place] else rank_at(place)
-        # the pair has merged or changed since its entry was made
-        if pair is None or pair[0] != rank:
-            continue
-        symbols[place], right = pair[1], after[place]
-        gone[right] = True
-        after[place] = after[right]
-        if after[right] != _END:
-            before[after[right]] = place
-        for changed in (before[place], place):
-            if changed != _END and (pair := rank_at(changed)):
-                heappush(heap, (pair[0], changed))
-    return [symbol for symbol, is_gone in zip(symbols, gone, strict=True) if not is_gone]

@@ -144,8 +144,8 @@ def test_little_of_a_word_is_merged_twice(monkeypatch: pytest.MonkeyPatch) -> No
         merged.append(len(symbols))
         return merge_by_heap(symbols, *rest)
 
-    merge_by_heap = matching._merge_by_heap
-    monkeypatch.setattr(matching, "_merge_by_heap", recorded)
+    merge_by_heap = matching.merge_by_heap
+    monkeypatch.setattr(matching, "merge_by_heap", recorded)
     LongWordMerger(pair_ranks(vocabulary), byte_ids(vocabulary)).merge(word)
     assert sum(merged) < 1.1 * len(word)
     assert max(merged) == matching.WINDOW
