@@ -306,7 +306,7 @@ class _Slot(WordSlot):
             # Grow by half, so that growing takes amortised constant time.
             size = max(needed, min(held * 3 // 2, self.device.max_binding_bytes))
             self.buffers["documents"] = self.device.create_buffer("documents", size)
-            self.forget_bindings()
+            self._generation = 0  # a buffer was replaced: `bound` binds the kernels again
         self.device.write(self.buffers["documents"], starts.astype(np.uint32))
 
     def run_again(self) -> None:

@@ -665,7 +665,8 @@ class _SpecialTokenFilter:
                 break
             match = search.pattern.match(data, position)
             if match:
-                if len(data) - match.end() < LONGEST and self._is_single(data, match.span()):
+                is_single = self._ids[match[0]] in self._flags.single_word
+                if is_single and len(data) - match.end() < LONGEST:
                     break
                 spans.append(match.span())
             position = match.end() if match else position + 1
@@ -674,9 +675,6 @@ class _SpecialTokenFilter:
             position -= incomplete_bytes(data[max([0, *borders[-1:]]) :][-LONGEST:])
             position = max([position, *(end for _, end in spans[-1:])])
         return spans, position
-
-    def _is_single(self, data: bytes, span: tuple[int, int]) -> bool:
-        return self._ids[data[slice(*span)]] in self._flags.single_word
 
     def _cut(
         self, data: bytes, starts: NDArray[np.int64], matches: list[_Match], final: bool

@@ -123,6 +123,7 @@ _SEQUENCES = {  # names of the list of components in a Sequence
     "post_processor": "processors",
     "decoder": "decoders",
 }
+_FIRST_PARTS = {"version": "1.0", "truncation": None, "padding": None}
 _PARTS = {"version", "truncation", "padding", "added_tokens", "model", *_SEQUENCES}
 _MODEL_PARTS = {"type", "vocab", "merges", "unk_token", "ignore_merges"}
 _MODEL_AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
@@ -261,10 +262,7 @@ def describe(vocabulary: Vocabulary) -> dict[str, Any]:
         return _describe_pieces(vocabulary, vocabulary.pieces)
     ids = exportable_ids(vocabulary, "Hugging Face's tokenizers")
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
+    return _FIRST_PARTS | {
         "added_tokens": _describe_added(vocabulary),
         "normalizer": vocabulary.normalizer and describe_normalizer(vocabulary.normalizer),
         "pre_tokenizer": describe_pattern(vocabulary.pattern, byte_level),
@@ -288,10 +286,7 @@ def describe(vocabulary: Vocabulary) -> dict[str, Any]:
 def _describe_pieces(vocabulary: Vocabulary, rules: PieceRules) -> dict[str, Any]:
     names = name_pieces(vocabulary)
     normalizer, cut = describe_steps(vocabulary)
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
+    return _FIRST_PARTS | {
         "added_tokens": [
             added | {"content": names[added["id"]], "special": rules.kinds[added["id"]] != USER}
             for added in _describe_added(vocabulary)

@@ -127,7 +127,7 @@ Keep = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
 
 
 class PairIndex:
-    """The pairs that have slots. A function chooses these pairs when they first occur.
+    """The pairs of `symbols` that have slots, which a function chooses when they first occur.
 
     All columns are indexed by slot.
 
@@ -136,9 +136,9 @@ class PairIndex:
     first, size: int64 and int32, the pair's range in `positions`, stale entries included.
     """
 
-    def __init__(self, keep: Keep) -> None:
+    def __init__(self, symbols: LinkedSymbols, keep: Keep) -> None:
         """Start without pairs; keep: returns for new pairs whether each gets a slot."""
-        self._keep = keep
+        self.symbols, self._keep = symbols, keep
         self.keys = GrowableArray(np.int64)
         self.counts = GrowableArray(np.int64)
         self.first = GrowableArray(np.int64)
@@ -174,9 +174,9 @@ class PairIndex:
         return of_occurrence
 
 
-def count_pairs(symbols: LinkedSymbols, pairs: PairIndex) -> None:
+def count_pairs(pairs: PairIndex) -> None:
     """Count the pairs in the words before any merge."""
-    symbol = symbols.symbol
+    symbols, symbol = pairs.symbols, pairs.symbols.symbol
     positions = np.flatnonzero((symbol[:-1] >= 0) & (symbol[1:] >= 0)).astype(np.int32)
     if len(positions) == 0:
         return
@@ -219,17 +219,13 @@ def sorted_order(keys: NDArray[np.int64]) -> NDArray[np.int64]:
     return (packed & np.uint64((1 << _INDEX_BITS) - 1)).view(np.int64)
 
 
-def merge_batch(
-    symbols: LinkedSymbols,
-    pairs: PairIndex,
-    slots: NDArray[np.int64],
-    results: NDArray[np.int64],
-) -> None:
+def merge_batch(pairs: PairIndex, slots: NDArray[np.int64], results: NDArray[np.int64]) -> None:
     """Merge the pairs with these slots everywhere, into the symbols `results`; both int64 (n,).
 
     If a pair has two equal symbols, it must be the only pair.
     """
-    positions, weights = _merge_occurrences(symbols, pairs, slots, results)
+    symbols = pairs.symbols
+    positions, weights = _merge_occurrences(pairs, slots, results)
     if len(positions) == 0:
         return
     # Assign slots to the new pairs, which start at these positions.
@@ -240,16 +236,14 @@ def merge_batch(
 
 
 def _merge_occurrences(
-    symbols: LinkedSymbols,
-    pairs: PairIndex,
-    slots: NDArray[np.int64],
-    results: NDArray[np.int64],
+    pairs: PairIndex, slots: NDArray[np.int64], results: NDArray[np.int64]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Merge all occurrences, and subtract the neighbouring pairs that they replace from the counts.
 
     Returns the positions at which new pairs start, int32 (n,), and the weights there, int64 (n,).
     """
-    positions, merged = _occurrences(symbols, pairs, slots, results)
+    symbols = pairs.symbols
+    positions, merged = _occurrences(pairs, slots, results)
     seconds = symbols.following[positions]
     before, after = symbols.preceding[positions], symbols.following[seconds]
     weights = symbols.weight[positions]
@@ -277,10 +271,7 @@ def _merge_occurrences(
 
 
 def _occurrences(
-    symbols: LinkedSymbols,
-    pairs: PairIndex,
-    slots: NDArray[np.int64],
-    results: NDArray[np.int64],
+    pairs: PairIndex, slots: NDArray[np.int64], results: NDArray[np.int64]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return the positions at which the pairs of a batch are merged, and their merged symbols."""
     firsts = pairs.first.values[slots].tolist()
@@ -290,12 +281,12 @@ def _occurrences(
         [listed[first : first + size] for first, size in zip(firsts, sizes.tolist(), strict=True)]
     )
     # Drop stale positions: their pair has changed since they were listed.
-    current = symbols.slot[positions] == np.repeat(slots.astype(np.int32), sizes)
+    current = pairs.symbols.slot[positions] == np.repeat(slots.astype(np.int32), sizes)
     positions = positions[current]
     merged = np.repeat(results.astype(np.int32), sizes)[current]
     left, right = divmod(int(pairs.keys.values[slots[0]]), MAX_SYMBOLS)
     if left == right:
-        positions = _every_other(np.sort(positions), symbols.following)
+        positions = _every_other(np.sort(positions), pairs.symbols.following)
         merged = merged[: len(positions)]
     return positions, merged
 
@@ -343,8 +334,8 @@ def apply_merges(
         chosen: NDArray[np.bool_] = wanted[found] == keys
         return chosen
 
-    pairs = PairIndex(is_wanted)
-    count_pairs(symbols, pairs)
+    pairs = PairIndex(symbols, is_wanted)
+    count_pairs(pairs)
     slots_of: dict[int, list[int]] = {}
     known = 1  # slots below this number are in slots_of
     for done, (merged, result) in enumerate(zip(keys.tolist(), results.tolist(), strict=True), 1):
@@ -354,7 +345,7 @@ def apply_merges(
         known = len(pairs.keys)
         progress("replaying merges", done, len(merges))
         if slots := slots_of.get(merged):
-            merge_batch(symbols, pairs, np.array(slots), np.full(len(slots), result))
+            merge_batch(pairs, np.array(slots), np.full(len(slots), result))
     # A result may be an existing symbol, so set the lengths in the order of the merges.
     lengths = words.lengths.tolist() + [0] * (size - len(words.lengths))
     for left, right, result in merges.tolist():
@@ -393,8 +384,9 @@ def train(
     lengths.append(words.lengths)
     least = max(options.min_frequency, 1)
     are_worth = partial(_are_worth_merging, lengths, least, options.max_token_length)
-    symbols, pairs = LinkedSymbols(words), PairIndex(are_worth)
-    count_pairs(symbols, pairs)
+    symbols = LinkedSymbols(words)
+    pairs = PairIndex(symbols, are_worth)
+    count_pairs(pairs)
     short_list = ShortList(pairs, least, spellings)
     merged_keys, merged_counts, batches = GrowableArray(np.int64), GrowableArray(np.int64), 0
     while len(lengths) < len(words.lengths) + merges:
@@ -407,7 +399,7 @@ def train(
         left, right = split_keys(keys)
         new = results >= len(lengths)
         lengths.append((lengths.values[left] + lengths.values[right])[new])
-        merge_batch(symbols, pairs, slots, results)
+        merge_batch(pairs, slots, results)
         merged_keys.append(keys)
         merged_counts.append(counts)
         batches += 1

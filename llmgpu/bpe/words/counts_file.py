@@ -217,7 +217,8 @@ class CountsReader(Closing):
                 text_bytes += block.text_bytes
                 yield block
             if (begin, text_bytes) != (data_bytes, self.text_bytes):
-                raise _sum_error(self._header)
+                size = f"{self.text_bytes:,} bytes of text"
+                raise _UnfitError(f"damaged: its words don't add up to {size}")
 
     def _check_whole(self) -> dict[str, Any]:
         """Check the length and the digest of the file; return its header."""
@@ -392,10 +393,6 @@ def _open_seekable(path: str | Path) -> BinaryIO:
             blocks.append(block)
             left -= len(block)
     return BytesIO(b"".join(blocks))
-
-
-def _sum_error(header: dict[str, Any]) -> _UnfitError:
-    return _UnfitError(f"damaged: its words don't add up to {header['text_bytes']:,} bytes of text")
 
 
 def _check_words(words: DistinctWords) -> None:

@@ -248,10 +248,6 @@ class WordSlot:
             self._generation = table.generation
         return self._kernels
 
-    def forget_bindings(self) -> None:
-        """Discard the bound kernels, because a buffer was replaced; `bound` binds them again."""
-        self._generation = 0
-
     def submit_with_state(self, commands: Commands, table: GpuWordTable) -> None:
         """Submit commands and a copy of the table's state, which `collect` reads."""
         self._state_copy.record(commands, table.buffers["state"], STATE.itemsize)

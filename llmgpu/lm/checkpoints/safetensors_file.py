@@ -69,10 +69,6 @@ class TensorSource:
         """Return the source of an array in memory."""
         return cls(array.dtype, array.shape, lambda: array)
 
-    def copied(self) -> TensorSource:
-        """Read the tensor now, and return a source with the array in memory."""
-        return TensorSource.of(self.read())
-
     @property
     def nbytes(self) -> int:
         """Size of the tensor's data in bytes."""
