@@ -250,15 +250,12 @@ class ModelConfig:
 
         The time does not depend on the number of layers.
         """
-        one, two = (
-            sum(
-                weight.size
-                for weight in replace(self, layers=layers).weights()
-                if weight.decays or not matrices_only
-            )
-            for layers in (1, 2)
-        )
-        return one + (self.layers - 1) * (two - one)
+
+        def size_of(weights: Iterator[Weight]) -> int:
+            return sum(each.size for each in weights if each.decays or not matrices_only)
+
+        more = (self.layers - 1) * size_of(self._layer_weights(""))  # all layers are alike
+        return size_of(replace(self, layers=1).weights()) + more
 
     def training_operations(self, tokens: int) -> int:
         """Return the additions and multiplications of both passes over `tokens` tokens.

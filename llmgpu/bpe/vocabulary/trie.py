@@ -235,20 +235,11 @@ def validate_trie(
 
     Allocates no more than a small multiple of the memory of `trie` and `tokens`.
     """
-    if not _is_equal(trie, sort_tokens(tokens, ids)):
+    found = sort_tokens(tokens, ids)
+    # Compare the sizes first, because the tokens may make a much larger trie.
+    fits = (len(trie.nodes), trie.longest) == (found.num_nodes, found.longest)
+    expected = lay_out(found) if fits else None
+    if expected is None or not (
+        np.array_equal(trie.nodes, expected.nodes) and np.array_equal(trie.edges, expected.edges)
+    ):
         raise VocabularyError("the trie does not match the tokens")
-
-
-def _is_equal(trie: Trie, tokens: SortedTokens) -> bool:
-    if (len(trie.nodes), trie.longest) != (tokens.num_nodes, tokens.longest):
-        return False
-    first_node = first_edge = 0
-    for nodes, edges in tokens.blocks():
-        last_node, last_edge = first_node + len(nodes), first_edge + len(edges)
-        if not (
-            np.array_equal(trie.nodes[first_node:last_node], nodes)
-            and np.array_equal(trie.edges[first_edge:last_edge], edges)
-        ):
-            return False
-        first_node, first_edge = last_node, last_edge
-    return len(trie.edges) == first_edge
