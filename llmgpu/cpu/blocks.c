@@ -238,15 +238,29 @@ static uint64_t o200k_starts(const Classes *classes, const uint8_t *p, const uin
     return certain(classes, starts, known);
 }
 
-uint64_t block_starts(const Pattern *pattern, const uint8_t *p, const uint8_t *end)
+uint64_t block_ends(const Pattern *pattern, const uint8_t *p, const uint8_t *end)
 {
-    Classes classes = classify(pattern, p, end);
+    uint64_t beyond = load64(p + 1) & TOPS, starts;
 
+    if (pattern->rule != RULE_O200K) { /* allow a character of two bytes */
+        beyond &= beyond - 1;
+        beyond &= beyond - 1;
+    }
+    if (beyond) /* a block would most likely find nothing */
+        return 0;
+    Classes classes = classify(pattern, p, end);
     switch (pattern->rule) {
-    case RULE_GPT2: return gpt2_starts(&classes, p, end);
-    case RULE_CL100K: return cl100k_starts(&classes, pattern->digits, p, end);
-    case RULE_O200K: return o200k_starts(&classes, p, end);
+    case RULE_GPT2: starts = gpt2_starts(&classes, p, end); break;
+    case RULE_CL100K: starts = cl100k_starts(&classes, pattern->digits, p, end); break;
+    case RULE_O200K: starts = o200k_starts(&classes, p, end); break;
     default: return 0;
     }
+    return starts & ~UINT64_C(1);
+}
+#else
+uint64_t block_ends(const Pattern *pattern, const uint8_t *p, const uint8_t *end)
+{
+    (void)pattern, (void)p, (void)end;
+    return 0;
 }
 #endif

@@ -145,11 +145,20 @@ int neighbours_part(const uint8_t *joined, const uint8_t *start, const uint8_t *
 #define HAS_BLOCKS 0
 #endif
 
-/* Return the bits of the bytes, of up to 64 at p, at which a pre-token certainly starts, by the
- * rules of gpt2, cl100k and o200k (blocks.c). A pre-token starts at p. If no other start is
- * certain, only the bit of p may be set. end: where the document ends; no start is at or after
- * `end`. */
-uint64_t block_starts(const Pattern *pattern, const uint8_t *p, const uint8_t *end);
+#define BLOCK 64       /* bytes, with a bit each */
+#define LEAST_BLOCK 16 /* the fewest bytes at the end of a document for which a block pays off */
+
+/* Return whether there is a block at p before `last`, for documents that end at `end`. */
+static inline int has_block(const uint8_t *p, const uint8_t *last, const uint8_t *end)
+{
+    return HAS_BLOCKS && (last - p >= BLOCK || (last == end && last - p >= LEAST_BLOCK));
+}
+
+/* Return the bits of the bytes, of the block at p, at which a pre-token certainly ends, by the rules
+ * of gpt2, cl100k and o200k (blocks.c). A pre-token starts at p. 0 if no end is certain, for other
+ * rules, and for text at which pretokens.c is faster. end: where the document ends; no returned
+ * bit is at or after `end`. */
+uint64_t block_ends(const Pattern *pattern, const uint8_t *p, const uint8_t *end);
 
 /* ---- Tables of distinct words (words.c) ---- */
 
@@ -254,6 +263,31 @@ Slot *table_insert(WordTable *table, const Word *word);
 
 /* Return the bytes of the word in a slot, and its length; `room` has 16 bytes for short words. */
 const uint8_t *slot_word(const WordTable *table, const Slot *slot, uint8_t *room, int64_t *length);
+
+/* Set the fields of a word, and prefetch its slot. */
+static inline void add_word(Word *word, const uint8_t *start, int64_t length, const Slot *slots,
+                            uint64_t mask)
+{
+    set_word(word, start, length);
+    __builtin_prefetch(slots + (word->hash & mask));
+}
+
+/* Set the words in the block at *p, up to its last certain end, to which *p moves, and prefetch their
+ * slots. Return the place of the next word; `word` if no end is certain. end: where the document
+ * ends. */
+static inline Word *add_block(const Pattern *pattern, const uint8_t **p, const uint8_t *end,
+                              Word *word, const Slot *slots, uint64_t mask)
+{
+    const uint8_t *block = *p, *from = block;
+
+    for (uint64_t ends = block_ends(pattern, block, end); ends; ends &= ends - 1) {
+        const uint8_t *to = block + __builtin_ctzll(ends);
+        add_word(word++, from, to - from, slots, mask);
+        from = to;
+    }
+    *p = from;
+    return word;
+}
 
 /* Make room for `needed` items of `size` bytes in an array; return 0 or NO_MEMORY. */
 int grow(void **items, int64_t *room, int64_t needed, size_t size);

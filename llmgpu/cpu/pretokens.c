@@ -287,7 +287,6 @@ static inline const uint8_t *marked_end(const uint8_t *text, const uint8_t *mark
     return found ? p + 1 + (found - from) : end;
 }
 
-#if HAS_BLOCKS
 /* Write the ends of pre-tokens in the 64 bytes at *p, and move *p to the last end; return the
  * number of ends. */
 static inline int64_t write_block(const Pattern *pattern, const uint8_t *text, const uint8_t **p,
@@ -295,30 +294,14 @@ static inline int64_t write_block(const Pattern *pattern, const uint8_t *text, c
 {
     int64_t count = 0, from = *p - text;
 
-    uint64_t beyond = load64(*p + 1) & TOPS;
-    if (pattern->rule != RULE_O200K) { /* allow a character of two bytes */
-        beyond &= beyond - 1;
-        beyond &= beyond - 1;
-    }
-    if (beyond) /* a block would most likely find nothing */
-        return 0;
-    for (uint64_t left = block_starts(pattern, *p, end) & ~UINT64_C(1); left; left &= left - 1)
+    for (uint64_t left = block_ends(pattern, *p, end); left; left &= left - 1)
         ends[count++] = from + __builtin_ctzll(left);
     if (count)
         *p = text + ends[count - 1];
     return count;
 }
-#else
-static inline int64_t write_block(const Pattern *pattern, const uint8_t *text, const uint8_t **p,
-                                  const uint8_t *end, int64_t *ends)
-{
-    (void)pattern, (void)text, (void)p, (void)end, (void)ends;
-    return 0;
-}
-#endif
 
 #define LONGEST_PAIR 8 /* bytes of two characters */
-#define LEAST_BLOCK 16 /* the fewest bytes at the end of a document for which a block pays off */
 
 #define WRITE_END(next)                                                                            \
     do {                                                                                           \
@@ -334,14 +317,13 @@ static inline int64_t write_block(const Pattern *pattern, const uint8_t *text, c
 /* Write the ends in a block. If a block finds none, write the end of the next pre-token by
  * `next`. */
 #define WRITE_BLOCKS(next)                                                                         \
-    while (HAS_BLOCKS && room - count >= 64 &&                                                     \
-           (last - p >= 64 || (last == end && last - p >= LEAST_BLOCK))) {                         \
+    while (room - count >= BLOCK && has_block(p, last, end)) {                                     \
         int64_t more = write_block(pattern, text, &p, end, ends + count);                          \
         count += more;                                                                             \
         if (more == 0)                                                                             \
             WRITE_END(next);                                                                       \
     }                                                                                              \
-    if (HAS_BLOCKS && count && last - p >= 64) /* no room for another block */                     \
+    if (HAS_BLOCKS && count && last - p >= BLOCK) /* no room for another block */                  \
         break;                                                                                     \
     WRITE_ENDS(next)
 

@@ -281,24 +281,44 @@ static int count_word(WordTable *table, const Word *word, int64_t more)
     return 0;
 }
 
+/* Set up to BATCH words of a document from *at on, and prefetch their slots. Move *at to the end of
+ * the last word; return the number of words. */
+static int64_t next_words(const Counter *counter, const uint8_t *text, const uint8_t *marks,
+                          int64_t *at, int64_t limit, int64_t stop, Word *words)
+{
+    const uint8_t *p = text + *at, *last = text + stop, *end = text + limit, *block;
+    const Slot *slots = counter->table.slots;
+    uint64_t mask = counter->table.mask;
+    int64_t ends[BATCH];
+    Word *word = words;
+
+    do {
+        block = p;
+        if (has_block(p, last, end))
+            word = add_block(counter->pattern, &p, end, word, slots, mask);
+    } while (p > block && word - words <= BATCH - BLOCK);
+    *at = p - text;
+    if (word > words)
+        return word - words;
+    int64_t count = pretoken_ends(counter->pattern, text, marks, *at, limit, stop, ends, BATCH);
+    for (int64_t k = 0; k < count; *at = ends[k++])
+        add_word(word++, text + *at, ends[k] - *at, slots, mask);
+    return count;
+}
+
 static int64_t count_document(Counter *counter, const uint8_t *text, const uint8_t *marks,
                               int64_t at, int64_t limit, int64_t stop, int64_t most)
 {
-    int64_t ends[BATCH];
     Word words[BATCH];
 
     while (at < stop) {
-        int64_t count = pretoken_ends(counter->pattern, text, marks, at, limit, stop, ends, BATCH);
-        for (int64_t k = 0; k < count; k++) {
-            if (ends[k] - at > most)
-                return ends[k] - at;
-            set_word(words + k, text + at, ends[k] - at);
-            __builtin_prefetch(counter->table.slots + (words[k].hash & counter->table.mask));
-            at = ends[k];
-        }
-        for (int64_t k = 0; k < count; k++)
-            if (count_word(&counter->table, words + k, 1) != 0)
+        int64_t count = next_words(counter, text, marks, &at, limit, stop, words);
+        for (const Word *word = words; word < words + count; word++) {
+            if (word->length > most)
+                return word->length;
+            if (count_word(&counter->table, word, 1) != 0)
                 return NO_MEMORY;
+        }
     }
     return 0;
 }
