@@ -148,8 +148,10 @@ extern PyObject *ascii_method; /* str.isascii */
 /* Get the bytes of a text; return 1, 0 if it is neither str nor bytes, -1 after an error. */
 int take_text(PyObject *text, Taken *taken);
 
-PyObject *new_array(const Coder *self, Py_ssize_t count);
-PyObject *array_of(const Coder *self, const uint32_t *ids, int64_t count);
+/* Return an array of `data`, or of new memory if it is NULL. number: NumPy's number of the type. */
+PyObject *new_array(const Coder *self, int dimensions, const Py_ssize_t *shape, int number,
+                    void *data);
+PyObject *array_of(const Coder *self, const uint32_t *ids, Py_ssize_t count);
 PyObject *list_of(Coder *self, const uint32_t *ids, int64_t count);
 
 /* Shrink an array of ids to its first `count`. */

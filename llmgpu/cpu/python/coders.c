@@ -54,21 +54,22 @@ Tool *take_tool(Coder *self)
             self->idle = tool->next;
     }
     UNLOCK(self);
-    if (table && tool == NULL && (tool = calloc(1, sizeof *tool)) != NULL) {
-        tool->encoder = self->engine.encoder_new(self->pattern, self->vocabulary, self->threads);
-        if (tool->encoder == NULL) {
-            free_tool(self, tool);
-            tool = NULL;
-        }
-    }
-    if (tool)
-        tool->table = table;
-    else if (table) {
+    if (table && tool == NULL)
+        tool = calloc(1, sizeof *tool);
+    if (tool == NULL) {
         LOCK(self);
-        table->users--;
+        if (table)
+            table->users--;
         UNLOCK(self);
+        return NULL;
     }
-    return tool;
+    tool->table = table;
+    if (tool->encoder == NULL)
+        tool->encoder = self->engine.encoder_new(self->pattern, self->vocabulary, self->threads);
+    if (tool->encoder)
+        return tool;
+    put_back(self, tool); /* the next call may have the memory for an encoder */
+    return NULL;
 }
 
 uint32_t *room_for(Tool *tool, int64_t count)

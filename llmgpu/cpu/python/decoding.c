@@ -58,6 +58,7 @@ static int take_list(const Coder *self, PyObject *list, Numbers *numbers)
     return 1;
 }
 
+#define SIGNED 16
 #define TAKE(type)                                                                                  \
     for (Py_ssize_t k = 0; k < count && fits; k++)                                                  \
         fits = add_number(self, numbers, k, (uint64_t)(int64_t)((const type *)view.buf)[k]);        \
@@ -73,21 +74,18 @@ static int take_array(const Coder *self, PyObject *array, Numbers *numbers)
         return 0;
     }
     Py_ssize_t count = view.itemsize ? view.len / view.itemsize : 0;
-    if (view.ndim == 1 && view.format[1] == 0 && make_room(numbers, count)) {
+    const char *type = strchr("BHILQbhilq", view.format[0]);
+    if (view.ndim == 1 && type && *type && view.format[1] == 0 && make_room(numbers, count)) {
         fits = 1;
-        switch (view.format[0] | (int)view.itemsize << 8) {
-        case 'B' | 1 << 8: TAKE(uint8_t);
-        case 'H' | 2 << 8: TAKE(uint16_t);
-        case 'I' | 4 << 8:
-        case 'L' | 4 << 8: TAKE(uint32_t);
-        case 'L' | 8 << 8:
-        case 'Q' | 8 << 8: TAKE(uint64_t);
-        case 'b' | 1 << 8: TAKE(int8_t);
-        case 'h' | 2 << 8: TAKE(int16_t);
-        case 'i' | 4 << 8:
-        case 'l' | 4 << 8: TAKE(int32_t);
-        case 'l' | 8 << 8:
-        case 'q' | 8 << 8: TAKE(int64_t);
+        switch (view.itemsize | (*type >= 'a' ? SIGNED : 0)) {
+        case 1: TAKE(uint8_t);
+        case 2: TAKE(uint16_t);
+        case 4: TAKE(uint32_t);
+        case 8: TAKE(uint64_t);
+        case SIGNED | 1: TAKE(int8_t);
+        case SIGNED | 2: TAKE(int16_t);
+        case SIGNED | 4: TAKE(int32_t);
+        case SIGNED | 8: TAKE(int64_t);
         default: fits = 0;
         }
     }
@@ -149,14 +147,10 @@ static PyObject *spelled_text(const Coder *self, const Numbers *numbers, const c
 PyObject *decode(const Coder *self, PyObject *ids, const char *errors)
 {
     Numbers numbers;
-    PyObject *result;
+    PyObject *result = !take_ids(self, ids, &numbers) ? nothing()
+                       : errors ? spelled_text(self, &numbers, errors)
+                                : spelled_bytes(self, &numbers);
 
-    if (!take_ids(self, ids, &numbers))
-        result = nothing();
-    else if (errors)
-        result = spelled_text(self, &numbers, errors);
-    else
-        result = spelled_bytes(self, &numbers);
     free_numbers(&numbers);
     return result;
 }
@@ -209,18 +203,15 @@ PyObject *coder_spans(PyObject *object, PyObject *const *args, Py_ssize_t given)
     if (given != 2)
         return PyErr_Format(PyExc_TypeError, "spans takes a text and its ids");
     int status = take_text(args[0], &text);
-    if (status < 0)
-        return NULL;
-    if (status == 0)
-        return nothing();
+    if (status <= 0)
+        return status ? NULL : nothing();
     int fits = take_ids(self, args[1], &numbers);
     int64_t at = 0, characters = 0, *row;
     for (int64_t k = 0; fits && k < numbers.count; k++)
         at += self->spans[numbers.ids[k]];
     if (fits && at == text.length) {
-        NewArray make = (NewArray)self->numpy[NEW_ARRAY];
         Py_ssize_t shape[] = {numbers.count, 2};
-        array = make(self->numpy[NDARRAY_TYPE], 2, shape, self->span_number, NULL, NULL, 0, 0, NULL);
+        array = new_array(self, 2, shape, self->span_number, NULL);
         row = array ? data_of(array) : NULL;
         at = 0;
         for (int64_t k = 0; array && k < numbers.count; k++, row += 2) {

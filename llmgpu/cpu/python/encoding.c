@@ -56,19 +56,18 @@ static int find_cuts(Coder *self, const Taken *text)
 static PyObject *encode_taken(Coder *self, Tool *tool, const Taken *text, enum result kind)
 {
     int is_direct = kind == ARRAY && text->length > COPIED_BYTES; /* into an array to be shortened */
-    PyObject *array = is_direct ? new_array(self, text->length + 3) : NULL;
-    uint32_t *ids = is_direct ? NULL : room_for(tool, text->length + 3);
+    Py_ssize_t room = text->length + 3;
 
-    if (ids)
-        return result_of(self, kind, ids, encode_to(self, tool, text, ids));
-    if (!is_direct)
-        return nothing();
+    if (!is_direct) {
+        uint32_t *ids = room_for(tool, room);
+        return result_of(self, kind, ids, ids ? encode_to(self, tool, text, ids) : -1);
+    }
+    PyObject *array = new_array(self, 1, &room, self->id_number, NULL);
     int64_t count = array ? encode_to(self, tool, text, data_of(array)) : 0;
-    if (array && count >= 0)
-        return shortened(self, array, count);
-    if (array)
-        Py_DECREF(array);
-    return array ? nothing() : NULL;
+    if (array == NULL || count >= 0)
+        return array ? shortened(self, array, count) : NULL;
+    Py_DECREF(array);
+    return nothing();
 }
 
 PyObject *encode(Coder *self, PyObject *given, enum result kind, int any_length)
@@ -79,14 +78,10 @@ PyObject *encode(Coder *self, PyObject *given, enum result kind, int any_length)
     if (self->pattern == NULL)
         return nothing();
     int status = take_text(given, &text);
-    if (status < 0)
-        return NULL;
-    if (status == 0 || (text.length > self->most_bytes && !any_length)) {
-        if (status)
-            Py_XDECREF(text.owner);
-        return nothing();
-    }
-    Tool *tool = find_cuts(self, &text) == 0 ? take_tool(self) : NULL;
+    if (status <= 0)
+        return status ? NULL : nothing();
+    int fits = text.length <= self->most_bytes || any_length;
+    Tool *tool = fits && find_cuts(self, &text) == 0 ? take_tool(self) : NULL;
     if (tool) {
         result = encode_taken(self, tool, &text, kind);
         put_back(self, tool);
@@ -174,9 +169,7 @@ static int join(PyObject *texts, Py_ssize_t count, int64_t most, Joined *joined)
 /* Return a view of `count` ids of an array. */
 static PyObject *view_of(const Coder *self, PyObject *whole, uint32_t *ids, Py_ssize_t count)
 {
-    PyObject *view = ((NewArray)self->numpy[NEW_ARRAY])(self->numpy[NDARRAY_TYPE], 1, &count,
-                                                        self->id_number, NULL, ids, 0, ARRAY_FLAGS,
-                                                        NULL);
+    PyObject *view = new_array(self, 1, &count, self->id_number, ids);
 
     if (view) {
         Py_INCREF(whole);
@@ -209,7 +202,7 @@ static PyObject *encode_joined(Coder *self, Tool *tool, const Joined *joined, in
 {
     uint32_t *ids = room_for(tool, joined->length + 3);
     int64_t *starts = malloc(((size_t)joined->count + 1) * sizeof *starts);
-    PyObject *result = NULL, *whole;
+    PyObject *whole = NULL, *result = NULL;
     int64_t stopped, count = -1;
 
     if (ids && starts) {
@@ -222,14 +215,10 @@ static PyObject *encode_joined(Coder *self, Tool *tool, const Joined *joined, in
     }
     if (count < 0) {
         result = nothing();
-    } else {
+    } else if (as_list || (whole = array_of(self, ids, count)) != NULL) {
         starts[joined->count] = count;
-        if (as_list) {
-            result = rows_of(self, NULL, ids, starts, joined->count);
-        } else if ((whole = array_of(self, ids, count)) != NULL) {
-            result = rows_of(self, whole, data_of(whole), starts, joined->count);
-            Py_DECREF(whole);
-        }
+        result = rows_of(self, whole, whole ? data_of(whole) : ids, starts, joined->count);
+        Py_XDECREF(whole);
     }
     free(starts);
     return result;

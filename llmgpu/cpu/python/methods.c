@@ -35,11 +35,16 @@ static int is_ours(PyObject *tokenizer, enum method method, PyObject *name)
     return is_same;
 }
 
-/* Call the replaced function. names: the names of the last arguments; NULL if none has a name. */
-static PyObject *call_replaced(enum method method, PyObject *self, PyObject *const *args,
-                               Py_ssize_t count, PyObject *names)
+/* Return the result of the usual case; if it is None, call the replaced function.
+ *
+ * names: the names of the last arguments; NULL if none has a name. */
+static PyObject *or_replaced(PyObject *result, enum method method, PyObject *self,
+                             PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    PyObject *given = PyTuple_New(count + 1), *named = names ? PyDict_New() : NULL, *result = NULL;
+    if (result != Py_None)
+        return result;
+    Py_DECREF(result);
+    PyObject *given = PyTuple_New(count + 1), *named = names ? PyDict_New() : NULL;
     int is_whole = given && (named || names == NULL);
 
     for (Py_ssize_t k = 0; is_whole && k <= count; k++) {
@@ -49,29 +54,17 @@ static PyObject *call_replaced(enum method method, PyObject *self, PyObject *con
     }
     for (Py_ssize_t k = 0; is_whole && names && k < PyTuple_Size(names); k++)
         is_whole = PyDict_SetItem(named, PyTuple_GetItem(names, k), args[count + k]) == 0;
-    if (is_whole)
-        result = PyObject_Call(replaced[method], given, named);
+    result = is_whole ? PyObject_Call(replaced[method], given, named) : NULL;
     Py_XDECREF(given);
     Py_XDECREF(named);
     return result;
-}
-
-/* Return the result of the usual case; if it is None, return the result of the replaced
- * function. */
-static PyObject *or_replaced(PyObject *result, enum method method, PyObject *self,
-                             PyObject *const *args, Py_ssize_t count, PyObject *names)
-{
-    if (result != Py_None)
-        return result;
-    Py_DECREF(result);
-    return call_replaced(method, self, args, count, names);
 }
 
 /* encode(text), encode(text, dtype=list) */
 static PyObject *method_encode(PyObject *self, PyObject *const *args, Py_ssize_t count,
                                PyObject *names)
 {
-    PyObject *coder = count == 1 ? coder_of(self) : NULL, *result = NULL;
+    PyObject *coder = count == 1 ? coder_of(self) : NULL, *result;
     enum result kind = coder ? (enum result)((Coder *)coder)->usual : OTHER;
     int is_usual = coder != NULL;
 
@@ -106,9 +99,8 @@ static PyObject *of_one(enum method method, PyObject *self, PyObject *const *arg
     PyObject *object = count == 1 && names == NULL ? coder_of(self) : NULL, *result;
     Coder *coder = (Coder *)object;
 
-    if (coder == NULL)
-        result = nothing();
-    else if (method == COUNT_IDS && (coder->usual == NARROW || !is_ours(self, ENCODE, encode_name)))
+    if (coder == NULL || (method == COUNT_IDS &&
+                          (coder->usual == NARROW || !is_ours(self, ENCODE, encode_name))))
         result = nothing();
     else if (method == COUNT_IDS)
         result = encode(coder, args[0], COUNT, 0);

@@ -62,16 +62,18 @@ int take_text(PyObject *text, Taken *taken)
     return 1;
 }
 
-PyObject *new_array(const Coder *self, Py_ssize_t count)
+PyObject *new_array(const Coder *self, int dimensions, const Py_ssize_t *shape, int number,
+                    void *data)
 {
     NewArray make = (NewArray)self->numpy[NEW_ARRAY];
+    int flags = data ? ARRAY_FLAGS : 0;
 
-    return make(self->numpy[NDARRAY_TYPE], 1, &count, self->id_number, NULL, NULL, 0, 0, NULL);
+    return make(self->numpy[NDARRAY_TYPE], dimensions, shape, number, NULL, data, 0, flags, NULL);
 }
 
-PyObject *array_of(const Coder *self, const uint32_t *ids, int64_t count)
+PyObject *array_of(const Coder *self, const uint32_t *ids, Py_ssize_t count)
 {
-    PyObject *array = new_array(self, count);
+    PyObject *array = new_array(self, 1, &count, self->id_number, NULL);
 
     if (array && count)
         memcpy(data_of(array), ids, (size_t)count * sizeof *ids);
@@ -79,25 +81,23 @@ PyObject *array_of(const Coder *self, const uint32_t *ids, int64_t count)
 }
 
 /* Return the int object of an id. */
-static inline PyObject *as_int(Coder *self, uint32_t id)
+static inline PyObject *as_int(const Coder *self, uint32_t id)
 {
-#ifndef Py_GIL_DISABLED /* without the lock, counting references of shared objects is slow */
-    if (self->ready) {
-        PyObject **ready = self->ready + id;
-        if (*ready == NULL && (*ready = PyLong_FromUnsignedLong(id)) == NULL)
-            return NULL;
-        Py_INCREF(*ready);
-        return *ready;
-    }
-#endif
-    return PyLong_FromUnsignedLong(id);
+    PyObject **ready = self->ready ? self->ready + id : NULL;
+
+    if (ready == NULL)
+        return PyLong_FromUnsignedLong(id);
+    if (*ready == NULL && (*ready = PyLong_FromUnsignedLong(id)) == NULL)
+        return NULL;
+    Py_INCREF(*ready);
+    return *ready;
 }
 
 PyObject *list_of(Coder *self, const uint32_t *ids, int64_t count)
 {
     PyObject *list = PyList_New(count);
 
-#ifndef Py_GIL_DISABLED
+#ifndef Py_GIL_DISABLED /* without the lock, counting references of shared objects is slow */
     if (self->ready == NULL)
         self->ready = calloc((size_t)self->size, sizeof *self->ready);
 #endif
