@@ -33,6 +33,15 @@ def build(kind: str, folder: Path, pattern: str, root: Path = ROOT, **variables:
     return path
 
 
+def copied(folder: Path) -> Path:
+    """Return a copy of the sources, in which nothing is built."""
+    root = folder / "root"
+    ignored = shutil.ignore_patterns("*.so", ".*", "__pycache__", "tests", "build", "dist")
+    shutil.copytree(ROOT, root, ignore=ignored)
+    (root / ".gitignore").write_bytes((ROOT / ".gitignore").read_bytes())
+    return root
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("--wheel", tmp_path_factory.mktemp("wheel"), "llmgpu-*.whl")
@@ -70,10 +79,7 @@ def test_it_carries_the_engine_and_says_for_which_platform(wheel: Path) -> None:
 def test_what_can_not_be_compiled_is_left_out(
     tmp_path: Path, refused: str, has_engine: bool
 ) -> None:
-    root = tmp_path / "root"
-    ignored = shutil.ignore_patterns("*.so", ".*", "__pycache__", "tests", "build", "dist")
-    shutil.copytree(ROOT, root, ignore=ignored)
-    (root / ".gitignore").write_bytes((ROOT / ".gitignore").read_bytes())
+    root = copied(tmp_path)
     compiler = tmp_path / "compiler"
     compiler.write_text(f'#!/bin/sh\ncase "$*" in *{refused}*) exit 1;; esac\nexec cc "$@"\n')
     compiler.chmod(0o755)
@@ -82,6 +88,14 @@ def test_what_can_not_be_compiled_is_left_out(
     assert ("llmgpu/cpu/engine.so" in names) == has_engine
     assert not any(name.startswith("llmgpu/cpu/calls.") for name in names)
     assert made.name.endswith("-py3-none-any.whl") != has_engine
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_it_carries_modules_that_other_pythons_built(tmp_path: Path) -> None:
+    root = copied(tmp_path)
+    (root / "llmgpu" / "cpu" / "calls.cpython-399t-x86_64-linux-gnu.so").write_bytes(b"module")
+    names = zipfile.ZipFile(build("--wheel", tmp_path, "llmgpu-*.whl", root)).namelist()
+    assert "llmgpu/cpu/calls.cpython-399t-x86_64-linux-gnu.so" in names
 
 
 def test_it_says_who_made_it_and_carries_the_license(wheel: Path) -> None:
