@@ -90,11 +90,13 @@ TESTS = {
 }
 KERNEL_TESTS = {
     "wgsl/common": "bpe/encoding/test_subgroups.py bpe/plain/test_recount_gpu.py "
-    "bpe/plain/test_greedy_gpu.py",
+    "bpe/plain/test_greedy_gpu.py gpu/test_hash_key.py lm/ops/test_loss.py",
     "wgsl/words": "bpe/words/test_word_table_gpu.py bpe/words/test_count_gpu.py",
     "wgsl/count": "bpe/words/test_count_gpu.py bpe/test_engines.py",
-    "wgsl/encode": "bpe/encoding/test_encoder_gpu.py bpe/test_engines.py",
-    "wgsl/pretoken": "bpe/pretokens/test_pretoken_gpu.py bpe/pretokens/test_pretoken_walk_gpu.py",
+    "wgsl/encode": "bpe/encoding/test_encoder_gpu.py bpe/encoding/test_pieces_gpu.py "
+    "bpe/test_engines.py",
+    "wgsl/pretoken": "bpe/pretokens/test_pretoken_gpu.py bpe/pretokens/test_pretoken_walk_gpu.py "
+    "bpe/encoding/test_pieces_gpu.py",
     "wgsl/batched": "bpe/training/test_batched_gpu.py",
     "wgsl/recount": "bpe/plain/test_recount_gpu.py",
     "wgsl/trie": "bpe/plain/test_greedy_gpu.py",

@@ -177,7 +177,7 @@ class Task:
 
     def run(self, folder: Path) -> int:
         """Run the tests in a copy of the repository; return the exit code of the process."""
-        names = "gpu" if self.on_devices else "not gpu and not warned"
+        names = "gpu or full" if self.on_devices else "not gpu and not warned"
         options = [*PYTEST_OPTIONS, "-m", "not slow", "-k", names]
         if self.mutant is None:
             recorder = Recorder(self.on_devices)

@@ -174,6 +174,7 @@ RULES: dict[str, list[str]] = {
         r"^(?:if \()?parts (?:=|>) (?:thread_count\(|longer / ALIGNMENT)",
     ],
     "llmgpu/cpu/trainer.c": [
+        r"trainer->passes \*= 2\) \{ .*: 2 -> 3$",  # time alone: how many more passes
         r"^int64_t at = 1, word = 0; ",  # both are set once more before they are read
         r"inside \+ 1 < length; inside\+\+\) \| \d+: < -> <=",  # overwritten by the next line
     ],
@@ -267,6 +268,18 @@ RULES: dict[str, list[str]] = {
     ],
     "wgsl/pretoken/gpt2_starts.wgsl": [
         r"^return select\(0u, 3u, ll \|\| ve_or_re\); .*: 0 -> 1$",  # a letter after "'" starts
+        r"^for \(var back = 1; back <= 3; .*: 3 -> 4$",  # no contraction has 4 bytes
+    ],
+    "wgsl/pretoken/class_starts.wgsl": [
+        r"^const NEWLINE: u32 = 4u; ",  # any number that no other class has
+    ],
+    "wgsl/pretoken/walk.wgsl": [
+        # Time alone: the walk goes back to an earlier start that is certain.
+        r"^return own == NUMBER_CATEGORY \|\| own == WHITE_SPACE .*: \|\| -> &&$",
+        r"^for \(var length = 2; length <= 4; .*: 4 -> 5$",  # no character has 5 bytes
+    ],
+    "wgsl/pretoken/quick.wgsl": [
+        r"^select\(0u, countLeadingZeros\(.* \| 7: 0 -> 1$",  # it is compared with BESIDE_BYTES
     ],
     "wgsl/words/03_rehash.wgsl": [
         r"probe < MAX_PROBES; .*: (?:0 -> 1|< -> <=)$",  # one of thousands, in a table half free
@@ -276,9 +289,18 @@ RULES: dict[str, list[str]] = {
         # Time alone: which hash a word has, whose bytes are compared.
         r"^for \(var done = 0u; done < length; done \+= 8u\) .*: (?:0 -> 1|8 -> 9|< -> <=)$",
         r"^var hash = |^let place = start \+ min\(.*: 8 -> 9$",
+        r"^hash &= vec2<u32>\(HASH_MASK, ",  # the highest byte is that of HASHED anyway
     ],
     "wgsl/words/home.wgsl": [
         r"select\(key\.y, 0u, .*: 0 -> 1$",  # the same
+    ],
+    "wgsl/trie/00_chunk_entry.wgsl": [
+        r"^let groups = \(params\.chunk_count .*: - -> \+$",  # time alone: a group without chunks
+    ],
+    "wgsl/recount/01_clear_table.wgsl": [
+        # Time alone: starts of runs are looked for, although no run is merged.
+        r"^set_groups\(ARGS_RUN(?:S|_SCAN), 0u\); .*-> ;$",
+        r"^set_groups\(ARGS_COUNT, .*: 1 -> 2$",  # the last symbol is the first of no pair
     ],
     "wgsl/recount/02_pair_count.wgsl": [
         r"^const GLOBAL_PROBES: .*: 32 -> 33$",  # when a table is made larger
@@ -291,6 +313,12 @@ RULES: dict[str, list[str]] = {
     ],
     "wgsl/batched/03_count_ranks.wgsl": [
         r"^for \(var bin = local_index; bin < BINS; .*< -> <=$",  # time alone, as below
+    ],
+    "wgsl/batched/rank.wgsl": [
+        r"^let bits = 32u - countLeadingZeros\(most\); .*: 32 -> 33$",  # half of the bins are empty
+    ],
+    "wgsl/words/state.wgsl": [
+        r"^override MAX_WORD: ",  # a limit, which the host reads here
     ],
     "wgsl/batched/09_make_pairs.wgsl": [
         # After the members there is one that was merged before, or slot 0, of no pair.

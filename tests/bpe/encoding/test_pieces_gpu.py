@@ -28,7 +28,7 @@ from tests.bpe.encoding.test_encoder_gpu import encode
 from tests.bpe.interchange.models import model, random_pieces, random_text
 from tests.bpe.interchange.test_metaspace import CASES
 from tests.bpe.pretokens.test_pretoken_gpu import Marker
-from tests.reference.pieces import MARK, Piece
+from tests.reference.pieces import MARK, NORMAL, Piece
 
 # Parts of characters, bytes of no character, surrogates and code points without a token. The last
 # is a byte whose value is the code point of a character with a token.
@@ -114,6 +114,22 @@ def test_words_start_where_the_host_lets_them(
     for size in (64, 1 << 16):
         found = Marker(any_device, vocabulary.cut, 1 << 16).documents(documents, size)
         np.testing.assert_array_equal(found, marks(vocabulary, documents))
+
+
+@pytest.mark.parametrize("has_bytes", [True, False])
+def test_words_start_around_the_last_characters_of_each_length(
+    any_device: Device, has_bytes: bool, tmp_path: Path
+) -> None:
+    """No word starts inside a piece, and each character is in one piece with a letter."""
+    points = [*map(chr, (0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x10FFFF))]
+    added = [
+        (text, -20.0, NORMAL) for point in points for text in (point, f"{point}q", f"q{point}")
+    ]
+    pieces = [*random_pieces(4, has_bytes=has_bytes), ("q", -20.0, NORMAL), *added]
+    vocabulary = vocabulary_of(tuple(pieces), tmp_path)
+    documents = [f"{a}q{b}{a} {b}q".encode() for a in points for b in points]
+    found = Marker(any_device, vocabulary.cut, 1 << 12).documents(documents, 1 << 12)
+    np.testing.assert_array_equal(found, marks(vocabulary, documents))
 
 
 @pytest.mark.parametrize("name", CASES)

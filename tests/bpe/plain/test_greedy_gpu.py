@@ -143,6 +143,13 @@ def test_long_walks_lose_no_ids(device: Device, longest: int, size: int, chunk_b
     assert encode(encoder, b"a" * size)[0] == [97] * size
 
 
+def test_more_chunks_than_a_workgroup_sums_at_once(device: Device) -> None:
+    vocabulary = make_vocabulary([*BYTES, b"ab", b" c"], "class")
+    encoder = GpuGreedyEncoder(device, vocabulary, 1 << 16, chunk_bytes=2)
+    text = b"ab c bca " * 1000
+    assert encode(encoder, text) == encode(NumpyEncoder(vocabulary), text)
+
+
 def test_two_texts_at_a_time(device: Device) -> None:
     vocabulary = make_vocabulary([*BYTES, b"ab", b"ba"], "none")
     encoder = GpuGreedyEncoder(device, vocabulary, 1_000)
@@ -207,6 +214,10 @@ def test_tokens_longer_than_chunks_are_found(device: Device) -> None:
 
 def test_a_byte_without_a_token_is_named(device: Device) -> None:
     vocabulary = make_vocabulary([bytes([value]) for value in range(256) if value != 0x7A], "class")
+    encoder = GpuGreedyEncoder(device, vocabulary, 1 << 12, chunk_bytes=8)
+    for shift in range(4):  # the byte's place in a number of 32 bits
+        with pytest.raises(InputError, match=rf"0x7a at offset {1234 + shift} of the text"):
+            encode(encoder, b"ab " * 411 + b"\n" * (1 + shift) + b"z" + b"ab" * 50)
     encoder = GpuGreedyEncoder(device, vocabulary, 100, chunk_bytes=8)
     with pytest.raises(InputError, match=r"0x7a at offset 1234 of the text"):
         encode(encoder, b"ab " * 411 + b"\nz" + b"ab" * 50)

@@ -145,6 +145,13 @@ def test_workgroup_and_table_sizes_change_nothing(any_device: Device) -> None:
         assert results[0].symbols == other.symbols
 
 
+def test_a_table_that_pairs_fill_grows(device: Device) -> None:
+    documents = [words(9, 300, 60)]
+    trained = train(device, documents, merges=10, pattern="class", table_slots=16)
+    expected = reference.train(documents, 10, "class", "bytes", 2)
+    assert [tuple(pair) for pair in trained.pairs.tolist()] == expected
+
+
 class _Hardware(Device):
     """A device that takes itself for hardware, and remembers what it compiles."""
 

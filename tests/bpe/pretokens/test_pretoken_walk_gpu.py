@@ -118,6 +118,23 @@ def test_plain_text(walker: Walker, pattern: str, pieces: list[str], seed: int) 
     assert walker.undecided() == 0
 
 
+def test_numbers_in_plain_text(walker: Walker, pattern: str) -> None:
+    """Runs of digits that begin at each place of a segment, and end in it or in the next one."""
+    text = b" ".join(b"ab" * k + b" " + b"1" * n for k in range(9) for n in range(1, 12))
+    found = walker.mask(text, np.zeros(1, np.int64))
+    np.testing.assert_array_equal(found, expected_mask([text], pattern))
+
+
+def test_the_first_and_last_sequences_of_each_length(walker: Walker, pattern: str) -> None:
+    """A character joins the letters after it; bytes of no character are characters of their own."""
+    points = (0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFF, 0x10000, 0x10FFFF)
+    broken = ("c1bf", "e09fbf", "eda080", "edbfbf", "f08fbfbf", "f4908080", "f5808080", "f48fbf")
+    sequences = [*(chr(point).encode() for point in points), *map(bytes.fromhex, broken)]
+    documents = [b"1%babc %b\n" % (sequence, sequence) for sequence in sequences]
+    found = walker.mask(b"".join(documents), begins_of(documents))
+    np.testing.assert_array_equal(found, expected_mask(documents, pattern))
+
+
 @pytest.mark.slow
 def test_code_points_between_others(walker: Walker, pattern: str) -> None:
     frame = "{0}a{0}B{0}1{0}{0} {0}\n{0}!{0}'{0}"

@@ -21,6 +21,7 @@ from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.device import Device
+from llmgpu.kernel_source import struct_dtype
 from llmgpu.progress import no_progress
 from tests.bpe.word_lists import byte_ids
 from tests.reference import bpe as reference
@@ -113,6 +114,64 @@ def test_thousands_of_equal_counts_are_told_apart(device: Device, letters: bytes
     words = random_words(1, 20_000, letters)
     trained = batched_gpu.train(device, words, ALL_PAIRS, merges=3000)
     assert_same(trained, batched_numpy.train(words, ALL_PAIRS, merges=3000))
+
+
+def listed_pairs(device: Device, counts: NDArray[np.uint32], pairs: NDArray[np.uint32]) -> Any:
+    """Refill a hot list on a device; return the slots listed, uint32 (n,).
+
+    counts: uint32 (n,); pairs: left and right symbol, uint32 (n, 2). Pair k is in slot k + 1.
+    """
+    kernels, size = batched_gpu.compile_kernels(device), 1 + len(counts)
+    table = np.zeros(size, struct_dtype("batched/state.wgsl", "Pair"))
+    table["left"][1:], table["right"][1:] = pairs.T
+    state = np.zeros(1, batched_gpu.STATE)
+    state["status"], state["digit_width"] = batched_gpu.REFILL, batched_gpu.NONE
+    state["min_frequency"], state["last_count"] = 2, counts.max()
+    state["pair_count"] = size
+    buffers = {
+        "pairs": device.upload("pairs", table),
+        "pair_counts": device.upload("pair counts", np.append(np.uint32(0), counts)),
+        "state": device.upload("state", state),
+        "bins": device.create_buffer("bins", 4 * batched_gpu.BINS),
+        "hot_list": device.create_buffer("hot list", batched_gpu.HOT_BYTES * size),
+    }
+    names = ["lower_threshold", *["count_ranks", "lower_threshold"] * batched_gpu.MAX_DIGITS]
+    commands = device.record()
+    for name in (*names, "refill_hot_list"):
+        commands.dispatch(kernels[name].bind_from(buffers), 1 if name == "lower_threshold" else 8)
+    commands.submit()
+    listed = device.read(buffers["state"], batched_gpu.STATE.itemsize // 4, np.uint32)
+    count = int(listed.view(batched_gpu.STATE)["hot_count"][0])
+    return device.read(buffers["hot_list"], 4 * count, np.uint32).reshape(count, 4)[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("least", "most"),
+    [(7, 7), (1, 4), (1, 1 << 10), (1200, 1201), (1024, 2048), (1, (1 << 32) - 1)],
+)
+@pytest.mark.parametrize("size", [1500, 20_000])
+def test_the_pairs_of_highest_rank_are_listed(
+    device: Device, least: int, most: int, size: int
+) -> None:
+    """All of few pairs, 512 to 2048 of many, whose ranks differ in counts or in symbols alone."""
+    rng = np.random.default_rng(5)
+    counts = rng.integers(least, most, size, np.uint32, endpoint=True)
+    counts[:300] = most
+    keys = rng.choice(1 << 22, size, replace=False)
+    pairs = np.column_stack([keys >> 11, keys & 2047]).astype(np.uint32)
+    ranking = np.lexsort((pairs[:, 1], pairs[:, 0], -counts.astype(np.int64)))
+    ranking = ranking[counts[ranking] >= 2]
+    slots = listed_pairs(device, counts, pairs)
+    assert len(slots) == len(ranking) if len(ranking) <= 2048 else 512 <= len(slots) <= 2048
+    assert sorted(slots.tolist()) == sorted((1 + ranking[: len(slots)]).tolist())
+
+
+def test_pairs_that_share_no_symbol_are_one_batch(device: Device) -> None:
+    words = {bytes([2 * k, 2 * k + 1]): 300 - k for k in range(100)}
+    symbols = byte_symbols(distinct(words), byte_ranks("hf"))
+    trained = batched_gpu.train(device, symbols, REPEATED, merges=100)
+    assert_same(trained, batched_numpy.train(symbols, REPEATED, merges=100))
+    assert trained.batches == 1
 
 
 def test_symbols_beyond_bytes_go_on_from_there(any_device: Device) -> None:

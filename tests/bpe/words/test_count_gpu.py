@@ -100,6 +100,15 @@ def test_a_word_of_many_slices(device: Device) -> None:
     assert words[b" " + long] == 1
 
 
+@pytest.mark.parametrize("pattern", ["cl100k", "o200k"])
+def test_words_of_runs_that_the_host_cuts_are_counted_once(device: Device, pattern: str) -> None:
+    """A run of digits is longer than a kernel walks back to a certain start of a pre-token."""
+    documents = [b"It's 12 words. " + b"1" * 20_000 + b" x", b"a 1"]
+    counter = GpuWordCounter(device, pattern, WordAccumulator(1 << 26))
+    words = counter.count(corpus_from_bytes(documents))
+    assert as_counter(words) == expected(documents, pattern)
+
+
 def test_counts_move_to_the_host_before_they_overflow(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
