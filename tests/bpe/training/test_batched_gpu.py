@@ -174,6 +174,23 @@ def test_pairs_that_share_no_symbol_are_one_batch(device: Device) -> None:
     assert trained.batches == 1
 
 
+def test_hundreds_of_pairs_that_occur_once_are_ranked(device: Device) -> None:
+    draw = random.Random(6)
+    spelled = [draw.randbytes(6) for _ in range(150)]
+    words = byte_symbols(distinct(dict.fromkeys(spelled, 1)), byte_ranks("hf"))
+    trained = batched_gpu.train(device, words, ALL_PAIRS, merges=500)
+    assert trained.counts[-300] == 1
+    assert_same(trained, batched_numpy.train(words, ALL_PAIRS, merges=500))
+
+
+def test_new_pairs_whose_places_in_a_table_are_taken(device: Device) -> None:
+    """200 new pairs in a table of 1024."""
+    words = {bytes([k, 250, 251, 100 + k]): 300 - k for k in range(100)}
+    symbols = byte_symbols(distinct(words), byte_ranks("hf"))
+    trained = batched_gpu.train(device, symbols, REPEATED, merges=150, first_capacities=TINY)
+    assert_same(trained, batched_numpy.train(symbols, REPEATED, merges=150))
+
+
 def test_symbols_beyond_bytes_go_on_from_there(any_device: Device) -> None:
     words = random_words(2, 2000, b"abcd")
     first = batched_numpy.train(words, REPEATED, merges=50)
