@@ -75,9 +75,11 @@ def test_ids_are_those_of_the_host(
         vocabulary = replace(vocabulary, pieces=rules)
     draw = random.Random(seed)
     documents = random_documents(draw)
-    joined = b" ".join(random_documents(draw) * 9)
+    more = random_documents(draw)
     expected = NumpyEncoder(vocabulary)
-    for size in (64, 1 << 16):
+    # A repeated text has known words: two times are many slices of 64 bytes.
+    for size, times in ((64, 2), (1 << 16, 9)):
+        joined = b" ".join(more * times)
         encoder = GpuEncoder(any_device, vocabulary, size, first_words=64)
         assert encode(encoder, documents) == encode(expected, documents)
         assert encode(encoder, [joined]) == encode(expected, [joined])
@@ -110,10 +112,11 @@ def test_words_start_where_the_host_lets_them(
     every = [chr(point) for point in (*range(0x3000), *range(0xD000, 0x110000, 97))]
     points = [p for p in every if not "\ud800" <= p <= "\udfff"]
     documents = [*random_documents(draw), b"", *(d + b"\xe6" for d in random_documents(draw))]
-    documents += [f" {p}{draw.choice(points)}".encode() for p in points]
-    for size in (64, 1 << 16):
-        found = Marker(any_device, vocabulary.cut, 1 << 16).documents(documents, size)
-        np.testing.assert_array_equal(found, marks(vocabulary, documents))
+    pairs = [f" {p}{draw.choice(points)}".encode() for p in points]
+    # Every code point in large slices; slices of 64 bytes end between some of them.
+    for size, few in ((64, pairs[::24]), (1 << 16, pairs)):
+        found = Marker(any_device, vocabulary.cut, 1 << 16).documents([*documents, *few], size)
+        np.testing.assert_array_equal(found, marks(vocabulary, [*documents, *few]))
 
 
 @pytest.mark.parametrize("has_bytes", [True, False])
