@@ -32,7 +32,7 @@ from tests.harness.hash_keys import KEYS, use_key
 from tests.reference import hashes
 
 KNOWN, OTHER = KEYS[:2]  # the attacker knows the first
-FIRSTS = 64  # slots at which the search for all items of a flood begins, under the known key
+FIRSTS = 128  # slots at which the search for all items of a flood begins, under the known key
 MOST = 40  # slots in a row, taken by chance in a table an eighth full less than once in 1e9
 
 
@@ -76,7 +76,7 @@ def test_pairs_flood_the_table_of_a_vocabulary_under_the_known_key_alone(engine:
     if engine == "c" and library() is None:
         pytest.skip("there is no CPU engine here")
     slots, pairs = 1 << 13, 1000
-    ids = np.random.default_rng(3).integers(0, 50_000, (400_000, 2)).tolist()
+    ids = np.random.default_rng(3).integers(0, 50_000, (100_000, 2)).tolist()
     chosen = hashes.flood(ids, lambda pair: hashes.hash_numbers(pair, KNOWN), slots, FIRSTS, pairs)
     distinct = sorted({*map(tuple, chosen)})
     entries = np.array([(*pair, rank, 0) for rank, pair in enumerate(distinct)], np.uint32)
@@ -169,14 +169,14 @@ def test_no_result_depends_on_the_key(
 ) -> None:
     use_key(monkeypatch, key)
     on_device, on_host = DeviceEngine(any_device), NumpyEngine()
-    documents = make_documents(5)
+    documents = make_documents(5)[:8]
     assert count(on_device, documents, "gpt2") == count(on_host, documents, "gpt2")
     options = TrainingOptions(400, "gpt2")
     expected = train(on_host, documents, options).vocabulary
-    for found in (options, TrainingOptions(400, "gpt2", engine="recount")):
-        assert train(on_device, documents, found).vocabulary.merges.tolist() == (
-            expected.merges.tolist()
-        )
+    recounted = TrainingOptions(300, "gpt2", engine="recount")
+    for found in (options, recounted):
+        merges = train(on_device, documents, found).vocabulary.merges.tolist()
+        assert merges == expected.merges[: found.vocab_size - 256].tolist()
     encoder = on_device.encoder(expected, 4096)
     assert encode(encoder, documents) == encode(on_host.encoder(expected), documents)
 

@@ -57,7 +57,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 def plain(result: Any) -> Any:
     if isinstance(result, np.ndarray):
-        return "array", result.dtype.str, result.shape, result.flags.writeable, result.tolist()
+        return "array", result.dtype.str, result.shape, result.flags.writeable, result.tobytes()
     if isinstance(result, (list, tuple)):
         types = list(map(type, result))
         flat = SCALARS.issuperset(types)
