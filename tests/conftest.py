@@ -21,7 +21,7 @@ import signal
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,16 @@ from llmgpu.backend import list_adapters
 from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 from llmgpu.bpe.words.count_gpu import GpuWordCounter
 from llmgpu.errors import LlmgpuError
-from llmgpu.gpu.adapters import WEBGPU_DEFAULT_LIMITS, load_driver
-from llmgpu.gpu.adapters import list_adapters as list_gpu_adapters
-from llmgpu.gpu.device import Device
-from llmgpu.gpu.driver import MATRIX_FEATURE
+from llmgpu.gpu import (
+    MATRIX_FEATURE,
+    WEBGPU_DEFAULT_LIMITS,
+    AdapterInfo,
+    Device,
+    OpenedAdapter,
+    load_driver,
+)
+from llmgpu.gpu import list_adapters as list_gpu_adapters
+from llmgpu.gpu.adapters import OPTIONAL_FEATURES
 from tests.engines import ENGINES, CEngine, DeviceEngine, Engine, NumpyEngine
 from tests.gpu.guarded import GuardedDevice
 
@@ -223,6 +229,43 @@ def tables_are_small_at_first() -> Iterator[None]:
         for owner in (GpuEncoder, GpuWordCounter):
             defaults: Any = owner.__init__.__kwdefaults__
             patch.setitem(defaults, "first_words", FIRST_WORDS)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def adapters_are_opened_once() -> Iterator[None]:
+    """Let tests and commands in this process share opened adapters and compiled kernels.
+
+    Software compiles kernels slowly. All else is a device's own: buffers, transfers, times. Devices
+    with other features or limits share nothing.
+    """
+    opened: dict[tuple[str, str], OpenedAdapter] = {}
+    kernels: dict[int, Any] = {}  # of devices without guard words, by the opened adapter
+    open_adapter, make_device = OpenedAdapter.__init__, Device.__init__
+
+    def open_adapter_once(
+        self: OpenedAdapter,
+        adapter: AdapterInfo,
+        features: frozenset[str] = OPTIONAL_FEATURES,
+        limits: Mapping[str, int] | None = None,
+    ) -> None:
+        if features != OPTIONAL_FEATURES or limits:
+            open_adapter(self, adapter, features, limits)
+            return
+        name = (adapter.webgpu.name, str(adapter))
+        if name not in opened:
+            open_adapter(self, adapter)
+            opened[name] = self
+        vars(self).update(vars(opened[name]))
+
+    def open_device(self: Device, *given: Any, **named: Any) -> None:
+        make_device(self, *given, **named)
+        if type(self) is Device and any(each.handle is self.handle for each in opened.values()):
+            self._kernels = kernels.setdefault(id(self.handle), self._kernels)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OpenedAdapter, "__init__", open_adapter_once)
+        patch.setattr(Device, "__init__", open_device)
         yield
 
 
