@@ -40,13 +40,19 @@ def modules() -> dict[str, Path]:
 
 
 @cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Return the nodes of a file's syntax tree."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@cache
 def imported_names(path: Path) -> list[str]:
     """Return the full name of everything that a file imports, ``module.name`` for names."""
     return list(_imported_names(path))
 
 
 def _imported_names(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -210,7 +216,7 @@ def code_lines(path: Path) -> int:
     text = path.read_text(encoding="utf-8")
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     nodes: list[ast.stmt] = []  # imports and docstrings
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import | ast.ImportFrom):
             nodes.append(node)
         elif isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
@@ -262,7 +268,7 @@ def test_files_and_functions_are_of_readable_length() -> None:
     for name, path in modules().items():
         text = path.read_text(encoding="utf-8")
         long += [name] if text.count("\n") > MOST_LINES else []
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 long += [f"{name}.{node.name}"] if lines > MOST_FUNCTION_LINES else []

@@ -32,11 +32,11 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_commands_read_sound_files(samples: Path, tmp_path: Path) -> None:
-    for number, target in enumerate(TARGETS):
-        folder = tmp_path / str(number)
-        fresh_copy(samples, folder)
-        if target.kept:
-            os.symlink(samples / target.kept, folder / target.kept)
+    folder = tmp_path / "case"
+    fresh_copy(samples, folder)
+    for kept in {target.kept for target in TARGETS if target.kept}:
+        os.symlink(samples / kept, folder / kept)
+    for target in TARGETS:
         assert (folder / target.file).exists(), target
 
 
