@@ -34,16 +34,16 @@ from llmgpu.backend import list_adapters
 from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 from llmgpu.bpe.words.count_gpu import GpuWordCounter
 from llmgpu.errors import LlmgpuError
-from llmgpu.gpu import (
-    MATRIX_FEATURE,
+from llmgpu.gpu.adapters import (
+    OPTIONAL_FEATURES,
     WEBGPU_DEFAULT_LIMITS,
     AdapterInfo,
-    Device,
     OpenedAdapter,
     load_driver,
 )
-from llmgpu.gpu import list_adapters as list_gpu_adapters
-from llmgpu.gpu.adapters import OPTIONAL_FEATURES
+from llmgpu.gpu.adapters import list_adapters as list_gpu_adapters
+from llmgpu.gpu.device import Device
+from llmgpu.gpu.driver import MATRIX_FEATURE
 from tests.engines import ENGINES, CEngine, DeviceEngine, Engine, NumpyEngine
 from tests.gpu.guarded import GuardedDevice
 
