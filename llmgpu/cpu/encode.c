@@ -258,6 +258,15 @@ int64_t encode_text(Encoder *encoder, const Text *text, uint32_t *ids, int64_t *
     return failure ? failure : batch.written;
 }
 
+int64_t marks_of(const Pattern *pattern, const uint8_t *text, int64_t length, const int64_t *starts,
+                 int64_t num_starts, uint8_t **marks)
+{
+    if (pattern->expressions == NULL || length == 0)
+        return 0;
+    *marks = malloc((size_t)length);
+    return *marks ? mark_expressions(pattern, text, length, starts, num_starts, *marks) : NO_MEMORY;
+}
+
 int64_t encode_copy(Encoder *encoder, const uint8_t *text, int64_t length, uint32_t *ids)
 {
     void *padded = encoder->padded;
@@ -272,9 +281,13 @@ int64_t encode_copy(Encoder *encoder, const uint8_t *text, int64_t length, uint3
         int64_t at = 0;
         return match_greedily(encoder->vocabulary, encoder->padded, &at, length, length, ids);
     }
+    uint8_t *marks = NULL;
+    int64_t failure = marks_of(encoder->pattern, encoder->padded, length, NULL, 0, &marks);
     begin_batch(&batch, encoder, ids, NULL);
-    int64_t failure = add_document(encoder, &batch, encoder->padded, NULL, 0, length, length);
+    if (failure == 0)
+        failure = add_document(encoder, &batch, encoder->padded, marks, 0, length, length);
     if (failure == 0)
         failure = write_batch(encoder, &batch);
+    free(marks);
     return failure ? failure : batch.written;
 }

@@ -23,6 +23,7 @@
 
 #define TEXT_PADDING 16
 #define NO_MEMORY (-1)
+#define TOO_SLOW (-3)
 #define NO_ID UINT32_MAX
 
 /* The lowest bit of each of eight bytes, and the top bit of each. */
@@ -84,6 +85,30 @@ API int64_t llmgpu_valid_utf8(const uint8_t *text, int64_t length);
 
 /* ---- Patterns (pretokens.c) ---- */
 
+/* An instruction of expressions.c, with its operands. */
+typedef struct {
+    int32_t operation, a, b, c;
+} Instruction;
+
+#define MOST_EXPRESSIONS 16
+
+/* The first instruction of an expression, and the bits of which the first character of a match has
+ * one. has_ascii: whether a character of ASCII has one of them. */
+typedef struct {
+    int32_t at;
+    uint32_t bits;
+    int has_ascii;
+} FirstStep;
+
+/* Expressions that cut text one after the other. bits, ascii: the bits of each class of characters,
+ * and of each character of ASCII. */
+typedef struct {
+    const Instruction *code;
+    FirstStep first[MOST_EXPRESSIONS];
+    int levels;
+    uint32_t bits[256], ascii[128];
+} Expressions;
+
 /* The rules of patterns. RULE_MARKS is for patterns without a rule in pretokens.c. */
 enum pattern_rule {
     RULE_NONE,
@@ -100,15 +125,18 @@ enum pattern_rule {
  * digits: the most numbers in a pre-token (RULE_CL100K).
  * whole_at_end: whether white space at the end of a document is one pre-token (RULE_CL100K).
  * classes: uint8_t (0x110000,), the class of each code point, as in unicode_classes.py; with
- *     RULE_NEIGHBOURS, bits that tell where text may be cut, as in neighbours.py.
+ *     RULE_NEIGHBOURS, bits that tell where text may be cut, as in neighbours.py; with expressions,
+ *     the class by which `bits` is indexed.
  * kinds: the kind of each byte, with a bit for each class; 0 if a character beyond ASCII may begin
  *     with the byte.
+ * expressions: mark the starts of pre-tokens (RULE_MARKS); NULL if Python marks them.
  */
 typedef struct {
     enum pattern_rule rule;
     int digits;
     int whole_at_end;
     const uint8_t *classes;
+    Expressions *expressions;
     uint8_t kinds[256];
 } Pattern;
 
@@ -120,6 +148,11 @@ typedef struct {
  */
 int64_t pretoken_ends(const Pattern *pattern, const uint8_t *text, const uint8_t *marks, int64_t at,
                       int64_t limit, int64_t stop, int64_t *ends, int64_t room);
+
+/* Mark the starts of pre-tokens in documents by expressions (expressions.c); return 0, or TOO_SLOW
+ * if matching takes too many steps. starts: where documents start. marks: uint8_t (length,). */
+int64_t mark_expressions(const Pattern *pattern, const uint8_t *text, int64_t length,
+                         const int64_t *starts, int64_t num_starts, uint8_t *marks);
 
 /* Return the last position in (from, at] at which a pre-token certainly starts; `from` if none is
  * found.
@@ -401,8 +434,13 @@ int cuts_anywhere(const Encoder *encoder);
  * last token. */
 int64_t encode_text(Encoder *encoder, const Text *text, uint32_t *ids, int64_t *stopped);
 
-/* Write the ids of a document without padding, by copying it; return the number of ids, or
- * NO_MEMORY. `ids` has room for an id for each byte, and 3 more. encoder->shared must be set. */
+/* Set *marks to new memory with the marks of a text, if its pattern has expressions; return 0,
+ * NO_MEMORY or TOO_SLOW. starts: where documents start. */
+int64_t marks_of(const Pattern *pattern, const uint8_t *text, int64_t length, const int64_t *starts,
+                 int64_t num_starts, uint8_t **marks);
+
+/* Write the ids of a document without padding, by copying it; return the number of ids, NO_MEMORY
+ * or TOO_SLOW. `ids` has room for an id for each byte, and 3 more. encoder->shared must be set. */
 int64_t encode_copy(Encoder *encoder, const uint8_t *text, int64_t length, uint32_t *ids);
 
 /* Run a function in up to `threads` threads, the caller's included, until all return. */

@@ -44,6 +44,7 @@ ARITHMETIC = 1  # version of the operations on tensors; increased when a result 
 NO_MEMORY = -1  # equal to the constant in engine.h
 UNREADABLE = -2  # equal to the constant in parts.c
 WRONG_MERGE = -2  # equal to the constant in merging.c
+TOO_SLOW = -3  # equal to the constant in engine.h
 
 # A function of the library in its sources: the type of the result, the name, and the parameters.
 _FUNCTION = re.compile(r"^API ([\w ]+\*?) ?llmgpu_(\w+)\(([^)]*)\)", re.MULTILINE)
@@ -208,6 +209,7 @@ class CPattern(EngineObject):
         point.
         digits, whole_at_end: constants of cl100k and its variants.
     is_marked: whether the engine lacks the rule, so that callers mark the starts of pre-tokens.
+    has_expressions: whether the engine can mark the starts itself; see `set_expressions`.
     """
 
     def __init__(
@@ -215,6 +217,30 @@ class CPattern(EngineObject):
     ) -> None:
         super().__init__("pattern", rule.encode(), digits, whole_at_end, classes)
         self.is_marked = bool(self._call("pattern_is_marked"))
+        self.has_expressions = False
+
+    def set_expressions(
+        self, code: NDArray[np.int32], first: NDArray[np.int32], bits: NDArray[np.uint32]
+    ) -> None:
+        """Let a marked pattern cut by expressions, in the order of the rows of `first`.
+
+        code: int32 (n, 4), instructions, see `llmgpu/cpu/expressions.c`. first: int32 (m, 2), for
+        each expression its first instruction, and the bits of which the first character of a match
+        has one. bits: uint32 (256,), the bits of each class of characters.
+        """
+        self._code = code  # keeps the array alive, because the engine reads it
+        self._call("pattern_set_expressions", code, first, len(first), bits)
+        self.has_expressions = True
+
+    def mark(self, text: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Mark the starts of pre-tokens by the expressions: bool (n,).
+
+        text: uint8 (n,). starts: int64, where documents start. Returns None if matching takes too
+        many steps.
+        """
+        marks = np.empty(len(text), np.bool_)
+        arrays = np.ascontiguousarray(text), len(text), np.ascontiguousarray(starts), len(starts)
+        return None if self._call("mark_expressions", *arrays, marks) else marks
 
     def ends(self, text: bytes) -> NDArray[np.int64]:
         """Return the ends of the pre-tokens of a document: int64 (n,)."""
@@ -393,14 +419,19 @@ class CEncoder(EngineObject):
         found = ids[:count] if ids is memory else _shortened(ids, count)
         return found, token_starts, stopped.value
 
-    def encode_document(self, words: CSharedWords, text: bytes) -> NDArray[np.uint32]:
-        """Return the ids of a document, uint32 (n,). Not usable with the pattern "marks"."""
+    def encode_document(self, words: CSharedWords, text: bytes) -> NDArray[np.uint32] | None:
+        """Return the ids of a document, uint32 (n,); None if cutting it takes too many steps.
+
+        Not usable with the pattern "marks" without expressions.
+        """
         is_short = len(text) <= SHORT_TEXT
         ids = self._room if is_short else np.empty(len(text) + 3, np.uint32)
         address = self._room_address if is_short else ids.ctypes.data
         count = self._library.llmgpu_encode_document(
             self.address, words.address, text, len(text), self._part_bytes, address
         )
+        if count == TOO_SLOW:
+            return None
         if count < 0:
             raise out_of_memory()
         ids = ids[:count] if is_short else _shortened(ids, count)

@@ -345,11 +345,21 @@ API int64_t llmgpu_encode(Encoder *encoders, SharedWords *shared, const uint8_t 
                  .part_bytes = part_bytes, .descriptor = descriptor, .at = entry};
     int64_t threads = best_threads(main_end - entry, part_bytes, encoders->threads);
 
+    uint8_t *own = NULL; /* the marks of a caller without marks */
+    int64_t count = 0;
+
     encoders->shared = shared;
     *stopped = main_end;
-    if (descriptor < 0 && (threads == 1 || cuts_anywhere(encoders)))
-        return encode_text(encoders, &whole, ids, stopped);
-    return encode_parts(&work, threads);
+    if (marks == NULL && descriptor < 0) {
+        count = marks_of(encoders->pattern, text, length, starts, num_starts, &own);
+        whole.marks = own;
+    }
+    if (count == 0 && descriptor < 0 && (threads == 1 || cuts_anywhere(encoders)))
+        count = encode_text(encoders, &whole, ids, stopped);
+    else if (count == 0)
+        count = encode_parts(&work, threads);
+    free(own);
+    return count;
 }
 
 /* Return the position from which on a document is copied, to add padding: 0, or a position at which
@@ -358,7 +368,7 @@ static int64_t copied_from(const Encoder *encoder, const uint8_t *text, int64_t 
 {
     int64_t limit = length - TEXT_PADDING, at = limit - SEEN_AFTER;
 
-    if (length <= COPIED || cuts_anywhere(encoder))
+    if (length <= COPIED || cuts_anywhere(encoder) || encoder->pattern->expressions)
         return 0;
     for (int64_t size = FIRST_WINDOW;; size *= 4) {
         int64_t from = at > size ? at - size : 0;

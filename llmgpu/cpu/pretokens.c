@@ -401,6 +401,7 @@ API int llmgpu_pattern_is_marked(const Pattern *pattern)
 
 API void llmgpu_pattern_free(Pattern *pattern)
 {
+    free(pattern->expressions);
     free(pattern);
 }
 

@@ -159,7 +159,8 @@ class CSliceEncoder:
         """Return the ids of each word; `words` is not empty."""
         encoder = CEncoder(make_c_pattern(get_pattern("none")), self._matching)
         self._find_cuts(max(words, key=len))
-        return [encoder.encode_document(self._words, word.tobytes()) for word in words]
+        found = (encoder.encode_document(self._words, word.tobytes()) for word in words)
+        return [ids for ids in found if ids is not None]  # without expressions, none is None
 
     def _take_encoder(self) -> tuple[CEncoder, CSharedWords]:
         """Return an encoder for this thread, and the table of words to use with it.
@@ -184,7 +185,8 @@ class CSliceEncoder:
     @property
     def is_immediate(self) -> bool:
         """Whether the engine encodes a document in one call, without help from Python."""
-        return self._is_complete and not self.pattern.is_marked
+        is_cut = not self.pattern.is_marked or self.pattern.has_expressions
+        return self._is_complete and is_cut
 
     def find_cuts_if_many(self) -> None:
         """Search for places to cut words, unless the tokens leave too few such places."""

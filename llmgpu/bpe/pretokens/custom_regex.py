@@ -1,5 +1,7 @@
 """Patterns given as a regular expression, matched on the host by the `regex` module (an extra).
 
+The CPU engine matches many expressions in place of `regex`; see `llmgpu.bpe.pretokens.programs`.
+
 - Text between the matches of an expression is a pre-token, too, so no text is lost.
 - Several expressions cut one after the other: each expression cuts the pieces left by the
   expressions before it. The pattern's name is ``splits:`` and a JSON list of the expressions. Such
@@ -27,6 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import DocumentPattern, Marks, Positions, Text
+from llmgpu.bpe.pretokens.programs import compiled
+from llmgpu.cpu.library import CPattern
 from llmgpu.errors import LlmgpuError
 from llmgpu.input_files import quote
 
@@ -155,6 +159,15 @@ class HostPattern(DocumentPattern):
 
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
         """Mark starts in whole documents; see `Pattern.mark`."""
+        program = self.compiled()
+        marks = None if program is None else program.mark(text, inner)
+        return self._mark_by_regex(text, inner) if marks is None else marks
+
+    def compiled(self) -> CPattern | None:
+        """Return the pattern of the CPU engine that cuts by the expressions; None without one."""
+        return compiled(self.expressions, importlib.import_module("regex"))
+
+    def _mark_by_regex(self, text: Text, inner: Positions) -> Marks:
         mask = np.zeros(len(text), np.bool_)
         limit = _TimeLimit(_match_seconds * (1 + len(text) // 10**6))
         for begin, end in pairwise([0, *np.unique(inner).tolist(), len(text)]):

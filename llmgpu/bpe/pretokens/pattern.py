@@ -188,6 +188,8 @@ def make_c_pattern(pattern: Pattern) -> CPattern:
     """Return a pattern for the CPU engine. If the engine lacks the rule, NumPy marks starts."""
     if isinstance(pattern, NeighboursPattern):
         return CPattern(pattern.kernel, pattern.bits)
+    if isinstance(pattern, HostPattern) and (program := pattern.compiled()) is not None:
+        return program
     rule = "" if isinstance(pattern, HostPattern) else pattern.kernel
     digits, whole_at_end = (pattern.constants.get(name, 0) for name in ("DIGITS", "WHOLE_AT_END"))
     return make_rule(rule, pattern.unicode or DEFAULT_VERSION, digits, bool(whole_at_end))
