@@ -270,22 +270,28 @@ int64_t marks_of(const Pattern *pattern, const uint8_t *text, int64_t length, co
 int64_t encode_copy(Encoder *encoder, const uint8_t *text, int64_t length, uint32_t *ids)
 {
     void *padded = encoder->padded;
-    Batch batch;
 
     if (grow(&padded, &encoder->padded_room, length + TEXT_PADDING, 1) != 0)
         return NO_MEMORY;
     encoder->padded = padded;
     memcpy(encoder->padded, text, (size_t)length);
     memset(encoder->padded + length, 0, TEXT_PADDING);
+    return encode_padded(encoder, encoder->padded, length, ids);
+}
+
+int64_t encode_padded(Encoder *encoder, const uint8_t *text, int64_t length, uint32_t *ids)
+{
+    uint8_t *marks = NULL;
+    Batch batch;
+
     if (cuts_anywhere(encoder)) {
         int64_t at = 0;
-        return match_greedily(encoder->vocabulary, encoder->padded, &at, length, length, ids);
+        return match_greedily(encoder->vocabulary, text, &at, length, length, ids);
     }
-    uint8_t *marks = NULL;
-    int64_t failure = marks_of(encoder->pattern, encoder->padded, length, NULL, 0, &marks);
+    int64_t failure = marks_of(encoder->pattern, text, length, NULL, 0, &marks);
     begin_batch(&batch, encoder, ids, NULL);
     if (failure == 0)
-        failure = add_document(encoder, &batch, encoder->padded, marks, 0, length, length);
+        failure = add_document(encoder, &batch, text, marks, 0, length, length);
     if (failure == 0)
         failure = write_batch(encoder, &batch);
     free(marks);

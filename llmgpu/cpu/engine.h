@@ -443,6 +443,13 @@ int64_t marks_of(const Pattern *pattern, const uint8_t *text, int64_t length, co
  * or TOO_SLOW. `ids` has room for an id for each byte, and 3 more. encoder->shared must be set. */
 int64_t encode_copy(Encoder *encoder, const uint8_t *text, int64_t length, uint32_t *ids);
 
+/* Do the same with a document that has padding. */
+int64_t encode_padded(Encoder *encoder, const uint8_t *text, int64_t length, uint32_t *ids);
+
+/* Write the ids of a document that has neither padding nor marks (parts.c). */
+API int64_t llmgpu_encode_document(Encoder *encoders, SharedWords *shared, const uint8_t *text,
+                                   int64_t length, int64_t part_bytes, uint32_t *ids);
+
 /* Run a function in up to `threads` threads, the caller's included, until all return. */
 void run_in_threads(void *(*function)(void *), void *argument, int64_t threads);
 

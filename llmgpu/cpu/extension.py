@@ -29,7 +29,7 @@ from llmgpu.errors import LlmgpuError
 VARIABLE = "LLMGPU_CALLS"
 # Functions of the engine in the order of `Engine` in calls.h.
 FUNCTIONS = (
-    *("encode_document", "encode", "encoder_new", "encoder_free"),
+    *("encode_plain", "encode", "encoder_new", "encoder_free"),
     *("shared_words_new", "shared_words_free", "shared_words_spent", "find_token"),
 )
 # Versions of NumPy's binary interface in which its functions are numbered as in calls.h.

@@ -265,6 +265,7 @@ class CVocabulary(EngineObject):
         of the joined token. With None, each byte must have a token.
     unknown: id of a byte without a token.
     trie: nodes and edges for greedy matching, see `llmgpu.bpe.vocabulary.trie.Trie`.
+    prepares: whether `set_documents` was called.
     """
 
     def __init__(
@@ -284,7 +285,7 @@ class CVocabulary(EngineObject):
         count = 0 if merges is None else len(merges)
         self._tokens = padded, offsets, tokens, len(tokens)
         self._finding_cuts = threading.Lock()
-        self.has_cuts = False
+        self.has_cuts = self.prepares = False
         super().__init__(
             "vocabulary", *self._tokens, merges, count, takes_whole, unknown, nodes, edges
         )
@@ -310,6 +311,12 @@ class CVocabulary(EngineObject):
         """
         self._pieces = arrays  # keeps the arrays alive, because the engine reads them
         self._call("vocabulary_set_pieces", *arrays, size, fuses)
+
+    def set_documents(self, *arguments: Any) -> None:
+        """Let the engine prepare documents; see `llmgpu.cpu.documents.prepare_documents`."""
+        self._documents = arguments  # keeps the arrays alive, because the engine reads them
+        self._call("vocabulary_set_documents", *arguments)
+        self.prepares = True
 
     def is_of(self, loaded: ctypes.CDLL | None) -> bool:
         """Whether the vocabulary was made by this library."""

@@ -312,6 +312,7 @@ API void llmgpu_vocabulary_free(Vocabulary *vocabulary)
         free(vocabulary->byte_ranks);
         free(vocabulary->byte_results);
         free(vocabulary->joined);
+        free(vocabulary->documents);
     }
     free(vocabulary);
 }

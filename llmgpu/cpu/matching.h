@@ -11,6 +11,23 @@ typedef struct {
 
 #define NO_PAIR UINT64_MAX
 
+/* A token that every text may spell. shorter: the place of the longest other token with which its
+ * text begins; -1 without one. */
+typedef struct {
+    const uint8_t *text;
+    int64_t length, shorter;
+    uint32_t id;
+} AddedToken;
+
+/* How documents are prepared, see `llmgpu_vocabulary_set_documents`. tokens: in ascending order of
+ * their texts. firsts: where the tokens that begin with each byte start. */
+typedef struct {
+    const uint8_t *changeable;
+    int has_prefix, is_late;
+    int64_t firsts[257], count;
+    AddedToken tokens[];
+} Documents;
+
 /* A vocabulary for matching words. Threads may share it.
  *
  * tokens: the ordinary tokens with their ids, of equal tokens the lowest. longest: bytes of the
@@ -26,6 +43,7 @@ typedef struct {
  *     not be cut before this lead byte; NULL until `llmgpu_vocabulary_find_cuts`.
  * nodes, edges: the trie for greedy matching, as in trie.py; NULL for merges.
  * firsts, items, size, fuses: see `llmgpu_vocabulary_set_pieces`; NULL for other vocabularies.
+ * documents: how documents are prepared; NULL if they need nothing, or Python prepares them.
  */
 struct Vocabulary {
     WordTable tokens;
@@ -43,6 +61,7 @@ struct Vocabulary {
     const uint32_t *firsts, *items;
     uint32_t size;
     int fuses;
+    Documents *documents;
 };
 
 static inline Pair *find_pair(const Vocabulary *vocabulary, uint64_t key)

@@ -69,6 +69,15 @@ def normalize(text: str) -> str:
     return "".join([*parts, text[done:]]) if parts else text
 
 
+@cache
+def changeable_bits() -> NDArray[np.uint8]:
+    """Return a bit for each code point, the lowest bit of a byte first: uint8 (0x110000 / 8,).
+
+    A text without characters whose bit is set is normalized already.
+    """
+    return np.packbits(_tables().changeable, bitorder="little")
+
+
 def starts_unit(character: str) -> bool:
     """Whether a character is normalized in the same way after any text.
 

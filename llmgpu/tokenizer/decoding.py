@@ -89,7 +89,7 @@ class Decoder:
         """
         coder = self._coder or self._open_coder(encodes=False)
         vocabulary = self._vocabulary
-        if coder is not None and errors in _HANDLERS:
+        if coder is not None and vocabulary.pieces is None and errors in _HANDLERS:
             texts: Iterator[str] = coder.stream(ids, errors, lambda each: vocabulary.decode([each]))
             return texts
         from llmgpu.bpe.vocabulary.spelling import decode_stream

@@ -211,7 +211,9 @@ class ProcessEncoders:
 
         as_list: return lists of int; otherwise arrays, consecutive views of one array.
         """
-        coder = self.coder(encodes=True)
+        # The module can't prepare the texts of a batch.
+        is_prepared = self._vocabulary.normalizer is None and self._vocabulary.pieces is None
+        coder = self.coder(encodes=True) if is_prepared else None
         found: list[Any] | None = None if coder is None else coder.encode_batch(texts, as_list)
         if found is None and coder is not None and self._opening.wanted != "cpu":
             are_texts = all(isinstance(text, (str, bytes)) for text in texts)

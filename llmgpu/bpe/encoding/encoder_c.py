@@ -20,15 +20,19 @@ from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, HostSlices, require_tokens
 from llmgpu.bpe.encoding.matching import pair_ranks
+from llmgpu.bpe.encoding.special_encoding import normalized_texts
 from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern, start_mask
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.file import PackedTokens
 from llmgpu.bpe.vocabulary.symbols import PieceSymbols
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cpu.documents import prepare_documents
 from llmgpu.cpu.extension import extension, make_coder, prepare
 from llmgpu.cpu.library import TEXT_PADDING, CEncoder, CSharedWords, CVocabulary, library
 from llmgpu.forking import delaying_forks
+from llmgpu.text.nfc import changeable_bits
+from llmgpu.text.normalizing import NFC
 from llmgpu.text.streams import FileBytes
 
 SLICE_BYTES = 1 << 20
@@ -41,6 +45,9 @@ _LEAST_SHARE = 32
 # Most characters beyond ASCII in a token, on average. With more, few places for cuts are left.
 _MOST_LEADS = 0.5
 _SAMPLE = 1 << 16  # bytes of a slice that are searched for characters beyond ASCII
+# The normalizers of SentencePiece's kind that the engine applies, as vocabularies store them.
+_SPACED = '[{"content":" ","pattern":{"String":"\u2581"},"type":"Replace"}]'
+_PREFIXED = '[{"prepend":" ","type":"Prepend"},' + _SPACED[1:]
 # the first byte of a character beyond ASCII is at least this; words may be cut before it
 _FIRST_LEAD = 0xC0
 
@@ -232,23 +239,28 @@ def host_slices(vocabulary: Vocabulary) -> HostSlices:
 def open_coder(vocabulary: Vocabulary) -> Any:
     """Return a `Coder` of the extension module, which decodes ids; None if the module is missing.
 
-    None also for a vocabulary of SentencePiece's kind, which has further rules for decoding.
+    The coder of a vocabulary of SentencePiece's kind only encodes: its tokens are empty, so that
+    Python decodes all ids by the further rules. None if it can't encode either.
     """
     module = extension()
-    if module is None or vocabulary.pieces is not None:
+    if module is None or not (vocabulary.pieces is None or _prepared_by_engine(vocabulary)):
         return None
     data = np.concatenate([vocabulary.token_data, np.zeros(TEXT_PADDING, np.uint8)])
-    return make_coder(module, data, vocabulary.token_offsets, vocabulary.token_spans)
+    offsets = vocabulary.token_offsets
+    if vocabulary.pieces is not None:
+        offsets = np.zeros_like(offsets)
+    return make_coder(module, data, offsets, vocabulary.token_spans)
 
 
 @delaying_forks()
 def prepare_coder(coder: Any, vocabulary: Vocabulary, most_bytes: int) -> None:
     """Enable a coder to encode documents of up to `most_bytes`.
 
-    A coder can't encode if the text has to be normalized, or if `CSliceEncoder` is not immediate.
+    A coder can't encode if Python has to prepare all texts, or if `CSliceEncoder` is not immediate.
     """
     slices = CSliceEncoder(vocabulary)
-    pattern = None if vocabulary.normalizer or not slices.is_immediate else slices.pattern
+    is_ready = slices.is_immediate and _prepared_by_engine(vocabulary)
+    pattern = slices.pattern if is_ready else None
     prepare(
         *(coder, pattern, make_c_vocabulary(vocabulary), slices.find_cuts_if_many),
         vocabulary.special_tokens,
@@ -271,7 +283,43 @@ def make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
     return made
 
 
+def _prepared_by_engine(vocabulary: Vocabulary) -> bool:
+    """Whether the engine encodes texts that Python has not normalized; see `documents.c`."""
+    is_plain = vocabulary.normalizer is None and vocabulary.pieces is None
+    return is_plain or make_c_vocabulary(vocabulary).prepares
+
+
+def _prepare_documents(made: CVocabulary, vocabulary: Vocabulary) -> None:
+    """Let the engine prepare texts, if it has the steps of the vocabulary's normalizer."""
+    if vocabulary.pieces is None:
+        if vocabulary.normalizer == NFC:
+            prepare_documents(made, changeable_bits(), {})
+        return
+    has_prefix = vocabulary.normalizer == _PREFIXED
+    late = normalized_texts(vocabulary)
+    found = {vocabulary.special_tokens[text]: text for text in vocabulary.always_allowed}
+    are_late = {text in late for text in found.values()}
+    is_late = are_late != {False}
+    flagged = {*vocabulary.lstrip_tokens, *vocabulary.rstrip_tokens, *vocabulary.single_word_tokens}
+    if (
+        vocabulary.normalizer not in (_SPACED, _PREFIXED)
+        or len(are_late) > 1
+        or (has_prefix and not is_late)
+        or not flagged.isdisjoint(found)
+    ):
+        return
+    added = {late[text] if is_late else text.encode(): number for number, text in found.items()}
+    if len(added) == len(found):
+        prepare_documents(made, None, added, has_prefix=has_prefix, is_late=is_late)
+
+
 def _make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
+    made = _make_unprepared(vocabulary)
+    _prepare_documents(made, vocabulary)
+    return made
+
+
+def _make_unprepared(vocabulary: Vocabulary) -> CVocabulary:
     if vocabulary.piece_symbols is not None:
         return _make_c_pieces(vocabulary.piece_symbols)
     unknown = NO_TOKEN if vocabulary.unknown_token is None else vocabulary.unknown_token

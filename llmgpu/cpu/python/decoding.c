@@ -237,7 +237,7 @@ PyObject *find(Coder *self, PyObject *given)
     uint32_t found = UINT32_MAX;
     Taken text;
 
-    if (self->vocabulary == NULL)
+    if (self->vocabulary == NULL || self->offsets[self->size] == 0) /* it knows no tokens */
         return nothing();
     if (PyUnicode_Check(given)) {
         PyObject *id = PyDict_GetItemWithError(self->special, given);

@@ -1,0 +1,40 @@
+"""How the CPU engine prepares documents before it encodes them; see `llmgpu/cpu/documents.c`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmgpu.cpu.library import CVocabulary
+
+
+def prepare_documents(
+    vocabulary: CVocabulary,
+    changeable: NDArray[np.uint8] | None,
+    added: Mapping[bytes, int],
+    *,
+    has_prefix: bool = False,
+    is_late: bool = True,
+) -> None:
+    """Let `encode_plain` of the engine prepare documents.
+
+    changeable: uint8, a bit for each code point that NFC may change, the lowest bit of a byte
+        first. None turns U+2581 into spaces instead, after a space if has_prefix.
+    added: ids of the tokens that every text may spell, by text. is_late: whether the tokens are
+        searched in the text with spaces.
+    """
+    texts = sorted(added)
+    # In ascending order, a text stands after all texts with which it begins.
+    shorter: list[int] = []
+    for place, text in enumerate(texts):
+        other = place - 1
+        while other >= 0 and not text.startswith(texts[other]):
+            other = shorter[other]
+        shorter.append(other)
+    bounds = np.cumsum([0, *map(len, texts)], dtype=np.int64)
+    ids = np.array([added[text] for text in texts], np.uint32)
+    data = np.frombuffer(b"".join(texts), np.uint8)
+    arrays = data, bounds, ids, np.array(shorter, np.int64)
+    vocabulary.set_documents(changeable, has_prefix, is_late, *arrays, len(texts))
