@@ -116,7 +116,7 @@ class TrainOptions:
         0.95, float, "Value of --momentum in the first step.", below=1, section=RARE,
         default_words="0.85 with muon, 0.95 with --init")
     momentum_steps: int = option(
-        0, int, "Steps over which --momentum-start turns into --momentum.", least=0, section=RARE,
+        0, int, "Steps in which --momentum-start rises to --momentum.", least=0, section=RARE,
         default_words="300 with muon, 0 with --init")
     schedule: Schedule = option(
         "cosine", SCHEDULES,
