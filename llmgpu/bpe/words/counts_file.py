@@ -56,6 +56,10 @@ from llmgpu.spelling import spelled
 from llmgpu.text.compressions import PYARROW, PYARROW_PARQUET
 
 FORMAT_NAME = "llmgpu word counts"
+_OF_OTHERS = (
+    f"not a file of {FORMAT_NAME}; counts of other tools are read from .parquet files, and in "
+    "Python by Tokenizer.train_from_counts"
+)
 FORMAT_VERSION = 2
 _VERSION_WITHOUT_UNICODE = 1
 
@@ -318,11 +322,9 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
         header = unpacker.unpack()
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         known = FORMAT_NAME.encode() in data[:64]
-        raise _UnfitError(
-            f"damaged or cut short: {error}" if known else f"not a file of {FORMAT_NAME}"
-        ) from error
+        raise _UnfitError(f"damaged or cut short: {error}" if known else _OF_OTHERS) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT_NAME:
-        raise _UnfitError(f"not a file of {FORMAT_NAME}")
+        raise _UnfitError(_OF_OTHERS)
     version = header.get("version")
     if not isinstance(version, int) or version not in _FIELDS_BY_VERSION:
         raise _UnfitError(

@@ -157,9 +157,11 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
     if OWN_KEY in content and "seq_len" in own:
         max_positions, sizes["seq_len"] = sizes["seq_len"], _get(own, "seq_len", int)
     theta, scaling = _read_rope(content)
+    # transformers keeps the own entries of a model whose tables it has resized.
+    is_resized = "transformers_version" in content
     try:
         config = ModelConfig(
-            vocab_size=_get(own, "vocab_size", int),
+            vocab_size=_get(content if is_resized else own, "vocab_size", int),
             **sizes,
             tied=_get(content, "tie_word_embeddings", bool),
             activation=activation,  # type: ignore[arg-type]

@@ -165,6 +165,14 @@ def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
         read_model(llama(**changes))
 
 
+def test_tables_that_transformers_resized() -> None:
+    """transformers keeps the entries of llmgpu."""
+    resized = {"vocab_size": 384, "llmgpu": {"vocab_size": 320}}
+    assert read_model(llama(**resized, transformers_version="5.13.0")).vocab_size == 384
+    with pytest.raises(CheckpointError, match=r"vocab_size is 384, .* must be 320$"):
+        read_model(llama(**resized))
+
+
 def test_begin_and_end() -> None:
     vocabulary = small_vocabulary()
     config = small_config(vocabulary)
