@@ -4,8 +4,9 @@
 
     from llmgpu import Tokenizer
 
-    tokenizer = Tokenizer.load("v.bin") ids = tokenizer.encode("hello world")  # uint32 (n,)
-        tokenizer.decode(ids)  # "hello world"
+    tokenizer = Tokenizer.load("v.bin")
+    ids = tokenizer.encode("hello world")  # uint32 (n,)
+    tokenizer.decode(ids)  # "hello world"
 
 Errors are `llmgpu.errors.LlmgpuError`; their messages name arguments, not command-line options.
 """

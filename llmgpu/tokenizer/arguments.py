@@ -76,7 +76,7 @@ def _one_token(token: Any) -> Any:
 
 
 def several(texts: Iterable[Text]) -> Iterable[Text]:
-    """Return `texts`; TypeError for a single text, whose characters would be taken for texts."""
+    """Return `texts`; TypeError for a single text, because each character would become a text."""
     if isinstance(texts, (str, bytes)):
         raise TypeError("expected a list of texts, but got a single one")
     return texts
@@ -106,13 +106,14 @@ def to_bytes(text: Any, of_several: str = "", number: int | None = None) -> byte
 
 
 def as_asked(ids: NDArray[np.uint32], dtype: Any) -> Any:
-    """Return ids as a list if `dtype` is ``list``, a tensor if it is PyTorch's, else an array.
+    """Return ids (n,) in the requested form: a list, a tensor or an array.
 
-    With None, the ids are returned unchanged. "pt" and "np" mean a tensor and an array of int64, as
-    transformers returns them.
+    dtype: ``list`` for a list of int, a PyTorch dtype for a tensor, a NumPy dtype for an array;
+        "pt" and "np" for a tensor and an array of int64, as transformers returns them. With None,
+        `ids` is returned unchanged.
 
-    Raises TypeError for a type without integers, InputError for an id that is too large for the
-    type.
+    Raises TypeError for a type that is not one of integers, InputError for an id that is too large
+    for the type.
     """
     if dtype is None:
         return ids

@@ -68,8 +68,8 @@ class Decoder:
     ) -> list[str]:
         """Return the text of each list of ids, as `decode` does."""
         coder = self._coder or self._open_coder(encodes=False)
-        # Decode rows one at a time if a subclass overrides these methods, or if an iterator might
-        # reuse one array for all rows.
+        # Decode rows one at a time if a subclass overrides `decode` or `decode_bytes`, or if an
+        # iterator might reuse one array for all rows.
         kinds = {type(method) for method in (self.decode, self.decode_bytes)}
         is_usual = isinstance(batch, (list, tuple)) and kinds == {BuiltinMethodType}
         if skip_special_tokens or coder is None or not is_usual:
@@ -97,7 +97,7 @@ class Decoder:
         return decode_stream(vocabulary, ids, errors)
 
     def decode_with_offsets(self, ids: ArrayLike) -> tuple[str, NDArray[np.int64]]:
-        """Return the text of `ids` (n,) and the character offsets of each, int64 (n, 2).
+        """Return the text of `ids` (n,), and the character offsets of each id, int64 (n, 2).
 
         A row has the index of a token's first character, and the index after its last character;
         see `encode_with_offsets`.
@@ -168,7 +168,7 @@ class Decoder:
 
         format: "tiktoken", "huggingface", "gpt2" or "gguf". force: replace files of another kind.
 
-        Raises VocabularyError for an unknown format, or one that can't give the same ids;
+        Raises VocabularyError for an unknown format, or if the format can't give the same ids;
         OutputError for files that can't be written.
         """
         format = ALIASES.get(format, format)

@@ -1,16 +1,20 @@
 """Encoding and decoding exactly as a `tokenizers.Tokenizer`, whose components are read once.
 
-The steps follow the library: split the text at the added tokens that are not normalized,
-normalize the text between them, split this text at the normalized added tokens, and match the text
-that remains. A method returns None in the cases in which only the library gives the exact result:
+"The library" is the package tokenizers. The steps follow the library: split the text at the added
+tokens that are not normalized, normalize the text between them, split this text at the normalized
+added tokens, and match the text that remains. A method returns None in the cases in which only the
+library gives the exact result:
 
 - A text spells an added token with lstrip, rstrip or single_word.
 - A text is not valid Unicode, or has a byte without a token.
 - The package regex cuts the text, and a character is newer than the library's version of Unicode,
-  or its class has changed since that version; or the texts have fewer than FEW_CHARACTERS, which
-  the library encodes faster.
-- The caller wants special tokens to be text, the text spells a special token, and either some added
-  token is not special or a whole pre-token may become a token.
+  or the class of a character has changed since that version.
+- The caller wants special tokens to be text, and the text spells a special token or is normalized.
+  llmgpu encodes such a text only if all added tokens are special and no whole pre-token may become
+  a token.
+
+A method also returns None if the package regex cuts the texts, and the texts have fewer than
+FEW_CHARACTERS: the library encodes such texts faster.
 """
 
 from __future__ import annotations
@@ -88,8 +92,8 @@ class _Added:
 class ExactBackend:
     """Encodes and decodes single texts as a `tokenizers.Tokenizer` without truncation and padding.
 
-    text: the content of its tokenizer.json. around: the ids around a text, by whether special
-    tokens are added. tokens: texts of tokens by id.
+    text: the content of the tokenizer.json. around: the ids around a text, without (False) and with
+    (True) special tokens. tokens: texts of tokens by id.
     """
 
     def __init__(self, library: Any) -> None:
@@ -118,7 +122,7 @@ class ExactBackend:
         self._takes_whole = bool(vocabulary.takes_whole_tokens)
         self._is_cut_by_regex = vocabulary.pattern.startswith(SPLITS_PREFIX)
         plain = replace(vocabulary, normalizer=None, normalized_tokens=())
-        # otherwise its plain added tokens would be found in every text
+        # Drop special tokens: tokens of kind USER would be found in all texts, see `PieceRules`.
         if vocabulary.pieces is not None:
             no_flags: dict[str, Any] = dict.fromkeys(ADDED_FLAGS, ())
             plain = replace(plain, special_tokens={}, **no_flags)
@@ -167,7 +171,7 @@ class ExactBackend:
     def encode(
         self, texts: Sequence[str], special_is_text: bool, as_lists: bool
     ) -> list[Any] | None:
-        """Return the ids of each text, without the ids around it; None if only the library can.
+        """Return the ids of each text, without `around`; None in the cases of the module's head.
 
         special_is_text: encode special tokens as ordinary text. as_lists: return lists of int, not
         arrays.

@@ -1,13 +1,13 @@
 """Tokenizers of transformers whose encoding and decoding run in llmgpu, with the same results.
 
-`wrap` returns a copy of a tokenizer whose class is a subclass of the tokenizer's class. The
+"The library" is the package tokenizers, in which transformers' fast tokenizers encode. `wrap` returns a copy of a tokenizer whose class is a subclass of the tokenizer's class. The
 subclass overrides the few methods through which all of transformers' calls encode and decode.
 transformers' own code handles the calls that llmgpu can't do exactly: pairs of texts, texts that
 are split into words, offsets, and overflowing tokens.
 
-Any code that has a reference to the library's tokenizer, `_tokenizer`, can change it. As long as
-only the methods of `_READERS` have read `_tokenizer`, it is unchanged. Once other code has read it,
-`WatchedBackend` compares its components before each call.
+Any code that has a reference to the library's tokenizer, `_tokenizer`, can change this tokenizer.
+The methods of `_READERS` read `_tokenizer` without changing a component. Once other code has read
+`_tokenizer`, `WatchedBackend` compares the tokenizer's components before each call.
 
 A BatchEncoding has an `Encoding` of the library for each text, which few callers use. The library
 makes these objects only when a caller first reads them.
@@ -51,10 +51,7 @@ _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
 def _describe(library: Any) -> tuple[object, ...]:
-    """Return facts about a tokenizer of the library.
-
-    As long as they are equal, its ids are equal.
-    """
+    """Return facts about a tokenizer of the library: equal facts mean that the ids are equal."""
     parts, model = [getattr(library, name) for name in _PARTS], library.model
     own = vars(type(model)).items()
     return (
@@ -192,7 +189,7 @@ class _Request:
         return {name: getattr(self, name) for name in _SETTINGS}
 
     def room(self, around: Around) -> int | None:
-        """Return the most ids of a text without the ids around it.
+        """Return the length to which texts are truncated, not counting the ids around a text.
 
         None if texts are not truncated.
         """
@@ -255,7 +252,7 @@ class _Rows:
         return [1] * len(around.before), [1 - special] * len(ids), [1] * len(around.after)
 
     def matrix(self, kind: str, pad: int) -> Any:
-        """Return the rows as int64 (texts, length); all must have the same length."""
+        """Return the rows as an array, int64 (texts, length). All rows must be equally long."""
         width = self.lengths[0]
         made = np.full((len(self._texts), width), pad, np.int64)
         for row, ids in zip(made, self._texts, strict=True):
@@ -343,7 +340,8 @@ class FastTokenizer:
         for length in rows.lengths:
             if request.max_length is None and length > self.model_max_length:
                 self._eventual_warn_about_too_long_sequence(range(length), None, request.verbose)
-        # Make the BatchEncoding. For a single text without tensors, its values are not in rows.
+        # Make the BatchEncoding. The values of a single text are plain lists, not lists of rows,
+        # unless tensors are requested.
         data = self._columns(rows, kind, request)
         if is_single and kind is None:
             data = {name: value if name == "length" else value[0] for name, value in data.items()}
@@ -448,9 +446,10 @@ def _value(setting: Any) -> Any:
 
 
 def _read(tokenizer: FastTokenizer, name: str, *args: Any, **named: Any) -> Any:
-    """Return a base class's attribute, or call its method, without marking as shared.
+    """Return an attribute of the base class, or the result if the attribute is a method.
 
-    The method must only read `_tokenizer`.
+    The method must not change components of `_tokenizer`, because this read does not mark the
+    tokenizer as shared.
     """
     _local.depth = getattr(_local, "depth", 0) + 1
     try:
@@ -488,9 +487,9 @@ for _name in _READERS:
 
 @cache
 def _class_of(base: type) -> Any:
-    """Return a subclass of a class of transformers whose methods run in llmgpu.
+    """Return a subclass of `base`, a class of transformers. Methods of the subclass run in llmgpu.
 
-    The subclass has the same name, because `save_pretrained` writes the name.
+    The subclass has the name of `base`, because `save_pretrained` writes the name.
     """
     named = {"__module__": base.__module__, "__qualname__": base.__qualname__, "_base": base}
     own = {
@@ -510,7 +509,8 @@ def _restore(base: type, state: dict[str, Any]) -> Any:
 def wrap(tokenizer: Any) -> Any:
     """Return a copy of a fast tokenizer of transformers that encodes and decodes in llmgpu.
 
-    Raises VocabularyError if llmgpu can't give its ids exactly; TypeError for any other object.
+    Raises VocabularyError if llmgpu can't give the tokenizer's ids exactly; TypeError for any other
+    object.
     """
     if isinstance(tokenizer, FastTokenizer):
         return copy.deepcopy(tokenizer)

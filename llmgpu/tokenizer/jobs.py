@@ -109,7 +109,8 @@ def _special_bytes(options: TrainingOptions) -> tuple[bytes, ...]:
 
 
 def _train(source: Corpus | WordCounts, opening: Opening, options: TrainingOptions) -> Vocabulary:
-    opening.begin()  # ``auto`` opens no device before there is a text
+    # Open the device only now: a missing corpus or a wrong option has raised its error before.
+    opening.begin()
     with source if isinstance(source, Corpus) else nullcontext():
         return train_vocabulary(source, options, opening.backend()).vocabulary
 

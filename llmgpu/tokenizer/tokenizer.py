@@ -62,7 +62,7 @@ else:
     Ids = TypeVar("Ids")
 
 _log = logging.getLogger("llmgpu")
-_MOST_SHOWN = 120  # most characters of a representation; up to 40 of them are the device
+_MOST_SHOWN = 120  # most characters of a repr; up to 40 of them name the device
 
 
 @speaks_python
@@ -85,7 +85,8 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     ) -> None:
         """Use a vocabulary in memory; `load` reads one from a file.
 
-        device: a value of --device, or its `Opening`. "auto" is opened when needed, others at once.
+        device: a value of --device, or an `Opening`. With "auto", a device is opened only when it
+            is needed; any other device is opened at once.
         dtype: the type of the ids that `encode`, `encode_ordinary`, `encode_batch` and calls
             return; see `encode`.
 
@@ -102,7 +103,8 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         check_dtype(dtype)
         self._encoders = ProcessEncoders(vocabulary, opening)
         self._encoders.open()
-        bind_methods(_IN_PYTHON)  # before a caller can keep one of the methods
+        # Replace the methods before a caller can keep a bound method of the first tokenizer.
+        bind_methods(_IN_PYTHON)
 
     @overload
     @classmethod
@@ -521,7 +523,10 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     def _spans_with_swallowed(
         self, text: str | bytes, ids: NDArray[np.uint32], allowed_special: Collection[str]
     ) -> NDArray[np.int64]:
-        """Return the character offsets of ids, int64 (n, 2), if special tokens swallow space."""
+        """Return the character offsets of ids for a vocabulary whose special tokens swallow space.
+
+        The offsets, int64 (n, 2), of a special token include the white space that it swallows.
+        """
         import numpy as np
 
         from llmgpu.bpe.encoding.special_encoding import special_matches
