@@ -64,8 +64,9 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
         most ids that the model sees at a time; default: the model's longest sequence, but at most
         2048. max_batch_size: ignored.
 
-        Raises CheckpointError for a model, VocabularyError for a tokenizer and DeviceError for a
-        device that can't be used, InputError for a max_length beyond the model's longest sequence.
+        Raises CheckpointError if the model can't be used, VocabularyError if the tokenizer can't,
+        DeviceError if the device can't, and InputError for a max_length beyond the model's longest
+        sequence.
         """
         super().__init__()
         self._saved = open_model(path)

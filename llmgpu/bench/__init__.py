@@ -33,8 +33,8 @@ QUICK_SIZES = {"limit": 1_000_000, "vocab_size": 1024, "runs": 2}
 class BenchOptions:
     """The parts to measure, and their sizes.
 
-    parts: names in PARTS. vocab_size, pattern: not used if `vocab` is given, whose size and pattern
-    replace them.
+    parts: names in PARTS. vocab_size, pattern: without effect if `vocab` is given, because the
+    vocabulary has a size and a pattern.
 
     Raises:
         LlmgpuError: an option is out of range.

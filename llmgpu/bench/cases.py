@@ -61,9 +61,9 @@ class KernelCase:
     needs_half: whether half precision is needed. halves: whether factors of products are in half
         precision, which matrix units multiply. why_not: the reason why the case can't be measured.
     torch: computes the output in torch, and returns it.
-    kind, reference: cases of one kind have the same inputs and the same right answer, which NumPy
-        computes by `reference`, or by the case itself without a reference. answer: name of all
-        outputs in messages.
+    kind: cases of one kind have the same inputs and the same right answer. reference: the operation
+        by which NumPy computes the right answer, by default the operation of the case. answer: name
+        of all outputs in messages.
     fields: other fields of results. counted: numbers by name, whose rates per second are results,
         too.
     """
@@ -357,10 +357,10 @@ def same_values(found: Array, wanted: Array, tolerance: float, *, only_total: bo
 class CaseBench:
     """Measures cases on engines and in torch, in turns.
 
-    what: the part. budget: seconds after which no further run of a case starts.
+    what: the part of the benchmark. budget: seconds after which no further run of a case starts.
     cold: whether to evict a GPU's caches before each run.
-    numpy_seconds: median of NumPy's first case of each kind, by kind and sizes. torch_seconds: the
-        same for torch, by device, kind and sizes.
+    numpy_seconds: NumPy's median for the first case of each `KernelCase.key`. torch_seconds:
+        torch's median, by device and key.
     """
 
     what: str
@@ -376,7 +376,8 @@ class CaseBench:
         self, engine: Engine, cases: Iterable[KernelCase], torch: Torch | None = None
     ) -> Iterator[Result]:
         """Yield a result for each case, followed by torch's if torch can compute the case."""
-        self._inputs = None  # the parts into which a table is cut depend on the engine
+        # Forget the inputs of the last engine, which may have needed a table in other parts.
+        self._inputs = None
         listed = list(cases)
         for index, case in enumerate(listed):
             self.progress(f"{self.what}: {engine.name}, {case.variant}", index, len(listed))
@@ -468,7 +469,7 @@ class CaseBench:
             cuda, cpu = (self.torch_seconds.get((device, *case.key)) for device in ("cuda", "cpu"))
             by_torch = cuda if "NVIDIA" in engine.name and cuda is not None else cpu
         else:
-            # NumPy has run a case without a kind at least once, for the comparison.
+            # Without a median of NumPy, use the single run of NumPy for the comparison.
             by_numpy = None if on_numpy else by_numpy or one_run
         return replace(
             result,

@@ -225,8 +225,8 @@ KINDS = {
 class Lab:
     """A table (vocab_size, width) in float32, and batch x seq_len tokens to look up.
 
-    scale: divisor of the model's vocabulary and tokens. repeated: one of this many tokens is the
-    same token; 0 for the share of the kind of work.
+    scale: divisor of the model's vocabulary and tokens. repeated: one token in `repeated` tokens is
+    the same token; 0 means REPEATED_SHARE for the kind of work REPEATED, else no such token.
     """
 
     model: str

@@ -63,14 +63,16 @@ def cpu_engine() -> str:
 def open_engines(devices: Sequence[str]) -> tuple[list[Engine], dict[str, str]]:
     """Open the engines for values of ``--device``; ``all`` stands for the CPU and every adapter.
 
-    With ``all``, unless LLMGPU_DRIVER is set, an adapter that Dawn lists, too, is opened a second
-    time as an engine with `again`. Returns the engines, each once, and by name the reasons why
-    adapters could not be opened that only ``all`` stands for.
+    With ``all``, an adapter that Dawn lists, too, is opened a second time as an engine with
+    `again`, unless LLMGPU_DRIVER is set.
+
+    Returns the engines, each once, and the reasons why adapters could not be opened, by name. The
+    reasons are about adapters that `devices` does not name, only ``all``.
 
     Raises:
         DeviceError: no adapter matches a name, or a named adapter can't be opened.
     """
-    # Functions that open a backend, by the name of the engine or the value of --device.
+    # Collect functions that open a backend, by the name of the engine or the value of --device.
     named = [device for device in devices if device != ALL]
     others = ["cpu", *(adapter.name for adapter in list_adapters())] if ALL in devices else []
     openers = {name: partial(select_backend, name) for name in [*others, *named]}

@@ -3,9 +3,9 @@
 A way of an idea is a number that a kernel takes, an existing kernel, or a kernel of ``wgsl/bench``
 that replaces a file of the product while the way is measured. The first way of an idea is that of
 the product. Before a way is timed, its answer is compared with the CPU's. Ways on text run in
-turns, so that a change of the clocks affects all ways of an idea. Their seconds are those of all
-kernels of a job; the seconds of each kernel are recorded, too. Ideas without a switch are results
-without times, and their notes have the reasons.
+turns, so that a change of the clocks affects all ways of an idea. The time of a way on text is the
+sum over all kernels of a job; the seconds of each kernel are recorded, too. Ideas without a switch
+are results without times, and their notes have the reasons.
 """
 
 from __future__ import annotations

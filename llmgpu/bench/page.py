@@ -182,9 +182,9 @@ def _engine_charts(table: ResultTable, record: Record) -> list[str]:
 
 
 def _details(result: Result, *, is_open: bool) -> list[str]:
-    """Return a folded part: a chart of the time in kernels, then start-up and phases.
+    """Return a folded section: a chart of the time in kernels, then start-up and phases.
 
-    is_open: unfold a part with a chart.
+    is_open: unfold the section if it has a chart.
     """
     kernels, chart = result.kernels, []
     if kernels is not None and len(kernels.seconds) > 1:

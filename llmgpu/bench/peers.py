@@ -53,7 +53,7 @@ TRAINING_PIECE = 1 << 16  # characters of a piece; threads of a peer process dif
 # Characters of a piece in a batch: the fastest of 2**8 to 2**20, measured on two processors.
 TOKENIZERS_PIECE = 1 << 12
 TIKTOKEN_PIECE = 1 << 18
-# gigatoken's names for patterns. Its olmo3 is Llama 3's pattern; rustbpe is another spelling of it.
+# gigatoken's names for patterns. olmo3 is Llama 3's pattern, which rustbpe spells in another way.
 GIGATOKEN_SCHEMES = {
     "gpt2": "gpt2",
     "cl100k": "gpt4",
@@ -122,7 +122,7 @@ class TrainingPeer(Peer):
 
     tie: the rule by which the peer orders equally frequent pairs.
     train: trains on a file, with a pattern and a vocabulary size; returns the merges as pairs of
-        bytes, or the tokens of the merges. A peer with vocabulary files writes one to the last
+        bytes, or the tokens of the merges. A peer with vocabulary files writes a file to the second
         path.
     compared: the answer of `train`, "merges" or "tokens".
     """
@@ -223,7 +223,7 @@ class TokenizingPeer(Peer):
 def open_tokenizers(vocabulary: Path, pattern: str) -> EncodeFile:
     """Return an encoder of Hugging Face's tokenizers, which uses all processors.
 
-    The file of the vocabulary also has the pattern.
+    pattern: not used, because the vocabulary's file has the pattern.
     """
     tokenizer = importlib.import_module("tokenizers").Tokenizer.from_file(str(vocabulary))
     tokenizer.encode_special_tokens = True

@@ -168,9 +168,9 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
 
     Next to the ratio are the runs of both programs and their spread. A --quick run has one line
     without a ratio instead. If another program was faster, the line says so. The line is about the
-    largest job that another program did, too, which is the last. Without another program, an
-    adapter is compared with the CPU. Greedy matching is left out, because no other program supports
-    it.
+    last job that another program did, too, because the last job is the largest. Without another
+    program, an adapter is compared with the CPU. Greedy matching is left out, because no other
+    program supports it.
     """
     if record.smoke is not None:
         yield "smoke test", f"{record.smoke}; the times are too few for a comparison"
@@ -349,7 +349,7 @@ def _by_key(record: Record) -> dict[_Key, Result]:
 def _why_not(
     key: _Key, result: Result, old: Record, new: Record, old_results: dict[_Key, Result]
 ) -> str | None:
-    """Return the reason why a new result is not compared; None if it is, or has no times."""
+    """Return why a new result is not compared; None if it is compared, or if it has no times."""
     before = old_results.get(key)
     if before is None:
         sizes = _other_sizes(key, old_results)

@@ -60,7 +60,7 @@ def runs_text(times: Times) -> str:
 
 
 def _second_unit(seconds: float) -> tuple[float, str]:
-    """Choose the unit in which to write a time; return its number per second, and its name."""
+    """Choose the unit in which to write a time; return the units per second, and the name."""
     power = 0
     while seconds * 1000**power < 0.9995 and power < len(_SMALL) - 1:
         power += 1
@@ -170,7 +170,7 @@ class Result:
         return f"{self.engine}, {self.variant}" if self.variant else self.engine
 
     def compared(self, right: bool, answer: str) -> Result:
-        """Return the result with a verdict; answer: the compared answer, such as "ids of NumPy"."""
+        """Return the result with a verdict; answer: the reference, such as "ids of NumPy"."""
         return replace(self, correct=right, answer=f"{'the' if right else 'NOT the'} {answer}")
 
     def timed(
@@ -201,7 +201,7 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """The word "right" or "WRONG"; without a verdict, the reference or the reason for that."""
+        """The word "right" or "WRONG"; without a verdict, the field `answer` or `note`."""
         if self.correct is None:
             return self.answer or self.note or "-"
         return "right" if self.correct else "WRONG"
@@ -326,7 +326,8 @@ class Record:
 class ResultTable:
     """The results of one job, or of all kernels of one engine.
 
-    what: the part. title: the job, or the engine. results: in the order of measuring.
+    what: the part of the benchmark. title: the job, or the engine. results: in the order of
+    measuring.
     """
 
     what: str
@@ -408,7 +409,7 @@ _CALLED = {dict: "an object", list: "a list"}
 def _read(kind: Any, value: Any, place: str) -> Any:
     """Convert a value of JSON to a type; ValueError with the value's place and the type."""
     origin, arguments = get_origin(kind), get_args(kind)
-    # "TYPE | None": here the value is not null, for which the default is used
+    # For "TYPE | None" read TYPE: a null is not read, because the field's default replaces it.
     if origin is types.UnionType:
         return _read(arguments[0], value, place)
     if kind in (int, float):

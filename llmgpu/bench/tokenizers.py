@@ -11,7 +11,7 @@ training; for a peer, the CPU trains by the peer's tie rule. The time of a peer 
 files ends when the vocabulary is in memory. The kernels are timed in a separate run, because each
 timed dispatch is a separate pass, and only over the first TIMED_MERGES merges, when the text is
 longest: a device times a limited number of dispatches in one submission, and later submissions have
-    more dispatches. An adapter keeps its buffers from one run to the next.
+more dispatches. An adapter keeps its buffers from one run to the next.
 
 The CPU's ids are the reference for tokenizing, also for peers: each peer reads the same vocabulary
 from a file of the peer's format. Every run has a new encoder, because encoders remember words; the
@@ -489,8 +489,8 @@ def measure_tokenizing(
 ) -> Iterator[Result]:
     """Yield the results of engines, peers, and engines with greedy matching.
 
-    vocabulary: None for a vocabulary trained on the text with the job's options. match: the rule to
-    measure; None for the vocabulary's rule with peers, and greedy without peers.
+    vocabulary: None for a vocabulary trained on the text with the job's options. match: the only
+    rule to measure; None for two rules, the vocabulary's next to peers, and greedy without peers.
     """
     if vocabulary is None:
         vocabulary = train_file(job, NUMPY).vocabulary
@@ -561,9 +561,9 @@ def _kernel_jobs(data: bytes) -> list[tuple[str, str, Work]]:
 def _measure_kernels(
     begun: Result, answer: str, backend: Backend, work: Work, count: int
 ) -> Iterator[Result]:
-    """Run the work once, which also compiles kernels, and compare its answer.
+    """Compare the answer of a first run with NumPy's; if right, yield the times of each kernel.
 
-    Then time further runs.
+    The first run also compiles the kernels. count: number of further runs, which are timed.
     """
     begun = begun.compared(np.array_equal(work(backend), work(NUMPY)), answer)
     if not begun.correct:

@@ -22,7 +22,7 @@ from llmgpu.input_files import printable, quote
 from llmgpu.registry import Entry, Registry
 from llmgpu.version import __version__
 
-# By name of the command: where it is defined in the package `commands`, and its summary.
+# For each command: MODULE:NAME of the command in the package `commands`, and the summary.
 _COMMANDS = {
     "bench": ("bench:bench", "Benchmark this machine."),
     "bpe-train": ("bpe_train:bpe_train", "Train a byte-level BPE vocabulary on text."),
@@ -167,7 +167,7 @@ def main() -> None:
 
 def _describe(error: OSError) -> str:
     """Return the message for an error of the system that no reader or writer has described."""
-    if error.filename is None and error.errno == errno.ENOENT:  # of os.getcwd
+    if error.filename is None and error.errno == errno.ENOENT:  # os.getcwd has failed
         return "the working folder was removed; change to another folder"
     if error.filename is None:  # printing of results has failed
         return f"can't write standard output: {error.strerror or error}"

@@ -81,7 +81,7 @@ def bench(asked: BenchCommand) -> None:
 
 
 def _measure(options: BenchOptions, asked: BenchCommand) -> Record:
-    """Run the benchmark; write, print and return its record, even after an interrupt."""
+    """Run the benchmark; return its record, which is written and printed even if interrupted."""
     benchmark = Benchmark(options)
     reporter = Reporter(quiet=asked.report.quiet)
     first = threading.Lock()

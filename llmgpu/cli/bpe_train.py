@@ -170,7 +170,10 @@ def _train(
 def _reading_key(
     reading: ReadingOptions, how: CorpusOptions, selection: Selection
 ) -> dict[str, Any]:
-    """Return the options of reading for the resume key, without some options at their defaults."""
+    """Return the options of reading for the resume key.
+
+    The template, bad_rows and the input format are left out if they have their defaults.
+    """
     asked = selection.input_format
     return {
         "text_field": how.text_field,
@@ -217,7 +220,7 @@ def _take_part(
     how: CorpusOptions,
     reading: dict[str, Any],
 ) -> tuple[Sources | None, dict[str, Any] | None]:
-    """Return the part's share of the sources, and the summary of a finished part or None."""
+    """Return the sources of the part, and the part's summary if it is already finished, or None."""
     if sources is None:
         return None, None
     own = job.take(sources, how, cut_text_by(options.cut, how.separators))
@@ -244,7 +247,7 @@ def _plan(
 
 
 def _opening_seconds(plan: Plan, before: float) -> dict[str, float]:
-    """Return the seconds since `before` as a phase; empty on the CPU, where no device is opened."""
+    """Return the time since `before` as a phase, in seconds; empty if no device was opened."""
     has_device = plan.counting.device is not None
     return {"open device": time.perf_counter() - before} if has_device else {}
 
@@ -314,9 +317,10 @@ def _name_outputs(output: str, sizes: tuple[int, ...]) -> dict[int, str]:
 def _written(
     vocabularies: Iterable[str], counts: str | None, checkpoint: str | None, resumed: str | None
 ) -> Iterator[Output]:
-    """Yield all files that a run may write, for `check_outputs`."""
+    """Yield all files that the command may write, for `check_outputs`."""
     for path in vocabularies:
-        # A run that was killed just before its end has already written its vocabulary.
+        # Training that was killed just before its end has already written this vocabulary. The
+        # resumed training may replace the file.
         is_own = resumed is not None and Checkpoint.may_have_made(resumed, path)
         yield Output(path, VOCABULARY, is_chosen=was_asked("output") or is_own)
     if counts:

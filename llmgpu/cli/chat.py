@@ -82,7 +82,10 @@ def check_chat(chat: bool, chat_template: str | None, special: SpecialOptions) -
 
 
 def with_chat(options: CorpusOptions, chat: Chat | None) -> CorpusOptions:
-    """Return options for reading conversations, by default from the field `MESSAGES`."""
+    """Return options for reading conversations, by default in the field `MESSAGES`.
+
+    Without `chat`, `options` are returned unchanged.
+    """
     if chat is None:
         return options
     is_default = options.text_field == CorpusOptions.text_field

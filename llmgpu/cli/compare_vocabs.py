@@ -77,7 +77,10 @@ def _measure(
     backend: Backend,
     report: Reporter,
 ) -> dict[str, Any]:
-    """Return the number of tokens of each file, and how often each id occurs, int64 (ids,)."""
+    """Encode a text with both vocabularies; return facts about the text and the tokens by name.
+
+    The fact "used" has, for each vocabulary, the number of occurrences of each id: int64 (ids,).
+    """
     counts, used = [], []
     with report:
         for vocabulary in pair:
@@ -101,7 +104,11 @@ def _measure(
 def _groups(
     pair: Sequence[Vocabulary], used: Sequence[NDArray[np.int64]] | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the number of ids, and of their uses, by script and by length of the tokens."""
+    """Return the number of ids for each script and for each length of tokens.
+
+    used: for each vocabulary the number of occurrences of each id, int64 (ids,), which is summed
+    up, too; None without a text.
+    """
     found: dict[str, list[dict[str, Any]]] = {}
     for kind, group_of in GROUPS.items():
         groups = [np.array(group_of(vocabulary)) for vocabulary in pair]
@@ -124,7 +131,7 @@ def _groups(
 
 
 def _print(labels: Sequence[str], facts: dict[str, Any]) -> None:
-    # The vocabularies.
+    # Print facts about the vocabularies.
     rows = [
         [*(each[key] for each in facts["vocabularies"]), key.replace("_", " ")]
         for key in ("ids", "tokens", "special_tokens", "pattern", "match")
@@ -133,7 +140,7 @@ def _print(labels: Sequence[str], facts: dict[str, Any]) -> None:
     rows += [[both, both, "tokens in both"], [*alone, "tokens in this one only"]]
     rows.append([*(each["fingerprint"][:8] for each in facts["vocabularies"]), "fingerprint"])
     print_table([*labels, ""], rows)
-    # The files of text.
+    # Print bytes per token for each file of text.
     has_text = "files" in facts
     if has_text:
         files = [
@@ -143,7 +150,7 @@ def _print(labels: Sequence[str], facts: dict[str, Any]) -> None:
         lines = [[*_rates(file), file["text_bytes"], file["path"]] for file in files]
         print_result("\nbytes per token")
         print_table([*labels, "bytes", ""], lines)
-    # Ids by script and by length.
+    # Print the number of ids by script and by length.
     heads = [*labels, *(labels if has_text else ()), ""]
     for kind, title, numbers in (
         ("script", "and bytes per token", _rates),

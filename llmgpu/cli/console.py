@@ -122,7 +122,7 @@ class Reporter(Closing):
             self.line(f"note: {text}")
 
     def note_missing_engine(self, backend: Backend) -> None:
-        """Print a note if the CPU engine is missing, so that NumPy does its work."""
+        """Print a note if NumPy computes because the CPU engine is missing."""
         from llmgpu.cpu.library import why_missing  # imports NumPy, which is slow
 
         if backend.device is None and (reason := why_missing()):
@@ -219,7 +219,8 @@ def is_terminal(stream: TextIO | None) -> bool:
 def token_style(output: str) -> Style:
     """Return a style for tokens: colours or borders on a terminal, else one token per line.
 
-    FORCE_COLOR asks for colours elsewhere, too; NO_COLOR and a dumb terminal have none.
+    With FORCE_COLOR, colours are used without a terminal, too. With NO_COLOR, or on a dumb terminal
+    without FORCE_COLOR, no colours are used.
     """
     is_shown = is_terminal(sys.stdout)
     can_colour = is_shown and os.environ.get("TERM") != "dumb"
@@ -243,7 +244,7 @@ def left_out_of(text: Corpus | None) -> dict[str, Any]:
 
 def print_json(summary: dict[str, Any], *, to_stderr: bool) -> None:
     """Print a command's summary as one line of JSON."""
-    # escapes control characters in JSON's way
+    # `printable` writes control characters as escapes that are valid in JSON.
     text = printable(json.dumps(summary, ensure_ascii=False))
     if to_stderr:
         click.echo(text, err=True)

@@ -86,7 +86,8 @@ def count(asked: CountCommand, opening: Opening) -> None:
         rows, summary = _count(
             asked, encoders, sources, how, lengths, report, is_unknown=is_unknown
         )
-    # Rename, sum up and sort the rows. A budget for the largest row is for files, not folders.
+    # Rename, sum up and sort the rows. `largest` is a file even if the rows become folders, because
+    # a budget for the largest row is a budget for files.
     rows = [row._replace(path=STANDARD_INPUT) if row.path == kept else row for row in rows]
     largest = max(rows, key=lambda row: max(row.tokens), default=None)
     if per == "folder":

@@ -269,7 +269,7 @@ class FileOptions:
         has_fields = was_given("text_field") or was_given("template")
         asked = any(map(was_asked, ("text_field", "template", "bad_rows", "chat")))
         found = replace(found, usual_field=None if asked else _USUAL_FIELD)
-        # The option names a field, so read standard input as JSON lines: only they have fields.
+        # --text-field and --template need fields: read standard input as JSON lines, not as text.
         return replace(found, of_input="jsonl") if has_fields else found
 
 
@@ -281,9 +281,10 @@ FILE_OPTIONS = tuple(own_options(FileOptions))
 
 
 def _without_mark(data: bytes) -> bytes:
-    """Return a list in UTF-8 without byte-order mark. Windows PowerShell writes UTF-16.
+    """Return the content of a list of names in UTF-8, without byte-order mark.
 
-    Raises UnicodeError if the mark says UTF-16, but the rest is not.
+    The content may be UTF-16, which Windows PowerShell writes. Raises UnicodeError if the mark is
+    one of UTF-16, but the rest is not UTF-16.
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16").encode()
@@ -384,7 +385,7 @@ def piped_input(report: Reporter) -> tuple[str, ...]:
 
 
 def required_input(report: Reporter, what: str) -> tuple[str, ...]:
-    """Return `piped_input`; raise UsageError, which asks for `what`, if that is empty."""
+    """Return `piped_input`. If nothing is piped, raise UsageError, which asks for `what`."""
     found = piped_input(report)
     if not found:
         raise click.UsageError(f"give {what}, or - for standard input")

@@ -46,7 +46,7 @@ _OF_TEXT = (
 )
 _LEAST_PLOT = 32  # smallest width of a plot, in columns
 _SHOWN = 2000  # most characters of a normalizer that are shown
-_BASE64 = re.compile("[A-Za-z0-9+/]{100,}=*")  # such as SentencePiece's maps
+_BASE64 = re.compile("[A-Za-z0-9+/]{100,}=*")  # such as the maps of SentencePiece's normalizers
 _Row = tuple[int, dict[str, Any], list[int]]  # id, further facts, ids of the tokens to show
 
 
@@ -66,7 +66,7 @@ def info(asked: InfoCommand) -> None:
     if asked.plot:
         _plot(file)
         return
-    # The file is a run, word counts or ids, or else a vocabulary.
+    # Describe a run, word counts or a file of ids. Open any other file as a vocabulary.
     facts = None if lists or asked.page else _file_facts(file)
     if facts is None:
         report = Reporter(quiet=asked.report.quiet)
@@ -109,7 +109,7 @@ def _plot(folder: str) -> None:
     width = COLUMNS + LABEL_COLUMNS
     if is_terminal(sys.stdout):
         width = max(_LEAST_PLOT, min(width, shutil.get_terminal_size().columns))
-    # Only the lines above and below the plot may be wider than the plot.
+    # Wrap the lines above and below the plot: these lines may be wider than the plot.
     for line in plot_losses(records, width - LABEL_COLUMNS).splitlines():
         print_result(line if len(line) <= width else "\n".join(wrap(line, width)))
 
@@ -258,7 +258,7 @@ def _file_facts(path: str) -> dict[str, Any] | None:
 
 
 def _without_lists(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return facts with readable names, and with the length of each list in its place."""
+    """Return facts with readable names, and with the length of each list in place of the list."""
     shown = {name: len(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
     names = {"document_offsets": "documents", "bytes": "text bytes"}
     return {
@@ -322,7 +322,7 @@ def _list_merges(vocabulary: Vocabulary, asked: InfoCommand) -> None:
 
 
 def _print_rows(vocabulary: Vocabulary, rows: Iterable[_Row], asked: InfoCommand) -> None:
-    """Print id and tokens of each row whose token matches --search, up to --first rows."""
+    """Print id and tokens of each row if the id's token matches --search, up to --first rows."""
     from llmgpu.bpe.vocabulary.spelling import readable
 
     wanted, tokens = _searched(asked.search), vocabulary.tokens

@@ -109,7 +109,11 @@ def export_vocabulary(asked: ExportVocabularyCommand) -> None:
 
 
 def _check_folder(folder: str, *, writes_model: bool, force: bool) -> None:
-    """Raise OutputError if files in a folder would hide a run's checkpoints, or change a model."""
+    """Raise OutputError if the export would spoil the folder of a run or of a model.
+
+    An exported model would hide the checkpoints of a run folder, and an exported vocabulary would
+    replace the tokenizer of a model.
+    """
     if not os.path.isdir(folder):
         return
     from llmgpu.lm.checkpoints.pretrained import has_model

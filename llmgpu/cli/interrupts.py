@@ -92,7 +92,7 @@ def handled_signals() -> Iterator[None]:
 
 @contextmanager
 def last_act(act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` if `end_process` ends the process during the block, without its clean-up."""
+    """Call `act` if `end_process` ends the process during the block, whose clean-up is skipped."""
     _last_acts.append(act)
     try:
         yield

@@ -24,15 +24,18 @@ from llmgpu.files import atomic_output
 from llmgpu.input_files import quote, read_whole
 
 OPTIONS_NAME = "options.toml"  # see `llmgpu.lm.runs.run_folder`
-_STARTED_IN = "started-in"  # key: the folder to which names of files are relative
+_STARTED_IN = "started-in"  # key of the folder to which the names of files are relative
 
 
 class ConfiguredCommand(SectionedCommand):
     """A command with --config, and with a folder in which the options of a run are stored.
 
-    folder_option: the parameter that names the folder. names_files: parameters that must be given
-    again if a run is resumed in another working folder and the first one is gone. all_files: all
-    parameters that name files to read. not_kept: parameters that are not stored in the folder.
+    A run that is resumed in another working folder works in the folder in which it was started,
+    since stored names of files are relative to that folder. If that folder is gone, or if the
+    command line names files, all parameters in `names_files` must be given.
+
+    folder_option: the parameter that names the folder. all_files: all parameters that name files to
+    read. not_kept: parameters that are not stored in the folder.
     """
 
     folder_option = "output"
@@ -54,7 +57,8 @@ class ConfiguredCommand(SectionedCommand):
         plain = (str, bool, int, list, tuple)  # leaves out click's sentinels
         asked = {name: value for name, value in asked.items() if isinstance(value, plain)}
         asked = {name: value for name, value in asked.items() if value != ()}
-        # Stored options of the run to resume. Their names of files are relative to `found_in`.
+        # Read the stored options of the run to resume. Names of files in these options are relative
+        # to `found_in`.
         found: dict[str, Any] = {}
         started_in = None
         folder = asked.get(self.folder_option)
@@ -77,7 +81,7 @@ class ConfiguredCommand(SectionedCommand):
             found |= _read(self, Path(asked["config"]))
         ctx.default_map = found
         left = super().parse_args(ctx, args)
-        # Names of files are relative to this folder: work there until the command ends.
+        # Names of files are relative to `started_in`: work there until the command ends.
         if started_in is not None and not ctx.resilient_parsing:
             ctx.params[self.folder_option] = os.path.abspath(str(folder))
             ctx.call_on_close(partial(os.chdir, os.getcwd()))
@@ -93,10 +97,9 @@ class CheckpointedCommand(ConfiguredCommand):
     not_kept = frozenset(("checkpoint", "resume", "force", "as_json", "quiet", "debug"))
 
     def takes_kept(self, asked: Mapping[str, Any]) -> bool:
-        """Whether to take the stored options.
+        """Whether a resumed training reads its stored options; asked: options on the command line.
 
-        They are taken if the command line has only --device and options in `not_kept`.
-
+        It does so only if the command line has no options but --device and those in `not_kept`.
         With any other option, a missing CORPUS may mean that the text comes from a pipe.
         """
         return asked.keys() <= self.not_kept | {"device"}
@@ -117,7 +120,7 @@ def keep_options(folder: Path) -> None:
         value = context.params.get(name)
         if name in command.not_kept or not was_asked(name) or value is None:
             continue
-        # A type may spell its values otherwise than `str`.
+        # A type with a method `spell` has its own spelling of values on the command line.
         value = getattr(parameter.type, "spell", lambda value: value)(value)
         lines.append(f"{_names(parameter)[0]} = {_toml(value)}")
     kept = [line for line in lines if not re.search("[\ud800-\udfff]", line)]

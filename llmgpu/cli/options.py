@@ -225,7 +225,7 @@ def explain_value(error: click.BadParameter) -> str:
     """Return a sentence of advice for the message about an invalid value, or ""."""
     from llmgpu.other_names import NO_VALUES, VALUE_NAMES, names_here
 
-    # click's wording of the error
+    # Find the given value in click's message.
     given, is_unknown, _ = error.message.partition("' is not one of ")
     kind = error.param.type if error.param is not None else None
     if not (is_unknown and isinstance(kind, click.Choice)):

@@ -84,7 +84,7 @@ class PartJob:
         return part_key(run, self.part, self._whole, sources)
 
     def finished(self, run: Run) -> dict[str, Any] | None:
-        """Return the summary of a finished part, None for an unfinished; run: the resume key.
+        """Return the summary of the part, None if it is not finished; run: the resume key.
 
         Raises OutputError if the output contains another part.
         """

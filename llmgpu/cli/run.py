@@ -128,7 +128,7 @@ class _Given:
         return max(self._option(name).opts, key=len)
 
     def without(self, *names: str) -> list[str]:
-        """Return the command line without some options. The name "corpus" stands for the files."""
+        """Return the command line without some options; "corpus" also leaves out the files."""
         written = []
         for name, value in self.options.items():
             option = self._option(name)
@@ -227,7 +227,7 @@ def _carry_out(
     device = None if on_gpus else job.device
     left, summaries = [*reversed(parts)], dict[Part, dict[str, Any]]()
     workers = [actor.remote() for _ in range(min(most, int(found["CPU"]) // cpus, len(parts)))]
-    # An actor may have to wait for processors. It gets its first part when it has started.
+    # An actor may have to wait for processors, so it gets its first part only when `begin` returns.
     running: dict[Any, tuple[Any, Part | None]] = {
         each.begin.remote(): (each, None) for each in workers
     }

@@ -99,7 +99,8 @@ from llmgpu.tokens.tokenizing import (
 # faster than Python would.
 _used: list[Encoder] = []
 _BYTES_A_TOKEN = 4  # estimated bytes of text per token
-_IN_FLIGHT = 1.01  # least remaining part of a text in estimates of memory, while slices are encoded
+# Least ratio of the whole text to the text read, in estimates of memory while slices are encoded.
+_IN_FLIGHT = 1.01
 _LEAST_TOLD = 1 << 20  # bytes of text; for less text, the memory needed is not reported
 _OF_TEXT = (
     *("text_field", "template", "encoding_errors", "limit", "bad_rows"),
@@ -214,9 +215,12 @@ def _check_mask(output: TokenOutput) -> None:
 def _take(
     sources: Sources, options: CorpusOptions, output: TokenOutput, job: PartJob
 ) -> tuple[Sources, list[int] | None]:
-    """Return the sources to read, and with splits by position the index of each split's first file.
+    """Return the sources to read, and for --split-by position the first file of each split.
 
-    A job in parts reads only the sources of its part. UsageError for --split of one document.
+    A job in parts reads only the sources of its part. The first file of a split is an index of the
+    sources; without --split-by position the second result is None.
+
+    Raises UsageError for --split of one document.
     """
     if output.asked.split_by == "position":
         return split_by_position(sources, output.split, options)
@@ -284,7 +288,7 @@ class _Tokenizing:
 
     @cached_property
     def added(self) -> set[int]:
-        """Ids of the tokens added around each text. They stand for no bytes of text."""
+        """Ids of the tokens added around each text, which have no bytes in the text."""
         return {*chain(*ids_around(self.vocabulary, self.special))}
 
     @cached_property
@@ -318,7 +322,8 @@ class _Tokenizing:
         with Corpus(self.files, self.reading) as text, ExitStack() as unused:
             sink = None
             if output and writes_directly(output.name):
-                # before a pipe or device file is opened for output, in case this fails
+                # Open the device before a pipe or device file is opened for output, because opening
+                # the device may fail.
                 self.opening.backend()
             if output:
                 sink = self._open_sinks(output, text)
@@ -482,7 +487,7 @@ class _Tokenizing:
                 tokens = sink.ids
                 splits += sink.sinks if isinstance(sink, SplitSink) else ()
             estimate(1.0)  # a single long pre-token makes the encoder's memory grow all at once
-        # Sum up. With chunks or a limit, count only the ids that are left, not the whole text.
+        # Sum up. With --chunk-tokens or --max-tokens, count only the ids that the filters leave.
         seconds = time.perf_counter() - start
         taken = self.taken if self.chunk or self.asked.max_tokens else text
         parts = [{"tokens": each.ids, "documents": each.documents} for each in splits]
@@ -560,7 +565,7 @@ def check_files(output: TokenOutput, read: Sequence[str], others: Sequence[Outpu
 
 
 def files_of_ids(names: Sequence[str], format: str | None) -> list[tuple[str, str]]:
-    """Return pairs of a file of ids and its format; a manifest stands for all its shards."""
+    """Return pairs of a file of ids and its format; a manifest is replaced by its shards."""
     found: list[str] = []
     for name in names:
         if os.path.isdir(name):
@@ -651,7 +656,8 @@ def _documents(
     has_begun = edge == 0
     if has_begun:
         edge = next(starts, None)
-    # parts: ids of the current document in earlier blocks. position: ids before this block.
+    # parts: the ids of the current document in earlier blocks, after an empty array.
+    # position: number of ids before this block.
     parts: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     position = 0
     for block in blocks:

@@ -232,7 +232,7 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
     backend: the backend of a new run, None to select one.
     """
     report, workers, resume = asked.report, asked.workers, asked.given.resume
-    # Settings: from the checkpoint, or for a new run.
+    # Read the settings from the checkpoint, or choose the settings of a new run.
     checkpoint = _find_checkpoint(asked, folder) if resume else None
     if checkpoint is not None:
         settled = _settle_resumed(asked, folder, checkpoint)
@@ -245,7 +245,7 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
             report.line(f"{folder.path} has no checkpoint yet: starting at the first step")
     settings, backend = settled.settings, settled.backend
     check_shares(asked.corpora, settings.options)
-    # Memory: refuse a run that does not fit before the text is read.
+    # Before the text is read, refuse a run that does not fit into memory.
     steps = settings.options.steps
     needed_bytes = training_memory(settings, backend, asked.given.intervals.unread_steps(steps))
     host_bytes = host_memory(settings, backend, needed_bytes)
@@ -288,7 +288,8 @@ def _open_sources(
     second result is None, and a part of the training tokens is held out.
     """
     given, report, is_first = asked.given, asked.report, asked.workers.is_first
-    if is_first and not given.resume:  # before tokenizing, which may be interrupted
+    # Store the options before tokenizing: if tokenizing is interrupted, --resume needs the options.
+    if is_first and not given.resume:
         keep_options(folder.path)
     # Text is encoded through wgpu, even if the model is trained through Dawn.
     uses_wgpu = settled.backend.driver == "wgpu"
@@ -364,7 +365,7 @@ def _separator(start: StartingPoint, eos: str | None) -> int | None:
 
 
 def _check_same_init(folder: RunFolder, init: str | None) -> None:
-    """Raise InputError if the resumed run began with another model than that of --init."""
+    """Raise InputError if --init names another model than the one with which the run began."""
     before = read_log(folder.log).facts.get("init")
     if init is None:
         return
@@ -457,7 +458,7 @@ def find_starting_point(given: TrainCommand, report: Reporter) -> StartingPoint:
         context = click.get_current_context()
         named = {parameter.name: parameter for parameter in context.command.params}
         raise click.MissingParameter(ctx=context, param=named["vocab"])
-    # With --vocab, which must be the model's vocabulary except for the match rule.
+    # With --vocab, require the vocabulary of the model; only the match rule may differ.
     found = find_vocabulary(vocab)
     vocabulary = _as_trained(found.read(report.note), chat_template)
     if model is not None:
@@ -472,14 +473,14 @@ def find_starting_point(given: TrainCommand, report: Reporter) -> StartingPoint:
 
 
 def _as_trained(vocabulary: Vocabulary, chat_template: str | None) -> Vocabulary:
-    """Return the vocabulary of a run: it adds no tokens around texts except the separator."""
+    """Return a run's vocabulary, without tokens around texts: a run adds only the separator."""
     return replace(with_chat_template(vocabulary, chat_template), prefix_ids=(), suffix_ids=())
 
 
 def resolve_corpora(
     corpus: Sequence[str], selection: Selection, weights: str | None
 ) -> list[Sources]:
-    """Return the files of each corpus: with --weights one corpus per name, else one in all.
+    """Return the files of each corpus: with --weights one corpus per name, else a single corpus.
 
     Raises UsageError for options about text if no file is text, InputError if the number of weights
     is not the number of names.
@@ -500,7 +501,7 @@ def resolve_corpora(
 
 
 def resolve_evaluated(path: str | None) -> Sources | None:
-    """Return the files of --eval-corpus, None without; UsageError if a part is held out, too."""
+    """Return the files of --eval-corpus or None; UsageError if tokens are to be held out, too."""
     if path is None:
         return None
     refuse_given(

@@ -62,7 +62,7 @@ VOCABULARY_SIZE = _amounts("vocabulary size", "id", _SIZES, "32768, 50k or 32Ki"
 
 
 def _parse_percentage(text: str) -> float:
-    """Parse a share of 0 or more: 0.1 for 10%, or 10."""
+    """Parse a percentage of 0 or more, with or without "%": the result for "10%" is 0.1."""
     try:
         percent = float(text.strip().removesuffix("%"))
     except ValueError:
@@ -73,7 +73,7 @@ def _parse_percentage(text: str) -> float:
 
 
 def _parse_share(text: str) -> tuple[str, float]:
-    """Parse a part's name and its share: val=0.01, or val=1%."""
+    """Parse the name of a split and its share: val=0.01, or val=1%."""
     form = r"([A-Za-z][A-Za-z0-9_-]*)=([0-9]{0,9}\.?[0-9]{0,18})(%?)"
     match = re.fullmatch(form, text)
     share = float(match[2]) / (100 if match[3] else 1) if match and match[2].strip(".") else 0.0
@@ -118,7 +118,7 @@ class Aliased(click.Choice[str]):
         self._aliases = aliases
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name; an alias is replaced by its name."""
+        """Return the name; for an alias, return the name that the alias stands for."""
         name = super().convert(value, param, ctx)
         return self._aliases.get(name, name)
 
@@ -130,7 +130,7 @@ class PatternName(Aliased):
         super().__init__(PATTERNS, ALIASES)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name of the pattern; an alias is replaced."""
+        """Return the name of the pattern; for an alias, the name that the alias stands for."""
         if value not in self.choices:
             from llmgpu.bpe.interchange.published import pattern_of
 

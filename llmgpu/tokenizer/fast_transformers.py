@@ -1,9 +1,10 @@
 """Tokenizers of transformers whose encoding and decoding run in llmgpu, with the same results.
 
-"The library" is the package tokenizers, in which transformers' fast tokenizers encode. `wrap` returns a copy of a tokenizer whose class is a subclass of the tokenizer's class. The
-subclass overrides the few methods through which all of transformers' calls encode and decode.
-transformers' own code handles the calls that llmgpu can't do exactly: pairs of texts, texts that
-are split into words, offsets, and overflowing tokens.
+"The library" is the package tokenizers, in which transformers' fast tokenizers encode. `wrap`
+returns a copy of a tokenizer whose class is a subclass of the tokenizer's class. The subclass
+overrides the few methods through which all of transformers' calls encode and decode. transformers'
+own code handles the calls that llmgpu can't do exactly: pairs of texts, texts that are split into
+words, offsets, and overflowing tokens.
 
 Any code that has a reference to the library's tokenizer, `_tokenizer`, can change this tokenizer.
 The methods of `_READERS` read `_tokenizer` without changing a component. Once other code has read
