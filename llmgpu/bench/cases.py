@@ -136,8 +136,8 @@ def call_by_name(
 
     The parameter NAME receives the tensors NAME_0, NAME_1, ... as a list, and "t" receives all
     tensors as a dict. A parameter whose type is a dataclass of tensors, such as `Norm`, is composed
-    of the tensors named PARAMETER_FIELD or FIELD; fields without a tensor get any tensor. All other
-    parameters receive None, or keep their defaults.
+    of the tensors named PARAMETER_FIELD or FIELD. A field without a tensor gets the first of all
+    tensors, as a placeholder. All other parameters receive None, or keep their defaults.
 
     declared: a function with the signature; its first parameter is left out.
     """

@@ -409,7 +409,7 @@ _CALLED = {dict: "an object", list: "a list"}
 def _read(kind: Any, value: Any, place: str) -> Any:
     """Convert a value of JSON to a type; ValueError with the value's place and the type."""
     origin, arguments = get_origin(kind), get_args(kind)
-    # For "TYPE | None" read TYPE: a null is not read, because the field's default replaces it.
+    # For "TYPE | None" read TYPE: `_read_fields` skips a null, and the field keeps its default.
     if origin is types.UnionType:
         return _read(arguments[0], value, place)
     if kind in (int, float):

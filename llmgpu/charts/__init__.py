@@ -109,7 +109,7 @@ class Bar:
 
 
 def draw_bars(bars: Sequence[Bar], caption: str, least: float = 0.0) -> list[str]:
-    """Return a chart as lines of HTML. The scale ends at `least` or at the largest number."""
+    """Return a chart as lines of HTML. The scale ends at the largest number, at least `least`."""
     largest = max([least, *(bar.number or 0.0 for bar in bars)]) or 1.0
     keys = _KEYS if any(bar.kind == "peer" for bar in bars) else ""
     said = f"<figcaption><span>{escape_text(caption)}</span>{keys}</figcaption>"

@@ -93,7 +93,7 @@ def with_chat(options: CorpusOptions, chat: Chat | None) -> CorpusOptions:
 
 
 def masking(chat: Chat | None, vocabulary: Vocabulary) -> list[Filter]:
-    """Return a filter that limits the loss to the assistant's tokens; none without --chat."""
+    """Return a list with the filter that limits the loss to the assistant's tokens, if any."""
     return [partial(with_masks, conversations=chat, vocabulary=vocabulary)] if chat else []
 
 

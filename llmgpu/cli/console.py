@@ -57,8 +57,9 @@ class Reporter(Closing):
     def __init__(self, *, quiet: bool, prints_data: bool = False) -> None:
         """Begin without bars.
 
-        quiet: print no lines. prints_data: the command prints data to standard output. If this is a
-        terminal, no bar is shown: the data itself shows the progress, and redrawing would erase it.
+        quiet: print no lines. prints_data: the command prints data to standard output. If standard
+        output is a terminal, no bar is shown: the data itself shows the progress, and redrawing a
+        bar would erase the data.
         """
         self.quiet = quiet
         self._shows_progress = not (quiet or (prints_data and is_terminal(sys.stdout)))

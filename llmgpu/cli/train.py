@@ -142,7 +142,11 @@ class _Asked:
         return select_backend(self.device, note=self.report.note, check=check, **how)
 
     def select_new(self) -> Backend:
-        """Return the backend of a new run."""
+        """Return the backend of a new run.
+
+        With --precision f16, or if half precision makes the run faster, a driver with matrix units
+        is preferred.
+        """
         wanted = self.settings["precision"]
         settings = self.new_settings()
         halves = wanted == "f16" if wanted else gains_by_halves(settings)

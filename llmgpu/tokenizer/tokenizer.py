@@ -141,9 +141,9 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     ) -> Tokenizer[Any]:
         """Read a vocabulary.
 
-        path: a vocabulary file, a tokenizer.json, a .tiktoken file, vocab.json or merges.txt next
-            to the other, a Hugging Face folder, or the name of a published encoding that tiktoken
-            has downloaded: "cl100k", "o200k", "gpt2".
+        path: a vocabulary file, a tokenizer.json, a .tiktoken file, a Hugging Face folder, one of
+            vocab.json and merges.txt (both must be in the same folder), or the name of a published
+            encoding that tiktoken has downloaded: "cl100k", "o200k", "gpt2".
         match: a rule in place of the vocabulary's: "bpe" (merges in order) or "greedy" (longest
             token first).
         dtype: the type of the ids that `encode` returns; see `encode`.
