@@ -55,7 +55,7 @@ from llmgpu.lm.ops.recording import dims, workgroups
 from llmgpu.progress import Progress
 from llmgpu.text.corpus import corpus_from_bytes
 
-# merges to train; more merges would run the same iterations on a shorter text
+# Number of merges to train. Further merges would repeat the same iterations on a shorter text.
 MERGES, SOFTWARE_MERGES = 256, 16
 LOSS_SEQUENCES = 1
 REPEATED_SHARES = (0, 50, 10, 2)  # one of this many tokens is the same token; 0: only by chance

@@ -95,7 +95,7 @@ def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
             BlockCodes(t["first_codes"], t["first_scales"]),
             BlockCodes(t["second_codes"], t["second_scales"]),
         ),
-        # A number half way between two codes may get either code.
+        # The codes are not compared: a number half way between two codes may get either code.
         uncompared=("first_codes", "second_codes"),
     )
 

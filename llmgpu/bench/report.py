@@ -140,7 +140,7 @@ def columns_of(table: ResultTable, *, narrow: bool = False) -> list[Column]:
         fastest = max((r.mb_per_second or 0 for r in results if r.peer), default=0)
         ratios = [f"{rate / fastest:.2f}x" if rate and fastest else NOTHING for rate in rates]
         columns.append(numbers("vs peers", ratios))
-    # The reference with which answers were compared is named once, below the table.
+    # The column has only verdicts. The line below the table names the reference of all answers.
     return [*columns, Column("answer", "", [result.verdict for result in results])]
 
 

@@ -232,7 +232,8 @@ def _copy_rate(operations: Operations) -> float:
         if isinstance(operations, GpuOperations):
             copy_kernel(operations, source, target)
         else:
-            # Pages that were never written would all map to one page, which stays in the cache.
+            # Write both arrays first: pages that were never written would all map to one page,
+            # which stays in the cache.
             source.array[...] = target.array[...] = 1.0
             operations.append(lambda: np.copyto(target.array, source.array))
     return 2 * source.nbytes / _fastest(operations, program)

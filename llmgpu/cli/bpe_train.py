@@ -354,10 +354,13 @@ def _check_checkpoint_options(asked: BpeTrainCommand, options: TrainingOptions) 
 def _open_checkpoint(
     asked: BpeTrainCommand, run: dict[str, Any], made: Sequence[str], report: Reporter
 ) -> Iterator[Checkpoint | None]:
-    """Begin or resume a checkpoint. After the block, record the run as finished.
+    """Begin or resume a checkpoint, and record the run as finished after the block.
 
-    made: the names of the run's outputs. If the block fails before it has saved any progress, the
-    checkpoint is removed.
+    Yields None without --checkpoint. If the block fails before it has saved any progress, the
+    checkpoint is removed. The checkpoint is also removed after the block if an output is standard
+    output.
+
+    made: the names of the run's outputs.
     """
     path = asked.checkpoint
     if path is None:

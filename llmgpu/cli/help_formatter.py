@@ -25,7 +25,8 @@ class HelpFormatter(click.HelpFormatter):
 
         super().__init__(indent_increment, width, max_width)
         columns = shutil.get_terminal_size().columns
-        # Examples may be wider than text. click's own layout is at least 50 columns wide.
+        # Examples may be wider than text. Limit the width of text, because click's layout has at
+        # least 50 columns on any terminal.
         self._room = max(columns, _LEAST) if width is None else width
         self.width = min(self.width, self._room - 2) if width is None else width
 
@@ -90,6 +91,6 @@ def _lines(name: str, width: int) -> list[str]:
 
 
 class HelpContext(click.Context):
-    """A click context that uses this layout."""
+    """A click context whose help is written by `HelpFormatter`."""
 
     formatter_class = HelpFormatter

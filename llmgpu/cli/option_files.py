@@ -99,8 +99,9 @@ class CheckpointedCommand(ConfiguredCommand):
     def takes_kept(self, asked: Mapping[str, Any]) -> bool:
         """Whether a resumed training reads its stored options; asked: options on the command line.
 
-        It does so only if the command line has no options but --device and those in `not_kept`.
-        With any other option, a missing CORPUS may mean that the text comes from a pipe.
+        The stored options are read only if the command line has no options but --device and the
+        options in `not_kept`. With any other option, a missing CORPUS may mean that the text comes
+        from a pipe.
         """
         return asked.keys() <= self.not_kept | {"device"}
 

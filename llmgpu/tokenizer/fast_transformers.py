@@ -447,7 +447,7 @@ def _value(setting: Any) -> Any:
 
 
 def _read(tokenizer: FastTokenizer, name: str, *args: Any, **named: Any) -> Any:
-    """Return an attribute of the base class, or the result if the attribute is a method.
+    """Return an attribute of the base class; if the attribute is a method, call the method.
 
     The method must not change components of `_tokenizer`, because this read does not mark the
     tokenizer as shared.
