@@ -165,7 +165,7 @@ class Adapters:
 
 
 def adapted_weights(config: ModelConfig, targets: tuple[str, ...]) -> Iterator[Weight]:
-    """Yield the matrices of layers whose names are among the targets, such as q_proj."""
+    """Yield the matrices that `targets` names, such as q_proj, of all layers."""
     for weight in config.weights():
         if weight.is_hidden and weight.name.split(".")[-2] in targets:
             yield weight

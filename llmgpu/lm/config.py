@@ -21,7 +21,7 @@ RopeScalingKind = Literal["linear", "llama3"]
 ROPE_SCALINGS: tuple[RopeScalingKind, ...] = get_args(RopeScalingKind)
 
 HEAD_DIM_MULTIPLE = 4  # head rows are read 16 bytes at a time
-SHORT_CONTEXT = 2048  # tokens of a sequence whose keys and values need little memory
+SHORT_CONTEXT = 2048  # keys and values of this many tokens need little memory
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 OUTPUT = "lm_head.weight"
@@ -200,7 +200,7 @@ class ModelConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding table and of the output layer (V)."""
+        """Number of rows of the embedding table and of the output layer (V)."""
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     def weights(self) -> Iterator[Weight]:
@@ -246,7 +246,7 @@ class ModelConfig:
         return self._sum_of_sizes(matrices_only=False)
 
     def _sum_of_sizes(self, *, matrices_only: bool) -> int:
-        """Return the number of elements of all weights.
+        """Return the number of elements of all weights, or of all matrices.
 
         The time does not depend on the number of layers.
         """

@@ -46,7 +46,7 @@ Sums = Callable[[int, Fill], Fill]
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a step: a program, and the tensors that are complete after it."""
+    """A program that computes some gradients of a step, and the tensors that it completes."""
 
     program: Program
     tensors: Sequence[Tensor]
@@ -139,9 +139,9 @@ def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 class SharedSums:
     """Sums over the workers of one machine, through shared memory.
 
-    A worker writes to its slots in turn. All workers wait for each other once per slot that they
-    read. So no worker writes to the first slot again before all workers have waited for the second,
-    and a worker that waits for the second slot has finished reading the first.
+    A worker writes to its slots in turn. Before the workers read a slot, they wait until all have
+    written to this slot. A worker writes to the first slot again only after the wait for the second
+    slot. At that wait all workers have finished reading the first slot.
     """
 
     def __init__(self, communicator: Any, memory: Sequence[mmap.mmap]) -> None:
@@ -153,7 +153,7 @@ class SharedSums:
         self._scratch = [np.empty(_BLOCK, np.float32) for _ in range(threads)]
 
     def __call__(self, count: int, read: Fill) -> Fill:
-        """Write to a slot. The returned function waits for all workers, and adds up their slots."""
+        """Write to the next slot; the result waits for all workers and adds up their slots."""
         slot = self._slots[0]
         self._slots.rotate(-1)
         read(slot[self._communicator.rank][:count])
@@ -169,9 +169,9 @@ class SharedSums:
 
 
 def _add(given: Sequence[FloatArray], out: FloatArray, job: tuple[slice, FloatArray]) -> None:
-    """Write the sums of a part of `given` to `out`.
+    """Add up one range of the arrays in `given`, and write the sums to `out`.
 
-    job: the part, and an array that collects a block of sums, because reading `out` may be slow.
+    job: the range, and an array that collects a block of sums, because reading `out` may be slow.
     """
     part, total = job
     for first in range(part.start, part.stop, _BLOCK):
@@ -237,7 +237,7 @@ def share_memory(communicator: Any) -> list[mmap.mmap] | None:
         try:
             with open(f"/proc/{process}/fd/{number}", "r+b") as file:
                 memory.append(mmap.mmap(file.fileno(), nbytes))
-            # in this container, another process has that number
+            # A worker in another container: here, its process number belongs to another process.
             if memory[-1][:_TOKEN] != expected:
                 memory = []
                 break

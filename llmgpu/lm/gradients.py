@@ -43,7 +43,7 @@ class LossGraph:
         to all tokens since. None: tokens attend to all earlier tokens of the sequence. recompute:
         store only the outputs of layers; the backward pass computes the other tensors of layers
         again. logits_bytes: logits are computed in blocks of rows of at most this many bytes.
-    losses: losses of the last run, (N,) each. likeliest: with `find_likeliest`, the most probable
+    losses: losses of the last batch, (N,) each. likeliest: with `find_likeliest`, the most probable
         id of each row, uint32 (N,).
     """
 
@@ -181,7 +181,7 @@ class LossGraph:
 
         final: called with a prefix of weights' names when the gradients of these weights are
             complete: no operation recorded later changes them.
-        accumulate: False: the old values of the `written` gradients don't matter.
+        accumulate: False: overwrite the gradients that `written` names, instead of adding to them.
         """
         self._record_forward()
         assert self._gradients is not None

@@ -32,9 +32,9 @@ ROLES = ("queries", "keys", "values")
 
 @dataclass(frozen=True)
 class Sequences:
-    """The sequences of a batch, whose tokens are the rows of tensors: positions and attention.
+    """Records attention over the sequences of a batch. Rows of tensors are the sequences' tokens.
 
-    rotation: the angles of the rows. starts, shape: see `Operations.attention`.
+    rotation: the angles of the tokens. starts, shape: see `Operations.attention`.
     """
 
     operations: Operations
@@ -124,10 +124,11 @@ class LayerGradients:
 class Backward:
     """The weights and gradients of a layer's backward pass.
 
-    weights: of the layer. of_weights: their gradients. inside: gradients inside the layer; the
-        residual and its operand are the gradient of the output, and become that of the input.
-    accumulate: add to the gradients of matrices instead of writing them; the pass always adds to
-        those of biases and norms.
+    weights: the weights of the layer. of_weights: the gradients of the weights. inside: gradients
+        inside the layer. The pass replaces the gradient of the layer's output, in
+        `inside.residual` and its operand, by the gradient of the layer's input.
+    accumulate: add to the gradients of matrices instead of overwriting them. The pass always adds
+        to the gradients of biases and norms.
     """
 
     weights: LayerWeights
@@ -175,7 +176,7 @@ class SeparateHeads:
         round_operand(ops, value, heads.v)
 
     def record_backward(self, pass_: Backward, x: Tensor, rotation: Rotation) -> None:
-        """Record the gradients of weights, and that of the norm's output, `normed`."""
+        """Record the gradients of the weights, and the gradient of `x`, the output of a norm."""
         ops, w, d, g = self._ops, pass_.weights, pass_.of_weights, pass_.inside
         # Undo the rotation, the norm and the bias of queries, keys and values.
         for k, gradient in enumerate((g.attention.q, g.attention.k, g.attention.v)):
@@ -303,7 +304,7 @@ class Layer:
         ops.linear_backward_weight(residual, self._activated, d.down, accumulate=accumulate)
         for gradient, of_weight in zip(g.inner, self._inner_of(d), strict=True):
             ops.linear_backward_weight(gradient, self._ffn_normed, of_weight, accumulate=accumulate)
-        # Start with up: the order of the sum fixes its bits.
+        # Start with up, because the bits of the sum depend on the order of its terms.
         backwards = reversed([*zip(g.inner, self._inner_of(w), strict=True)])
         for k, (gradient, weight) in enumerate(backwards):
             ops.linear_backward_input(gradient, weight, g.normed, accumulate=k > 0)
@@ -368,7 +369,7 @@ def make_gradients(model: Model, rows: int) -> LayerGradients:
 def _inner(model: Model, new: RowTensors, gate: str) -> tuple[Tensor, ...]:
     """Allocate gate and up, or only up.
 
-    In float16, gate and up are one tensor if `activate` allows.
+    In a mixed model, gate and up are one tensor if F is a multiple of 4, as `activate` requires.
 
     gate: name of the gate's tensor.
     """

@@ -249,8 +249,8 @@ def scaled_frequencies(config: ModelConfig) -> NDArray[np.float64]:
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
-    # Pairs that turn often within the original length keep their frequencies. Others are slowed
-    # down.
+    # Pairs that turn often within the original length keep their frequencies. All other pairs turn
+    # more slowly.
     turns = frequencies * scaling.original_seq_len / (2 * np.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = np.clip((turns - low) / (high - low), 0, 1)
@@ -262,11 +262,11 @@ def initial_values(
 ) -> NDArray[np.float32]:
     """Return the initial values of weight number `index`: random, zeros or ones; see `Weight`.
 
+    Unused rows are zeros.
+
     initialisation: "normal" draws values with the weight's deviation. With "fan-in" a matrix inside
-        a layer has the deviation 1 / sqrt(inputs), and matrices that write into the residual stream
-        are
-    zeros: at first a layer changes nothing, and activations have the same size at any width. Unused
-        rows are zeros.
+        a layer has the deviation 1 / sqrt(inputs), so activations have the same size at any width.
+        Matrices that write into the residual stream are zeros, so at first a layer changes nothing.
     """
     if not weight.deviation:
         return np.full(weight.shape, weight.deviation is None, np.float32)

@@ -33,8 +33,8 @@ DRIVER_NAMES: tuple[DriverName, ...] = get_args(DriverName)
 F16_VERSION = 4  # see `TrainOptions.f16_version`
 
 
-# The first keys of stored options, in the order of the file. All other fields follow. A stored run
-# may lack the others: then they have their defaults.
+# The first keys of stored options, in the order of the file. All other fields of `TrainOptions`
+# follow. A stored run may lack some of these other fields, which then have their defaults.
 STORED_FIRST = (
     *("batch_size", "grad_accum", "steps", "learning_rate", "min_learning_rate", "warmup_steps"),
     *("schedule", "decay_steps", "initialisation", "beta1", "beta2", "epsilon", "weight_decay"),
@@ -54,10 +54,11 @@ class TrainOptions:
     steps. learning_rate: the peak, after warmup_steps. The rate falls to min_learning_rate: by a
     cosine or linearly over all other steps, or with schedule "wsd" (warm-up, stable, decay) over
     the last decay_steps. table_rate: multiple of learning_rate for the embedding table.
-    output_rate: multiple of it for an output layer that is not the embedding table. table_decay:
-    multiple of weight_decay for the embedding table and the output layer. table_beta1: replaces
-    beta1 there; 0: the same as beta1. momentum, momentum_start, momentum_steps: see `momentum_of`.
-    initialisation: see `llmgpu.lm.model.initial_values`.
+    output_rate: multiple of learning_rate for an output layer that is not the embedding table.
+    table_decay: multiple of weight_decay for the embedding table and the output layer. table_beta1:
+    beta1 of the embedding table and the output layer; 0: the same as beta1. momentum,
+    momentum_start, momentum_steps: see `momentum_of`. initialisation: see
+    `llmgpu.lm.model.initial_values`.
     weight_decay: applies to matrices only. grad_clip: largest global norm of gradients; 0 disables
         clipping. precision: "f16" rounds the factors of matrix products to half precision and
         scales the loss, so that small gradients are not lost; sums, weights and moments are
@@ -77,9 +78,10 @@ class TrainOptions:
     adapters. lora_alpha: adapters are scaled by lora_alpha / lora_rank. lora_targets: the adapted
     matrices, names from `LORA_TARGETS` with commas between them.
 
-    sync_every: number of steps that each worker makes with its own batches only, before an outer
-    step, with outer_learning_rate and outer_momentum, makes the workers' weights equal, see
-    `llmgpu.lm.exchange.LocalSteps`; 0: workers add up their gradients in every step.
+    sync_every: number of steps in a round. In a round, each worker updates its weights with its own
+    batches only. Then an outer step, with outer_learning_rate and outer_momentum, makes the weights
+    of all workers equal, see `llmgpu.lm.exchange.LocalSteps`. 0: workers add up their gradients in
+    every step.
 
     corpus_weights: shares of sequences to draw from each corpus, with commas between the shares;
     empty for a single corpus.
@@ -319,15 +321,16 @@ class TrainOptions:
         """Whether all workers have the same weights after `step` steps."""
         if not self.sync_every:
             return True
-        # A run of more steps may continue from the step at which the decay begins.
+        # End a round where the decay begins, because a run of more steps may continue from there.
         begins_decay = self.schedule == "wsd" and step == self.stable_end
         return not step % self.sync_every or begins_decay or step == self.steps
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step, 0 for the first: linear warm-up, then the schedule.
+        """Return the learning rate of a step: linear warm-up, then the schedule.
 
-        The decay of "wsd" is 1 - sqrt(finished share of the decay) (A. Haegele et al., arXiv
-        2405.18392). Steps from `steps` on have the minimum, unless they are in the warm-up.
+        Step 0 is the first. The decay of "wsd" is 1 - sqrt(finished share of the decay) (A. Haegele
+        et al., arXiv 2405.18392). Steps from `steps` on have the minimum, unless they are in the
+        warm-up.
         """
         peak, minimum, warmup = self.learning_rate, self.min_learning_rate, self.warmup_steps
         if step < warmup:
@@ -380,7 +383,7 @@ class Intervals:
     # fmt: on
 
     def check(self, options: TrainOptions) -> None:
-        """Raise InputError if the peak speed is not finite, or for an interval inside a round."""
+        """Raise InputError if the peak speed is not finite, or an interval ends inside a round."""
         if not math.isfinite(self.peak_teraflops):
             raise InputError(f"--peak-tflops is {self.peak_teraflops}, but must be finite")
         for name in ("evaluation", "save", "sample"):
@@ -394,7 +397,7 @@ class Intervals:
                 )
 
     def unread_steps(self, steps: int) -> int:
-        """Return the most steps whose results stay on the device, to be read together."""
+        """Return the most steps whose results the device stores before the host reads them."""
         return min(self.log, self.evaluation, self.save, steps)
 
 

@@ -115,11 +115,12 @@ class Trainer:
 
     def _record_programs(self) -> None:
         alone = self._workers.count == 1 or self._local is not None
-        # Adapters empty the gradients of whole matrices themselves.
+        # `Adapters` itself sets the gradients of whole matrices to zero.
         written = set() if self.adapters is not None else self.graph.written()
         with self._ops.record("clear") as clear:
             self.updates.record_clear(written)
-            if not alone:  # workers write the rows of their own batches, and add up all rows
+            # Each worker writes only the rows of its own batches; then workers add up all rows.
+            if not alone:
                 self._ops.fill_zero(self.updates.loss_sums)
         # Make a program for each of this worker's batches, by the batch's number in the step. The
         # first batch writes the gradients of matrices, the others share a program that adds.
@@ -157,7 +158,7 @@ class Trainer:
         """Record the gradients of a batch, see `LossGraph.record_gradients`.
 
         Returns the program, and prefixes of weights' names, each with the number of the program's
-        steps that complete the gradients of these weights.
+        steps after which the gradients of these weights are complete.
         """
         ends: list[tuple[str, int]] = []
         with self._ops.record("gradients") as gradients:
@@ -212,7 +213,8 @@ class Trainer:
             self._ops.run(program)
         runs = len(self._batch_programs)
         if self._exchange is not None:
-            # Prepare programs before the sums arrive. Afterwards the device would have to wait.
+            # Prepare the next programs before the sums arrive, because the device would wait for
+            # programs that are prepared afterwards.
             self._ops.prepare(self._update)
             self._ops.prepare(self._batch_programs[first])
             runs += self._exchange.finish() + 1

@@ -211,7 +211,7 @@ class LossScaling:
         self.scale, self.good_steps, self.skipped = scale, int(good_steps), int(skipped)
 
     def take_lowest(self, others: Iterable[AnyArray]) -> None:
-        """Load the state of the worker with the lowest scale, or of the first of several.
+        """Load the state of the worker with the lowest scale; of several such workers, the first.
 
         others: the contents of `tensor` of all workers.
         """

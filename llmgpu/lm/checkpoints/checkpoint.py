@@ -262,7 +262,7 @@ def _write_bytes(path: Path, content: bytes) -> None:
 def _write_tokenizer(path: Path, vocabulary: Vocabulary, note: Note) -> bool:
     """Write tokenizer.json; return False, after a note, if it can't express the vocabulary."""
     try:
-        # The chat template is in tokenizer_config.json.
+        # Leave out the chat template, because tokenizer_config.json has it.
         tokenizer_json.write(replace(vocabulary, chat=None), path, note=note)
     except VocabularyError as error:
         note(f"the checkpoint has no {path.name}: {error}")
@@ -331,7 +331,7 @@ def export_outputs(folder: str | Path) -> list[Output]:
 def _is_own_model(folder: Path) -> bool:
     """Whether `export_model` wrote the model of a folder.
 
-    (Other tools keep llmgpu's key in config.json.)
+    llmgpu's key in config.json does not suffice: other tools keep the key when they save a model.
     """
     if os.path.lexists(folder / TRAINING):  # the folder is a checkpoint
         return False

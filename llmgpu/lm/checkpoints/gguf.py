@@ -5,7 +5,7 @@
   with a number of the second half. So the rows of llama's query and key matrices are reordered: row
   i of the first half of a head comes before row i of the second half. For qwen2 and qwen3,
   llama.cpp rotates halves, too.
-- Positions stretched as in Llama 3 are a tensor with the divisor of each frequency.
+- For positions stretched as in Llama 3, the file has a tensor with the divisor of each frequency.
 - Norms stay float32. With q8_0, q5_0 and q4_0 (blocks of 32 numbers with one scale), a matrix whose
   rows can't be divided into blocks becomes float16.
 - Tensors are converted one by one, to save memory.

@@ -116,7 +116,7 @@ def describe_model(config: ModelConfig, *, eos_id: int | None = None) -> dict[st
         "attention_bias": False,
         "attention_dropout": 0.0,
         "mlp_bias": False,
-        "bos_token_id": None,  # texts of a run begin with no token
+        "bos_token_id": None,  # no token marks the beginning of a text
         "eos_token_id": eos_id,
         "pad_token_id": None,
         "dtype": "float32",
@@ -308,7 +308,7 @@ def describe_generation(eos_id: int | None, stop_ids: Iterable[int] = ()) -> dic
     return {
         "bos_token_id": None,
         "eos_token_id": stops if len(stops) > 1 else next(iter(stops), None),
-        "pad_token_id": eos_id,  # by default, this token fills up batches
+        "pad_token_id": eos_id,  # the token with which tools fill up batches
         "do_sample": True,
     }
 

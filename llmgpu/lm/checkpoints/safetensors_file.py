@@ -131,8 +131,8 @@ def write_tensors(
     chunks = (chunk for named in ordered for chunk in _chunks(_read_source(*named)))
     with atomic_output(path) as stream:
         stream.write(start)
-        # A thread hashes a chunk while this thread writes the previous one. With a limited address
-        # space there is no such thread, because its heap takes too much.
+        # A second thread hashes a chunk while this thread writes the previous chunk. If the address
+        # space is limited, this thread does both, because the heap of a second thread is too large.
         for chunk in in_order(chunks, hashed, 2, threads=int(not has_limited_address_space())):
             stream.write(chunk)
     return digest.hexdigest()
@@ -249,7 +249,8 @@ def _read_entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...
     if len(offsets) != 2:
         raise CheckpointError(f"damaged: data_offsets of tensor {quote(name)} are not two numbers")
     begin, end = offsets
-    if math.prod(max(size, 1) for size in shape) >= _MAX_NUMBER:  # a size of 0 counts as 1
+    # Take a size of 0 as 1, to limit the other sizes, too.
+    if math.prod(max(size, 1) for size in shape) >= _MAX_NUMBER:
         raise CheckpointError(f"damaged: tensor {quote(name)} has the shape {list(shape)}")
     if math.prod(shape) * _READ_DTYPES[kind].itemsize != end - begin:
         raise CheckpointError(

@@ -2,10 +2,10 @@
 
 - A sequence has seq_len + 1 tokens: the model reads the first seq_len tokens and predicts the last
   seq_len tokens. The last token of a sequence is the first token of the next sequence.
-- Some sequences are for evaluation only: a block at the end of each of several parts of the row,
-  because texts are often sorted by origin, or sequences of another row. If a token between
-  documents is near, a block begins at this token. If another is near the block's end, training
-  continues after it.
+- Some sequences are for evaluation only. They come from another row, or from blocks of this row.
+  The row is divided into stretches, and a block is at the end of each, because texts are often
+  sorted by origin. A block begins at a token between documents, if there is one near. Training
+  continues after the first such token that follows the block, if it is near.
 - Each epoch cuts the training tokens at other borders and orders the sequences anew. An epoch
   starts at a random token, less than seq_len tokens from the first. Up to seq_len tokens at the
   ends are left out.
@@ -33,7 +33,9 @@ from llmgpu.lm.options import TrainOptions
 
 IGNORED_TARGET = 0xFFFFFFFF  # target that the loss ignores; larger than any id
 SEARCHED_SEQUENCES = 8  # sequences near a border that are searched for a separator
-LEAST_PART = 64  # least sequences of a part, so that its block and the searches fit
+# Least sequences of a stretch that ends with a block for evaluation, so that the block and the
+# searches for separators fit.
+LEAST_PART = 64
 ROUNDS = 8  # rounds of the Feistel network in `permute`
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -134,9 +136,9 @@ class Batches:
     ) -> None:
         """Divide the tokens.
 
-        options: give the sequences of a batch (B), the seed, the weights of the corpora of
-            `source`, and the fraction of sequences to hold out of each corpus: at least one
-            sequence, unless the fraction is 0.
+        options: have the number of sequences of a batch (B), the seed, the weights of the corpora
+            of `source`, and the fraction of sequences of each corpus that is held out. At least one
+            sequence of a corpus is held out, unless the fraction is 0.
         seq_len: tokens of a sequence (T). separator: id between documents, if any.
         evaluation_source: tokens to evaluate on instead of a fraction of `source`.
 
@@ -254,8 +256,8 @@ def divide(
     Returns the ranges of training tokens, ascending, and the positions of the sequences for
     evaluation, int64 (held_out,).
 
-    held_out: number of sequences for evaluation. parts: the most parts of the source; the end of
-    each part is for evaluation. separator: id between documents, if any.
+    held_out: number of sequences for evaluation. parts: the most stretches into which the source
+    is divided; the end of each is for evaluation. separator: id between documents, if any.
     """
     size = len(source)
     parts = max(1, min(parts, held_out, size // (LEAST_PART * seq_len)))
@@ -265,8 +267,8 @@ def divide(
     for part in range(parts):
         end = (part + 1) * size // parts
         sequences = held_out // parts + (part < held_out % parts)
-        # The block ends where the part ends, with the last target of its last sequence. Begin the
-        # block at a separator, if one is near.
+        # The last target of the block for evaluation is the last token of the part. Begin the block
+        # at a separator instead, if there is one near.
         begin = end - sequences * seq_len - 1
         if parts > 1 and separator is not None and sequences:
             least = max(resumed + seq_len, begin - SEARCHED_SEQUENCES * seq_len)

@@ -256,9 +256,10 @@ def _token_files(inputs: Sources) -> list[str] | None:
 
 
 def _named_token_files(path: str) -> list[str] | None:
-    """Return the token files for which a ``bin`` file, mask, side file or manifest stands.
+    """Return the token files that `path` names; None for a file of text.
 
-    None for a file of text. Raises InputError for other arrays, and for unfinished tokens.
+    A ``bin`` file names itself, a mask or side file its token file, and a manifest its shards.
+    Raises InputError for other arrays, and for unfinished tokens.
     """
     suffix = os.path.splitext(path)[1].lower()
     if path == STANDARD_INPUT or suffix not in (".bin", ".npy", ".json"):

@@ -386,7 +386,7 @@ class Continuation(Request):
             "finish": "length" if is_full else "stop",
             "ids": self.ids,
         }
-        if self.sampler.log_probabilities:  # leaves out the value of an id in `stops`
+        if self.sampler.log_probabilities:  # the last value may be that of an id in `stops`
             values = self.sampler.log_probabilities[: len(self.ids)]
             found["logprobs"] = [round(each, 6) for each in values]
         return found

@@ -21,8 +21,8 @@ LARGEST_FACTOR = 3e38  # largest factor of logits, a float32 number
 class Sampler:
     """Draws ids; samplers with equal options draw equal ids from equal logits.
 
-    log_probabilities: log-probability in nats of each drawn id, by the unchanged logits; empty
-    unless the option of this name is set.
+    log_probabilities: log-probability in nats of each drawn id, computed from the unchanged
+    logits; empty unless the option of this name is set.
     """
 
     def __init__(self, options: SamplingOptions) -> None:
@@ -165,7 +165,7 @@ def _smallest(numbers: NDArray[np.float32], ascending: NDArray[np.float32]) -> N
 
     Of equal numbers the first indices are returned.
     """
-    # NaN sorts last, and no comparison with NaN is true.
+    # Keep NaN, too: no comparison with NaN is true, and `argsort` puts NaN last.
     some = np.flatnonzero(~(numbers > ascending[-1]))
     order: NDArray[np.int64] = np.argsort(numbers[some], kind="stable")
     return some[order[: len(ascending)]]

@@ -29,7 +29,7 @@ from llmgpu.lm.ops.tensor import (
 MAX_HEAD_DIM = 128  # widest head that the kernels support
 BLOCK_ROWS = 64  # queries or keys of a workgroup, as in lm/attention_tiles.wgsl
 COLUMNS = 64  # columns of the gradients of keys and values that a workgroup computes
-SLOT_BYTES = 80  # workgroup memory of each slot of a tile; all slots take 12.5 or 22.5 KiB
+SLOT_BYTES = 80  # bytes of workgroup memory for a slot of a tile; all slots take 12.5 or 22.5 KiB
 PARAMS = struct_dtype("lm/attention_sizes.wgsl", "AttentionParams")
 BLOCK_SCORES = 1 << 22  # most scores that NumPy holds at a time, unless a block is a single query
 

@@ -19,7 +19,7 @@ from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Groups, Tensor
 
 VECTOR = 4  # elements of one load
 VECTORS_UNDER_WAY = 4  # loads that a thread of embed_lookup_rows starts before it stores
-SUBGROUP = 32  # a row with at least this many vectors is shared by at least this many threads
+SUBGROUP = 32  # at least so many threads share a row that has at least so many vectors
 SLICE = 32  # sorted positions for one thread of embed_backward_grouped
 NO_TOKEN = 0xFFFFFFFF
 
@@ -58,7 +58,7 @@ class EmbeddingOperations(Recorder):
         table: (V, C), float32 or float16; a sequence has the parts of one table, in order.
         """
         for part, first in _parts(table):
-            # Row numbers in this part. Tokens of other parts get numbers outside of it.
+            # Row numbers in this part. Tokens of other parts get numbers outside of the part.
             rows = tokens.array.astype(np.int64) - first
             copy_rows(part.array, rows, out.array, keep=first > 0)
 

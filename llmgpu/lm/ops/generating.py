@@ -59,8 +59,8 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
     ) -> None:
         """Compute queries, keys and values of a norm's output; write keys and values to the cache.
 
-        weight: the matrices of queries, keys and values. rotation: its positions are
-            `NewRows.places`.
+        weight: the matrices of queries, keys and values. rotation: here `positions` must be
+            `NewRows.places`, (2, N).
         norm: x is the input; out and inverse_rms are undefined afterwards.
         """
         self._rotate_to_cache(self._products(norm, epsilon, weight), weight, rotation, heads)

@@ -36,7 +36,7 @@ from llmgpu.lm.ops.tensor import (
     Tensor,
 )
 
-LEAST_THREADS = 64  # threads of a workgroup of the norm's backward kernel, which share its rows
+LEAST_THREADS = 64  # least threads of a workgroup of the norm's backward kernel
 ROW_ELEMENTS = 8  # elements of a row for each thread of the norm, if the row is long enough
 BLOCK_ROWS = 8  # rows that a workgroup of the norm's backward kernel computes at a time
 MAX_PARTIALS = 1024  # most workgroups of the norm's backward kernel, enough to fill a GPU
@@ -104,7 +104,8 @@ class LayerOperations(Recorder):
             gradient = grad_out.array[rows] * r
             for_weight: FloatArray = (gradient * x_block).sum(axis=0)
             gradient *= norm.weight.array
-            # The gradient of the input has no component along the row: the norm removes its length.
+            # The gradient of the input has no component along the row, because the output of the
+            # norm does not depend on the row's length.
             mean = (gradient * x_block).mean(axis=1, keepdims=True)
             gradient -= x_block * (r * r * mean)
             grad_x.array[rows] += gradient
@@ -234,7 +235,10 @@ class GpuLayers(GpuRecorder, LayerOperations):
         gradients: Mapping[str, Tensor],
         grad_weight: Tensor,
     ) -> None:
-        """Dispatch a kernel whose elements are `numbers` numbers, and add up its parts."""
+        """Dispatch a backward kernel, then add the sums of its workgroups to `grad_weight`.
+
+        numbers: count of neighbouring numbers that a thread of the kernel computes together.
+        """
         rows, width = norm.x.shape
         blocks = -(-rows // BLOCK_ROWS)
         # Each workgroup computes whole blocks of rows; there are at most MAX_PARTIALS workgroups.

@@ -43,9 +43,9 @@ LOADS = 4  # loads of 4 weights for each thread, if a row is long enough
 LEAST_ROW_THREADS = 8
 # equal to the constants of these names in kernels
 ADD_NOTHING, ADD_RESIDUAL, ADD_TO_PRODUCT = range(3)
-# least length of sums for kernels that load two steps at once, which start slowly
+# Least length of sums for kernels that load two steps at once. Such kernels start slowly.
 PAIRS_FROM = 2048
-MAX_PARTIALS = 1 << 26  # most floats of partial sums; their memory is a power of two of floats
+MAX_PARTIALS = 1 << 26  # most floats of partial sums; their memory has a power of two of floats
 
 
 @dataclass(frozen=True)

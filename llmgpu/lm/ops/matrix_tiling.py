@@ -155,7 +155,7 @@ SOFTWARE_TILES = (Tile(64, 64, 8, 4, 8), Tile(32, 32, 8, 4, 4))
 
 @dataclass(frozen=True)
 class Tiling:
-    """A tile, and the split of the inner dimension.
+    """A tile, and the division of the inner dimension into parts.
 
     inner: terms that a workgroup adds, a multiple of `tile.inner`. parts: number of workgroups for
     each tile of the product; if more than 1, each computes partial sums.
@@ -170,7 +170,7 @@ class Tiling:
 def choose_tiling(
     tiles: Sequence[AnyTile], rows: int, columns: int, inner: int, *, processors: int, most: int
 ) -> Tiling:
-    """Return the tile and the split of the inner dimension that are expected to be fastest.
+    """Return the tile and the parts of the inner dimension that are expected to be fastest.
 
     processors: number of the device's processors. most: the most floats of partial sums.
     """

@@ -177,7 +177,8 @@ class EngineOperations(Operations):
 
     @called_in_c
     def multiply_matrices(self, p: Product) -> Call | None:
-        # NumPy computes the product of a single row with another function of OpenBLAS.
+        # Leave the product of a single row to NumPy, which calls another function of OpenBLAS for
+        # such a product.
         is_row = p.left.shape[0] == 1
         if self._sgemm is None or is_row or p.stack > 1 or not _are_single(p.left, p.right, p.out):
             return None

@@ -215,7 +215,10 @@ class GpuUpdates(GpuRecorder, UpdateOperations):
             )
 
     def _norms(self, grad: Tensor, partials: Tensor, index: int, count: int) -> None:
-        """Append the sums of `count` adjacent matrices of a tensor, for rows from `index` on."""
+        """Dispatch `reduce_norm_sq` for `count` adjacent matrices of a tensor.
+
+        The sums of the first matrix go to row `index` of partials.
+        """
         self.dispatch(
             "lm/12_reduce_norm_sq.wgsl",
             count * NORM_PARTIALS,

@@ -31,15 +31,18 @@ from llmgpu.lm.ops.tensor import FloatArray
 from llmgpu.memory import has_limited_address_space
 from llmgpu.processors import usable_processors
 
-ALIGNMENT = 64  # rows or columns of a part are a multiple of this, and so of OpenBLAS's blocks
-LEAST_PART = 1 << 24  # multiplications; a smaller part costs less than passing it to a thread
+# Parts have a multiple of this many rows or columns, and so whole blocks of OpenBLAS.
+ALIGNMENT = 64
+# Multiplications of a part; computing fewer takes less time than passing them to a thread.
+LEAST_PART = 1 << 24
 # Most parts of a product if the parts depend only on its shape. In two threads, 8 parts are up to 5
 # % slower than 2, because each part packs a factor again.
 PARTS = 8
 # OpenBLAS's kernels that give the same bits for any number of rows and columns, as tests show.
 _ADD_ALIKE = {b"Sandybridge", b"SkylakeX"}
-_BUFFER_BYTES = 36 << 20  # memory that OpenBLAS allocates for a thread, with some spare
-LEAST_ELEMENTS = 1 << 15  # elements of rows; a smaller part costs less than passing it to a thread
+_BUFFER_BYTES = 36 << 20  # upper bound of the memory that OpenBLAS allocates for a thread
+# Elements of rows; computing fewer takes less time than passing them to a thread.
+LEAST_ELEMENTS = 1 << 15
 _claimed = [0]  # number of threads whose memory OpenBLAS has allocated
 
 T = TypeVar("T")

@@ -130,8 +130,9 @@ class Recorder:
     """Tensors, and programs of functions on arrays.
 
     nbytes: bytes of all tensors created so far. products: computes matrix products; None: NumPy's
-        library does. stack_elements: best size of a stack of matrices that one operation works on,
-        in numbers; 0: one matrix. has_half_precision: whether operations accept float16 tensors.
+        library computes them. stack_elements: best number of elements of a stack of matrices that
+        one operation works on; 0: a stack should have only one matrix. has_half_precision: whether
+        operations accept float16 tensors.
     is_asynchronous: whether `run` returns before the program's end. max_tensor_bytes: size of the
         largest possible tensor.
     """
@@ -551,7 +552,7 @@ class GpuRecorder(Recorder):
         self._commands = commands = self.device.record()
         for step in program.steps:
             step()
-        del self._commands  # a reference would keep the memory of all bound buffers
+        del self._commands  # the attribute would keep all bound buffers in memory
         return commands
 
     def wait_for_runs(self, ahead: int) -> None:
@@ -610,9 +611,9 @@ def as_single(array: AnyArray) -> FloatArray:
 
 
 def single_of(array: AnyArray) -> FloatArray:
-    """Return a float32 array unchanged.
+    """Return a float32 array unchanged; for another array, return new float32 memory.
 
-    Otherwise new float32 memory, which `put` rounds into it.
+    After the results have been written to the new memory, `put` rounds them into `array`.
     """
     return array if array.dtype == np.float32 else np.empty(array.shape, np.float32)
 

@@ -2,9 +2,9 @@
 
 The direction of a step approximates the orthogonal matrix nearest to the momentum: all singular
 values of the direction are about 1. Five Newton-Schulz iterations compute the direction by matrix
-products: x -> (A + B x x^T + C (x x^T)^2) x. K. Jordan et al.,
-    https://kellerjordan.github.io/posts/muon. Steps are scaled to the size of AdamW's steps, so
-    that one learning rate and one weight decay suit all weights (J. Liu et al., arXiv 2502.16982).
+products: x -> (A + B x x^T + C (x x^T)^2) x (K. Jordan et al.,
+https://kellerjordan.github.io/posts/muon). Steps are scaled to the size of AdamW's steps, so that
+one learning rate and one weight decay suit all weights (J. Liu et al., arXiv 2502.16982).
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Momentum(WeightState):
         momentum = self.momentum.array
         gradient = update.gradient.array * update.clip_scale
         kept = float(update.hyper.array["momentum"])
-        # Seven digits are all that float32 holds: 1 - 0.95 is then the float32 nearest to 0.05.
+        # The float32 number `kept` has seven digits. Round it to seven digits, so that 1 - 0.95 is
+        # the float32 nearest to 0.05.
         momentum += np.float32(1 - round(kept, 7)) * (gradient - momentum)
         gradient += np.float32(kept) * (momentum - gradient)
         self.direction.array[...] = gradient
@@ -172,9 +173,10 @@ def _record(operations: Operations, steps: Steps) -> None:
 
 
 def _stacks(steps: Sequence[HiddenStep], elements: int) -> Iterator[Sequence[HiddenStep]]:
-    """Yield steps of matrices of one shape, of up to `elements` numbers or one matrix at a time."""
+    """Yield stacks of steps of equal shape: of up to `elements` numbers, or of one matrix."""
     size = steps[0][1].parameter.size
-    # A device can bind a single matrix of a stack only at a multiple of PACKED_ELEMENTS.
+    # Stack matrices only if each starts at a multiple of PACKED_ELEMENTS, where a device can bind
+    # a single matrix of the stack.
     most = 1 if size % PACKED_ELEMENTS else max(1, elements // size)
     count = -(-len(steps) // -(-len(steps) // most))  # so that stacks have similar sizes
     for start in range(0, len(steps), count):

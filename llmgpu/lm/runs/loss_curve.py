@@ -87,8 +87,8 @@ def plot_losses(records: Sequence[StepRecord], columns: int = COLUMNS, rows: int
     for mark, points in zip(".o", losses.values(), strict=True):
         for across, down in zip(x.place(points[:, 0]), y.place(points[:, 1]), strict=True):
             area[round(down)][round(across)] = mark
-    # Add the labels of both axes. A number on the axis of steps ends below its tick. It is left out
-    # if it would touch the number before.
+    # Add the labels of both axes. A number on the axis of steps ends below its tick. Leave out a
+    # number that would touch the previous number.
     labels = {round(at): label for at, label in y.marks()}
     lines = [f"{labels.get(n, ''):>9} |{''.join(row)}".rstrip() for n, row in enumerate(area)]
     steps = ""

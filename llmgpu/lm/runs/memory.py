@@ -32,7 +32,7 @@ from llmgpu.lm.trainer import Trainer
 from llmgpu.memory import free_memory, has_limited_address_space
 
 SMALLER = "use a smaller --batch-size (and --grad-accum), --seq-len or model"
-LAYER_BYTES = 64 << 10  # Python objects of a layer: its tensors and recorded operations
+LAYER_BYTES = 64 << 10  # for the Python objects of a layer: tensors and recorded operations
 NUMPY_BYTES = 64 << 20  # for reading and checking tokens, and for libraries
 # four float32 per parameter in checkpoints: weight, two moments, momentum of --sync-every
 SAVED_BYTES = 16

@@ -91,11 +91,12 @@ class StepRecord:
         trained on.
     tokens_per_second: speed since the last record. teraflops: 10^12 operations a second, see
         `ModelConfig.training_operations`. mfu: teraflops divided by the device's peak. seconds:
-        duration of training, earlier processes included. validation_loss, bits_per_byte: None
-        without an evaluation at this step. loss_scale: scale of the next step. skipped_steps:
-        number of steps of the run whose gradients overflowed. Both are None if the loss is not
-        scaled. start_seconds,
-    data_seconds, evaluation_seconds, saving_seconds: see `Spent`; None in logs of earlier versions.
+        duration of training, earlier processes included.
+    validation_loss, bits_per_byte: None without an evaluation at this step.
+    loss_scale, skipped_steps: the loss scale of the next step, and the number of steps of the run
+        whose gradients overflowed. None if the loss is not scaled.
+    start_seconds, data_seconds, evaluation_seconds, saving_seconds: see `Spent`; None in logs of
+        earlier versions.
     """
 
     step: int
@@ -140,7 +141,7 @@ class StepRecord:
 
 @dataclass
 class Spent:
-    """Seconds of a run that were spent on other activities than steps.
+    """Seconds of a run that were not spent on steps, by activity.
 
     start: from the start of each process to its first step. data: reading batches. evaluation:
     held-out batches, samples and the loss curve. saving: copying tensors, and waiting for
@@ -212,7 +213,7 @@ class RunLog(Closing):
         _, lines = _read_lines(path)
         length = len(lines[0]) + 1
         for index, line in enumerate(lines[1:], 1):
-            # Check the records up to here, since the run continues from them.
+            # Check the records up to `step`, because the run continues after them.
             if _read_record(line, path, index).step > step:
                 break
             length += len(line) + 1

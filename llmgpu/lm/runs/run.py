@@ -89,7 +89,7 @@ class Arithmetic:
     def choose(cls, backend: Backend, begun: Mapping[str, Any] | None) -> Arithmetic:
         """Choose the arithmetic of a run; begun: the facts in a resumed run's log, or None.
 
-        Raises CheckpointError if the facts, of an unreleased version, do not name the arithmetic.
+        Raises CheckpointError if the facts do not name the arithmetic, as in unreleased versions.
         """
         is_on_cpu = backend.device is None
         in_c = is_on_cpu and library() is not None
@@ -156,8 +156,9 @@ class RunPlan:
 
     source: tokens to train on. evaluation_source: tokens to evaluate on instead of a part of
         `source`. eos_id: token between documents. checkpoint: the checkpoint to resume from; None
-        for a new run. init: the model whose weights a new run begins with. initial: otherwise, the
-        result of `initial_weights`. origin: data and command, for the model card.
+        for a new run. init: the model whose weights a new run begins with. initial: result of
+        `initial_weights`, for a new run without `init`. origin: data and command, for the model
+        card.
     needed_bytes: result of `training_memory`. begun: time at which the command began, by
         `time.perf_counter`.
     """
@@ -228,7 +229,8 @@ class TrainingRun:
         started = plan.init if checkpoint is None else checkpoint
         stops = frozenset[int]() if started is None else started.stop_ids
         self._stop_ids = stops | end_of_reply(self._vocabulary.special_tokens)
-        # Create the trainer, and load its weights, copy them, or take the drawn ones.
+        # Create the trainer. Its weights come from the checkpoint, from the initial model, or from
+        # `initial_weights`.
         self._trainer = self._open_trainer(config)
         self._seconds = 0.0  # duration of training in earlier processes
         self._spent = Spent()
@@ -347,7 +349,7 @@ class TrainingRun:
         self._workers.require_same("WebGPU drivers and precisions", computed)
         self._started = time.perf_counter()
         self._first_step = self._logged_step = self._trainer.step
-        # (time, step) from which the next rate is measured, and from which the pace is measured.
+        # Pairs (time, step): the next rate is measured from `_measured`, the pace from `_paced`.
         self._measured = self._paced = self._started, self._first_step
         number = 0  # number of the signal that stops the run
         log = self._log if self._workers.is_first else nullcontext()
@@ -364,7 +366,9 @@ class TrainingRun:
                 self._listener.on_step(step + 1)
                 ends_round = self._options.ends_round(self._trainer.step)
                 if ends_round and self._options.sync_every:
-                    self._check_steps()  # before the round changes the weights of a bad step
+                    # Check for a bad step before `end_round` changes the weights, because the
+                    # explanation of a bad step repeats this step with the same weights.
+                    self._check_steps()
                     self._trainer.end_round()
                 self._do_what_is_due(last=self._trainer.step == self._options.steps)
                 self._advance_saving()
@@ -437,7 +441,7 @@ class TrainingRun:
         results = self._check_steps()
         trainer = self._trainer
         loss = _mean_loss(results)
-        if self._options.sync_every:  # a worker's loss is that of its own batches
+        if self._options.sync_every:  # each worker's loss is the mean of its own batches
             loss = float(np.mean(self._workers.gather(loss)))
         if not self._workers.is_first:
             self._logged_step = trainer.step

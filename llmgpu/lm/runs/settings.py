@@ -30,7 +30,8 @@ _FIXED_OPTIONS = {
 
 # Options that may change when a run is resumed.
 MAY_CHANGE = {name for name, one in own_options(TrainOptions).items() if one.may_change}
-# Learning rates for a trained model: low, as its weights are already good; adapters start from 0.
+# Learning rates for a trained model. They are low, because its weights are already good. The rate
+# of adapters is higher, because adapters start from 0.
 FINE_TUNING_RATE, ADAPTER_RATE = 2e-5, 2e-4
 FINE_TUNING_LENGTH = 1024  # most tokens of a sequence with --init, unless --seq-len is given
 # The default learning rate times the width. With AdamW, for widths of 64 and 128, the best rate was
@@ -105,13 +106,13 @@ def new_settings(
 
 
 def gains_by_halves(settings: RunSettings) -> bool:
-    """Whether a batch is so large that matrix units are faster than float32."""
+    """Whether a batch is so large that half precision on matrix units is faster than float32."""
     config, options = settings.config, settings.options
     return config.training_operations(options.batch_size * config.seq_len) >= HALF_FROM
 
 
 def _shortened(model: ModelConfig, sizes: Mapping[str, Any]) -> ModelConfig:
-    """Return the sizes of a trained model with the `seq_len` of `sizes`, or the default length.
+    """Return the config of a trained model with the `seq_len` of `sizes`, or the default length.
 
     Raises InputError if `sizes` has other sizes.
     """
@@ -148,7 +149,7 @@ def _with_defaults(
         # For new weights, Muon is better at equal tokens and equal time (docs/recipes.md).
         takes_muon = made.setdefault("optimizer", "muon") == "muon"
         made = (_muon_defaults(config) if takes_muon else {}) | made
-        # a table that is not the output layer, too, learns faster than an output layer
+        # An embedding table apart from the output layer gets a higher rate than the output layer.
         if takes_muon and not config.tied:
             made.setdefault("output_rate", made["table_rate"] / 4)
         made.setdefault("learning_rate", min(LARGEST_RATE, RATE_TIMES_WIDTH / config.dim))
