@@ -68,7 +68,7 @@ class Adapters:
                 ops.tensor(f"{name}.lora_A.weight", (inputs, rank)),
                 ops.tensor(f"{name}.lora_B.weight", (outputs, rank)),
             )
-        # Make one gradient for each role, which all layers share.
+        # Make one gradient for each role; all layers share the gradient of a role.
         weights = [weight for weight in model.config.weights() if not weight.is_table]
         first = {_role(weight.name): weight for weight in reversed(weights)}
         made, packed = make_weights(
@@ -114,10 +114,10 @@ class Adapters:
                 ops.cast_f32_to_f16(model.weights[name], model.half_copies[name])
 
     def record_gradients(self, start: str, gradients: Mapping[str, Tensor]) -> None:
-        """Record the gradients of the factors of some matrices.
+        """Record the gradients of the factors of all matrices whose names begin with `start`.
 
-        start: prefix of the names of these matrices; their gradients must be complete. gradients:
-        tensors by the names of the factors, to which the operations add.
+        The gradients of these matrices must be complete. gradients: by the names of the factors,
+        the tensors to which the operations add.
         """
         ops = self._model.operations
         for name, adapter in self.adapters.items():

@@ -35,9 +35,9 @@ class LossGraph:
     """The computation of the loss of a batch of B sequences of T tokens, and of its gradients.
 
     gradients: by weight name; `record_gradients` writes the loss's gradients to these tensors.
-    Gradients of tables may be left out, since no other gradient follows from them. None: only
-    losses can be recorded. The host calls `write_batch` for each batch, and `write_loss_params`
-    before each step.
+    Gradients of tables may be left out, since no other gradient follows from them. With None as
+    `gradients`, only losses can be recorded. The host calls `write_batch` for each batch, and
+    `write_loss_params` before each step.
 
     separator: an id that separates documents; a token attends to the last separator before it and
         to all tokens since. None: tokens attend to all earlier tokens of the sequence. recompute:
@@ -150,7 +150,7 @@ class LossGraph:
     def write_loss_params(
         self, count: int, label_smoothing: float, z_loss: float, scale: float = 1.0
     ) -> None:
-        """Write the weights of the loss's parts for a step of `count` valid targets.
+        """Write the parameters of the loss for a step of `count` valid targets.
 
         scale: factor of all gradients.
         """

@@ -17,14 +17,15 @@ def look_up(table: ArrayLike, ids: ArrayLike, *, device: str = "auto") -> NDArra
     """Return the rows of a table for ids of any shape, float32.
 
     The result has the shape of the ids, and one more dimension of C columns. An id beyond the table
-    gives a row of zeros. A table or result that is larger than a device can bind is computed in
+    gives a row of zeros. A table or result that is larger than a device can bind is divided into
     parts.
 
-    table: (V, C); float16 is kept, other numbers become float32. ids: integers of any shape.
+    table: (V, C); float16 is kept if the device supports it, other numbers become float32. ids:
+    integers of any shape.
     device: auto, cpu, gpu or part of an adapter's name.
 
     Raises:
-        LlmgpuError: the table has no two dimensions, or ids are not integers from 0 to 4294967295.
+        LlmgpuError: the table isn't two-dimensional, or ids are not integers from 0 to 4294967295.
         DeviceError: the device doesn't exist, or has too little memory.
     """
     rows, wanted = np.asarray(table), np.asarray(ids)

@@ -288,7 +288,10 @@ class TrainOptions:
         return tuple(name.strip() for name in self.lora_targets.split(","))
 
     def _check_types(self) -> None:
-        """Check types, which may be wrong in a stored run, and that numbers are finite and >= 0."""
+        """Raise InputError for values of wrong types, and for numbers below 0 or not finite.
+
+        In a stored run, values may have wrong types.
+        """
         for field in fields(self):
             value, kind = getattr(self, field.name), type(field.default)
             fitting = (int, float) if kind is float else kind

@@ -119,11 +119,13 @@ class Trainer:
         written = set() if self.adapters is not None else self.graph.written()
         with self._ops.record("clear") as clear:
             self.updates.record_clear(written)
-            # Each worker writes only the rows of its own batches; then workers add up all rows.
+            # Each worker writes only the rows of its own batches. All other rows must be 0, because
+            # the workers add up all rows.
             if not alone:
                 self._ops.fill_zero(self.updates.loss_sums)
         # Make a program for each of this worker's batches, by the batch's number in the step. The
-        # first batch writes the gradients of matrices, the others share a program that adds.
+        # first batch overwrites the gradients of matrices. All later batches share the steps that
+        # add to the gradients.
         self._batch_programs: dict[int, Program] = {}
         gradients, ends = Program("no batch"), list[tuple[str, int]]()
         for index in self._workers.own(self.options.grad_accum):

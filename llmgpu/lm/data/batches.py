@@ -69,8 +69,9 @@ class Mixture:
         places = numbers.copy()
         whole = sum(self._shares)
         for corpus, share in enumerate(self._shares[:-1]):
-            # A sequence belongs to this corpus if it raises the whole part of the corpus's share.
-            # All others are renumbered, and divided among the remaining corpora.
+            # A sequence belongs to this corpus if it raises the corpus's share of all sequences so
+            # far, rounded down. All other sequences are renumbered, and divided among the remaining
+            # corpora.
             before, after = left * share // whole, (left + 1) * share // whole
             taken = open_ & (after > before)
             corpora[taken], places[taken] = corpus, before[taken]

@@ -179,7 +179,7 @@ class _Texts:
 
         Return the corpus, which has been read to its end.
         """
-        # Remove the resume key first: without it, the shards count as unfinished.
+        # Remove the resume key first: shards without a resume key are taken for unfinished.
         with output_errors(str(self._folder)):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._made_from.unlink(missing_ok=True)

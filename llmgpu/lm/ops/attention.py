@@ -197,7 +197,7 @@ class GpuAttention(GpuRecorder, AttentionOperations):
     def _delta(
         self, out: Tensor, grad_out: Tensor, starts: Tensor, shape: AttentionShape
     ) -> Tensor:
-        """Compute the sums over each head of out * grad_out, (N, H), and append the starts (N,)."""
+        """Return the sums of out * grad_out over each head, (N, H), followed by the starts (N,)."""
         rows = out.shape[0]
         count = rows * shape.heads
         delta = self.scratch("attention delta", (count + rows,))

@@ -19,7 +19,7 @@ from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Groups, Tensor
 
 VECTOR = 4  # elements of one load
 VECTORS_UNDER_WAY = 4  # loads that a thread of embed_lookup_rows starts before it stores
-SUBGROUP = 32  # at least so many threads share a row that has at least so many vectors
+SUBGROUP = 32  # least threads that share a row, if the row has as many vectors
 SLICE = 32  # sorted positions for one thread of embed_backward_grouped
 NO_TOKEN = 0xFFFFFFFF
 

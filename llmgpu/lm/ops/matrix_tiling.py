@@ -72,9 +72,9 @@ class Tile(_Block):
 
     @property
     def term_cost(self) -> float:
-        """Estimated time for one more term in the sums of all elements, in any unit.
+        """Estimated time for one more term in the sums of all elements of the tile.
 
-        The time is 1 for a tile of 128 threads with 64 elements each.
+        The unit is the time of a tile of 128 threads with 64 elements each.
         """
         # Loads from workgroup memory take most of the time: an element of the right factor serves
         # `thread_rows` multiplications, an element of the left factor `thread_columns`.

@@ -560,8 +560,8 @@ class GpuRecorder(Recorder):
             self.device.wait(self._runs.popleft())
 
     def fill_zero(self, tensor: Tensor) -> None:
-        # A tensor of small elements may end inside a 4-byte word. kept: mask of the bytes after the
-        # tensor's end, which must not change.
+        # The kernel writes 4 bytes at a time, and a tensor of smaller elements may end inside them.
+        # kept: mask of the bytes after the tensor's end, which must not change.
         words, rest = -(-tensor.nbytes // 4), tensor.nbytes % 4
         kept = 0xFFFFFFFF << 8 * rest & 0xFFFFFFFF if rest else 0
         self.dispatch(

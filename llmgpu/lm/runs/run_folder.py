@@ -67,7 +67,8 @@ class RunFolder(Closing):
     def remove(self, patterns: Sequence[str], kept: Collection[Path] = ()) -> None:
         """Remove files and folders of the earlier run that match glob patterns.
 
-        kept: folders whose files stay; a folder inside a kept folder is removed unless in `kept`.
+        kept: folders whose own files stay. Folders inside them are removed, unless they are also
+        in `kept`.
         """
         with output_errors(str(self.path)):
             for pattern in patterns:
