@@ -5,7 +5,7 @@
   express the vocabulary, the checkpoint has no tokenizer files, and the user gets a note.
 - adapter: with low-rank adapters, a folder for the library peft; model.safetensors has the weights
   with the adapters merged.
-- vocabulary.bin, optimizer.safetensors, training.json: the other state of a run. training.json has
+- vocabulary.bin, optimizer.safetensors, training.json: the rest of a run's state. training.json has
   the SHA-256 of all files that a resumed run reads, and of its own content.
 - Each checkpoint is a folder named after its step. The folder is written under a temporary name,
   synced and renamed, so a folder with the name of a step is complete, even after a kill or a power

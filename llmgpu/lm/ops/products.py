@@ -165,7 +165,8 @@ class FixedProducts:
     def multiply(self, left: FloatArray, right: FloatArray, out: FloatArray) -> None:
         """Write left @ right, (M, K) and (K, N), to out (M, N)."""
         if left.ctypes.data == right.ctypes.data:
-            right = right.copy()  # NumPy computes a matrix times its own transpose in another order
+            # NumPy adds in another order if it sees a matrix times its own transpose.
+            right = right.copy()
         rows, columns = out.shape
         parts = min(self.parts, rows * columns * left.shape[1] // LEAST_PART)
         if parts < 2:
