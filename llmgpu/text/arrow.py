@@ -1,4 +1,4 @@
-"""The documents of an ``.arrow`` file, such as `datasets.save_to_disk` writes: rows of a column.
+"""The documents of an ``.arrow`` file, such as `datasets.save_to_disk` writes; each row is one.
 
 Arrow stores record batches as a file or as a stream. One batch is in memory at a time. A stream
 does not record the number of rows, so the batches of a stream are read once more to count rows.
@@ -57,7 +57,7 @@ class _Batches:
         self.total_byte_size = os.path.getsize(path)
 
     def _open(self) -> Any:
-        # Not a memory map: a file that is cut off meanwhile would end the process.
+        # No memory map: reading it would end the process if the file were shortened meanwhile.
         file = self._arrow.OSFile(self._path)
         return self._ipc.open_stream(file) if self._is_stream else self._ipc.open_file(file)
 
@@ -76,7 +76,7 @@ class _Batches:
         return self
 
     def iter_batches(self, *, batch_size: int, columns: Sequence[str], **how: Any) -> Iterator[Any]:
-        """Yield the rows of some columns; for a column within another, the whole outer column."""
+        """Yield the rows of some columns, and of nested columns the whole outermost column."""
         names = self.schema_arrow.names
         outer = [name if name in names else name.split(".")[0] for name in columns]
         for batch in self._batches():

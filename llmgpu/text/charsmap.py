@@ -35,7 +35,7 @@ _LABELS = np.arange(1, 256, dtype=np.uint32)
 _MARK = "\u2581"
 _SEARCHED, _FIRST, _SECOND = np.uint8(1), np.uint8(2), np.uint8(4)  # see `_tables`
 _SPACE = np.uint32(0x20)
-# Stands between documents. It is in no text: bytes that are not UTF-8 are other surrogates.
+# Separates documents. No text contains it: invalid bytes become the surrogates U+DC80 to U+DCFF.
 _STOP = "\ud800"
 
 
@@ -184,10 +184,11 @@ class SentencePieceRules:
 
     @cached_property
     def _tables(self) -> tuple[NDArray[np.uint32], NDArray[np.uint8]] | None:
-        """The character that replaces each character, and flags of each; None without any keys.
+        """Tables by code point: the replacement and the flags; None without keys and symbols.
 
-        uint32 and uint8, (0x110000,). At a character of the kind _SEARCHED, or at one of the kind
-        _FIRST before one of the kind _SECOND, a symbol or a longer key or value may begin.
+        uint32 and uint8, (0x110000,). `_find` is needed at a character with the flag _SEARCHED, and
+        at one with the flag _FIRST if the next character has the flag _SECOND. There a symbol, a
+        longer key, or a key with a value of another length than 1 may begin.
         """
         if not (self._charsmap or self._symbols):
             return None
@@ -195,7 +196,7 @@ class SentencePieceRules:
         for character in self._charsmap.singles if self._charsmap else ():
             try:
                 value = self._find(character, 0)[1]
-            except VocabularyError:  # raised again where a text has this key
+            except VocabularyError:  # `map` raises the error for a text with this key
                 value = ""
             if len(value) == 1:
                 values[ord(character)] = ord(value)
@@ -222,7 +223,7 @@ class SentencePieceRules:
         """
         if self._tables is None:
             return text[:limit], limit, text[:limit].strip(" ") != ""
-        # Replace single characters all at once, and find the places where more may begin.
+        # Replace single characters all at once, and find the places that need `_find`.
         values, kinds = self._tables
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         flags = kinds[points]
@@ -246,7 +247,7 @@ class SentencePieceRules:
         return "".join(parts), max(at, limit), has_more or bool((replaced != _SPACE).any())
 
     def normalize_all(self, documents: Sequence[str]) -> list[str]:
-        """Normalize documents as `SentencePiece` does, all at once; `suffix` is ""."""
+        """Normalize documents all at once, as `SentencePiece` does; not with `suffix`."""
         joined = _STOP.join(documents)
         mapped, _, _ = self.map(joined, len(joined))
         if self.removes:

@@ -42,7 +42,7 @@ _PLAIN_TEMPLATE = (  # ChatML as a Jinja template, for exports to other tools
 _BLOCK_BYTES = 1 << 20  # bytes read at a time
 LINE_BYTES = 1 << 25  # most bytes of a line; rendering a template needs many times as much memory
 
-# Text of a conversation, in order. The bool tells whether the assistant wrote this part.
+# The text of a conversation, cut by author; the bool tells whether the assistant wrote this text.
 Parts = list[tuple[str, bool]]
 
 
@@ -137,7 +137,7 @@ class Chat(Protocol):
     def add(self, parts: list[tuple[bytes, bool]]) -> None:
         """Record the next conversation.
 
-        parts: the bytes of each part, and whether the assistant wrote the part.
+        parts: as `Parts`, with the texts as bytes.
         """
         ...
 
@@ -172,7 +172,7 @@ class Collector:
     ) -> Iterator[Piece]:
         """Yield the next conversation as a document; nothing for a bad row or beyond the limit.
 
-        has_invalid: surrogate escapes in the conversation stand for invalid bytes.
+        has_invalid: whether surrogate escapes in the conversation represent invalid bytes.
         """
         try:
             read = self._chat.read(messages, tools, where)

@@ -62,7 +62,7 @@ PYARROW_COMPUTE = Package("pyarrow.compute", "parquet")
 
 
 class ZstdFile:
-    """Decompresses a .zst file, of any number of frames, in pieces of bounded size.
+    """Decompresses a .zst file, of any number of frames, in steps of bounded size.
 
     A file that ends inside a frame is damaged.
     """

@@ -102,7 +102,7 @@ class CorpusOptions:
     limit: read at most this many bytes of text; None for all.
     template: composes the text from several fields or columns, in place of `text_field`. A str such
         as "{question} {answer}" is parsed.
-    bad_rows: treatment of invalid rows: "error" raises InputError, "skip" leaves the rows out.
+    bad_rows: "error" raises InputError for an invalid row, "skip" leaves the row out.
     line_documents: whether each line, including its newline, is a document.
     chat: renders the conversation of each row as text; None if rows are not conversations.
     """
@@ -198,7 +198,7 @@ class Corpus(Closing):
 
     @property
     def left(self) -> float | None:
-        """Estimated bytes of the whole text per byte read so far; None if too little was read."""
+        """Estimated ratio of all text to the text read so far; None if too little was read."""
         parts = []
         if self.total_bytes:
             parts.append(self.bytes_read / self.total_bytes)
@@ -285,7 +285,7 @@ class Corpus(Closing):
         Returns None if the current document has fewer bytes left, or is not read straight from a
         file.
 
-        before: how many of the bytes already returned the range includes, at its beginning.
+        before: the range also includes the last `before` bytes that were already returned.
         """
         if self.options.limit is not None or not isinstance(self._reader, DirectReader):
             return None
@@ -315,7 +315,7 @@ class Corpus(Closing):
             return False
         if not length:
             return True
-        if self._reader is None:  # opened as late as here, since opening a pipe may take long
+        if self._reader is None:  # a pipe is not opened yet, since opening it may block
             return self._files.next_one().size is not None
         return self._reader.wait(max(0.0, deadline - time.monotonic()))
 
@@ -384,7 +384,7 @@ _CHAT_FILES = {JsonlFile: ChatFile, ParquetFile: ChatTable, ArrowFile: ChatArrow
 
 
 class _Opener:
-    """Opens files as the options of a corpus say."""
+    """Opens files in the classes that the options of a corpus require."""
 
     def __init__(self, options: CorpusOptions) -> None:
         self._options = options
@@ -473,9 +473,9 @@ def _find_turns(files: Sequence[Source], opener: _Opener) -> Iterator[list[Sourc
 def _begin_file(
     opener: _Opener, first: Sequence[Source], opened: list[_File], sources: list[Source]
 ) -> tuple[list[Source], _File | None]:
-    """Open a compressed file, or a file of a format, in a thread before its turn, and read ahead.
+    """Open a file before its turn, and read ahead, if its bytes must be decompressed or parsed.
 
-    first: files that are needed at once, so reading ahead would gain nothing. opened: receives the
+    first: files that the caller needs at once; they are not opened here. opened: receives the
     opened file. Returns `sources`, and the opened file or None.
     """
     source = sources[0]

@@ -29,9 +29,10 @@ from llmgpu.spelling import spelled
 
 ENCODING_POLICIES = ("strict", "replace", "raw")
 ROW_POLICIES = ("error", "skip")
-REPLACEMENT = "\ufffd"  # a name of it would load a library, for which memory may be missing
+# Not spelled by its name: Python would load a library for names, and may lack the memory.
+REPLACEMENT = "\ufffd"
 
-# Documents in a buffer after which no more text is read: empty documents never fill a buffer.
+# Reading stops at this number of documents, since empty documents never fill a buffer.
 MANY_DOCUMENTS = 1 << 21
 _CHECK_BYTES = 1 << 20  # bytes checked at a time; decoded text needs up to four times the memory
 
@@ -69,7 +70,7 @@ class PieceReader:
     ) -> None:
         """Read from `pieces`.
 
-        wait: does the work of the method `wait`; None if `pieces` never blocks.
+        wait: waits for the next piece as the method `wait` does; None if `pieces` never blocks.
         """
         self._pieces = pieces
         self._wait = wait
@@ -92,7 +93,7 @@ class PieceReader:
         if end == len(piece.text):
             last, closed = len(piece.starts), piece.closed
         else:
-            # A start at the cut is returned with the byte after it, but sets `closed` already here.
+            # If a document starts at the cut, this text is closed. The next call returns the start.
             last = int(np.searchsorted(piece.starts, end))
             closed = last < len(piece.starts) and bool(piece.starts[last] == end)
         starts = piece.starts[self._next_start : last] - begin
@@ -126,7 +127,7 @@ class TextFilter(Protocol):
 
 
 class InputPolicy:
-    """The treatment of invalid UTF-8 and of bad rows.
+    """The handling of invalid UTF-8 and of bad rows.
 
     Invalid UTF-8: "strict" raises InputError, "replace" writes U+FFFD, "raw" keeps the bytes.
     Bad rows: "error" raises InputError, "skip" leaves the rows out.
@@ -275,7 +276,7 @@ class DocumentSplitter:
         self.begin()
 
     def begin(self, continues: bool = False) -> None:
-        """Begin another text; continues: whether its first byte continues a document."""
+        """Begin another text; continues: whether the text begins inside a document."""
         self._held = b""
         self._due = not continues  # the start of the first document has yet to be returned
         self._closed = True
@@ -310,9 +311,9 @@ class DocumentSplitter:
     def _find_separators(self, data: bytes, final: bool) -> tuple[list[tuple[int, int]], int]:
         """Find the separators in a block.
 
-        Returns their (begin, end), and the position up to which no separator can be missing.
+        Returns their (begin, end), and the position up to which the search is complete.
         """
-        # Only in the last bytes, fewer than the longest separator has, may one be incomplete.
+        # Only separators that begin at `safe` or later may be incomplete in this block.
         safe = len(data) if final else max(0, len(data) - len(self._separators[0]) + 1)
         spans = []
         for match in self._pattern.finditer(data):

@@ -57,7 +57,7 @@ def generate_text(nbytes: int, seed: int = 0) -> Iterator[bytes]:
 
 
 def _blocks(seed: int, most: int) -> Iterator[bytes]:
-    """Yield the blocks of a seed without end; most: upper estimate of the blocks in use."""
+    """Yield the blocks of a seed without end; most: about how many the caller uses at most."""
     words = _Words()
     threads = 1 if library() is None else usable_processors()
     group = max(1, min(_GROUP, most // threads))
@@ -123,7 +123,7 @@ class _Words:
         """
         syllables = np.searchsorted(_LONGER_FROM, ranks, side="right") + 1
         bits = (8 * syllables).astype(np.uint64)
-        # Both steps permute the numbers that have this many bits.
+        # The product and the shift each permute the numbers below 2**bits.
         numbers = ranks * np.uint64(0x9E3779B97F4A7C15) & ((np.uint64(1) << bits) - np.uint64(1))
         numbers ^= numbers >> (bits >> np.uint64(1))
         mixed = ranks * np.uint64(0xD1B54A32D192ED03)
@@ -140,7 +140,7 @@ class _Words:
 
 
 def _table_ranks() -> NDArray[np.uint64]:
-    """Return the ranks of the table's entries, uint64 (_DRAWS,): each rank by its frequency."""
+    """Return the ranks of the table's entries, uint64 (fewer than _DRAWS,)."""
     ranks = np.arange(_TABLE_WORDS, dtype=np.uint64)
     return np.repeat(ranks, (_DRAWS * 0.11 / (ranks + 1.7)).astype(np.int64))
 

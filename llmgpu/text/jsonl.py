@@ -70,8 +70,8 @@ def jsonl_lines(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (line number from 1, line) of every line that isn't blank.
 
-    name: the file, for errors. most: most bytes of a line, LINE_BYTES by default. is_begin: the
-    stream begins at the start of the file, where a byte order mark is dropped.
+    name: the file, for errors. most: most bytes of a line, LINE_BYTES by default. is_begin: whether
+    the stream begins at the start of the file, where a byte order mark is dropped.
 
     Raises InputError for a longer line.
     """
@@ -90,9 +90,8 @@ def jsonl_lines(
 class _Block:
     """Whole lines of a file: data[begin:end].
 
-    is_last: the file ends here, so the last line may lack its newline. after: end of the block's
-    span, as an offset in the part of the file that is read; None for a stream, which counts its
-    bytes.
+    is_last: the file ends here, so the last line may lack its newline. after: value of
+    `JsonlFile.position` once the block is used up; None for a stream, where reading counts bytes.
     """
 
     data: NDArray[np.uint8]
@@ -234,7 +233,7 @@ class JsonlFile(JsonlStream):
         start = 0
         if begin > self._begin:
             start = data[: length - 1].tobytes().find(b"\n") + 1
-            if not start:  # a long line covers the span, and belongs to an earlier span
+            if not start:  # no line starts here: a long line of an earlier span covers the span
                 return _Block(data, 0, 0, after=end - self._begin)
         # Read on to the end of the last line that starts in the span.
         searched, tail = length - 1, _TAIL_BYTES
@@ -432,7 +431,7 @@ def decode_line(line: bytes, where: str, policy: InputPolicy) -> tuple[str, bool
 
 
 def encode_text(text: str, has_invalid: bool, where: str, policy: InputPolicy) -> bytes:
-    """Return the bytes of a text; has_invalid: its surrogate escapes stand for invalid bytes."""
+    """Encode a text; has_invalid: whether its surrogate escapes represent invalid bytes."""
     try:
         return text.encode("utf-8", "surrogateescape" if has_invalid else "strict")
     except UnicodeEncodeError as error:

@@ -71,9 +71,9 @@ def normalize(text: str) -> str:
 
 @cache
 def changeable_bits() -> NDArray[np.uint8]:
-    """Return a bit for each code point, the lowest bit of a byte first: uint8 (0x110000 / 8,).
+    """Return `_Tables.changeable` as bits, the lowest bit of a byte first: uint8 (0x110000 / 8,).
 
-    A text without characters whose bit is set is normalized already.
+    If no character of a text has its bit set, the text is normalized already.
     """
     return np.packbits(_tables().changeable, bitorder="little")
 
@@ -129,7 +129,7 @@ def _compose(characters: list[str], tables: _Tables) -> str:
     last_class = 0  # class of the last character kept after the starter
     for character in characters:
         own_class = tables.classes.get(character, 0)
-        # A character in between blocks composition if its class is 0 or not lower.
+        # A character between the two blocks composition unless its class is 1 to `own_class` - 1.
         adjacent = starter == len(composed) - 1
         if starter >= 0 and (adjacent or last_class < own_class):
             together = _compose_pair(composed[starter], character, tables)
@@ -165,7 +165,7 @@ def _tables() -> _Tables:
         classes |= {chr(first + i): value for i in range(more + 1)}
     composed = dict(_entries(composed_table))
     decomposed = dict(_entries(decomposed_table))
-    # The decomposition's last character composes with the character composed from all others.
+    # The last character of a decomposition composes with the composition of all earlier ones.
     whole = {text: character for character, text in composed.items()}
     compositions = {
         (text[:-1] if len(text) == 2 else whole[text[:-1]], text[-1]): character
@@ -202,7 +202,7 @@ class NfcFilter:
         starts = np.concatenate([self._held_starts, starts + before])
         decided, own = len(data), len(starts)
         if not final:
-            # The held bytes have no safe cut, but their last character may continue in this block.
+            # No cut in the held bytes is safe, except perhaps at their incomplete last character.
             last = int(starts[-1]) if len(starts) else 0
             first = max(last, before - _LONGEST + 1)
             last_first = range(len(data) - 1, first - 1, -1)
@@ -235,7 +235,8 @@ def _is_safe(data: bytes, position: int) -> bool:
     """Whether the data before a position and the data after it normalize independently."""
     if data[position] < 0x80:
         return True
-    if data[position] < 0xC0:  # a continuation byte: safe only after three others, as invalid UTF-8
+    # A continuation byte after three others is invalid UTF-8, which composes with nothing.
+    if data[position] < 0xC0:
         before = data[max(0, position - _LONGEST + 1) : position]
         return len(before) == _LONGEST - 1 and all(0x80 <= byte < 0xC0 for byte in before)
     text, _ = codecs.utf_8_decode(data[position : position + _LONGEST], _ERRORS, False)

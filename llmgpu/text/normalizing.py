@@ -202,7 +202,7 @@ class Normalizer:
         self._makers = list(map(_read_step, steps))
         self.name = ", ".join(step["type"] for step in steps) or NFC
         self._whole = _all_mapped(self._makers)
-        # Steps that do the same with bytes need no characters of a text.
+        # Steps with the same result on bytes as on characters: a text needs no decoding.
         self._in_blocks, self._encoding = self._makers, "utf-8"
         if steps and len(text) < BLOCK_BYTES and all(map(_is_bytewise, steps)):
             self._whole = _over_documents(steps)
@@ -308,7 +308,7 @@ def _read_step(step: dict[str, Any]) -> Callable[[], Any]:
 
 
 def _is_bytewise(step: dict[str, Any]) -> bool:
-    """Whether a step may work on bytes, and lengthens no text except by a prefix."""
+    """Whether a step gives the same result on bytes, and lengthens text by a prefix at most."""
     match step:
         case {"type": "Prepend"}:
             return True
@@ -318,7 +318,7 @@ def _is_bytewise(step: dict[str, Any]) -> bool:
 
 
 def _over_bytes(value: Any) -> Any:
-    """Return a step whose strings have a character for each byte of the strings given."""
+    """Return a step for text in Latin-1: each character of its strings represents a byte."""
     if isinstance(value, dict):
         return {key: _over_bytes(each) for key, each in value.items()}
     return value.encode().decode("latin-1")
@@ -326,7 +326,7 @@ def _over_bytes(value: Any) -> Any:
 
 def _over_documents(steps: Sequence[dict[str, Any]]) -> _Whole:
     """Return a function that normalizes whole documents by bytewise steps."""
-    # An empty string is replaced at the start of the document only.
+    # (old, new) of each step. With an empty `old`, `new` is put before the document: Prepend.
     pairs = [
         (step["pattern"]["String"].encode(), step["content"].encode())
         if step["type"] == "Replace"
@@ -403,9 +403,8 @@ class _StepsFilter:
     ) -> None:
         """Make the steps by `makers`.
 
-        follows: see `Normalizer.filter`. whole: does the same as the steps with whole documents;
-            None for a document that it leaves to the steps. encoding: by which text becomes
-            characters for the steps.
+        follows: see `Normalizer.filter`. whole: normalizes whole documents in place of the steps.
+        encoding: "latin-1" if the characters of the steps represent bytes.
         """
         self._makers, self._follows, self._whole = makers, follows, whole
         self._encoding = encoding
@@ -413,7 +412,7 @@ class _StepsFilter:
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
         """Return the normalized text that no later text can change."""
-        # places: starts of the documents in the normalized text. length: its bytes so far.
+        # places: document starts in the normalized text. length: bytes of normalized text so far.
         data, found, places, length = text.tobytes(), [], [], 0
         bounds = pairwise([0, *starts.tolist(), len(data)])
         documents = [data[begin:end] for begin, end in bounds]

@@ -1,8 +1,8 @@
 """The documents of a ``.parquet`` file: one column, each row a document.
 
-Threads decode several row groups in advance: of each row group a few rows at a time, up to some
-megabytes. So the memory depends on the longest rows, not on the size of a row group. Rows without a
-value are left out and counted.
+Threads decode several row groups in advance. A thread decodes a few rows of its group at a time, up
+to some megabytes. So the memory depends on the longest rows, not on the size of a row group. Rows
+without a value are left out and counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SHOWN_COLUMNS = 20
 
 
 class _Places(PositionedFile):
-    """A regular file with its own read position, although others share the descriptor."""
+    """A regular file with its own read position on a descriptor that several readers share."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         super().__init__(size)
@@ -83,7 +83,8 @@ class ParquetFile:
         try:
             self._content = FileContent.of(self._raw, source)
             self._size = self._raw.seek(0, os.SEEK_END)
-            # Arrow's buffer grows to the size that a page claims (2 GB): small files have none.
+            # Small files are read without Arrow's buffer, which grows to the size that a page
+            # claims, up to 2 GB.
             self._buffer_bytes = _BUFFER_BYTES if self._size > _AHEAD_BYTES else 0
             self._file = self._open_table()
             self._names = [*map(self._find_column, self._columns)]
@@ -121,7 +122,7 @@ class ParquetFile:
         self.check_unchanged()
 
     def _checked(self, array: Any, number: int, policy: InputPolicy) -> Iterator[Piece]:
-        """Yield rows after applying the policy; number: count of the rows before."""
+        """Yield rows after applying the policy; number: number of rows before `array`."""
         piece = _text_of(array)
         if _is_valid(piece):
             yield piece
@@ -195,7 +196,7 @@ class ParquetFile:
 
     @property
     def _rows(self) -> tuple[int, int]:
-        """Rows of this part: rows are assigned to byte spans as if all had the same size."""
+        """Begin and end of the rows to read, see `Source.span`."""
         rows = self._file.metadata.num_rows
         if self._span is None or not self._size:
             return 0, rows

@@ -57,7 +57,7 @@ def is_remote(name: str) -> bool:
 
 
 def is_listing(url: str) -> bool:
-    """Whether a URL is that of a folder of a web server, which sends a page that lists files."""
+    """Whether a URL names a folder of a web server: the server would send a page of links."""
     if not url.startswith(("http://", "https://")):
         return False
     return shown_url(url).count("/") == 2 or shown_url(url).endswith("/")

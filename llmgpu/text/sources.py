@@ -128,7 +128,7 @@ class Selection:
 
 
 class _Reason(NamedTuple):
-    """Why files are left out, as parts of a note: their noun, words after it, and a remedy."""
+    """A reason for leaving files out, as texts of a note: noun for the files, reason, remedy."""
 
     noun: str
     words: str = ""
@@ -281,8 +281,9 @@ class _Found:
     def _add(self, sources: Iterable[Source], is_named: bool, *, may_be_none: bool = False) -> None:
         """Add files, except those without text that come from a folder or a glob.
 
-        may_be_none: all of the files may be left out. If False, readable files that have no text in
-        the usual place are added if there is no other file, and reading them raises the error.
+        may_be_none: allow leaving out all of the files. If False and no file remains, files whose
+        reason has a remedy are added after all, such as files without the usual field. Reading
+        these files raises the error.
         """
         kept: list[Source] = []
         left_out: dict[_Reason, list[Source]] = {}
@@ -297,11 +298,10 @@ class _Found:
             self.not_text.setdefault(why, []).extend(source.path for source in without_text)
 
     def _chosen(self, paths: list[str], name: str) -> list[str]:
-        """Return the files of a folder, glob or URL that are of the subset and no description.
+        """Return the files of the wanted subset, without files that only describe the data set.
 
-        paths: the files. name: the folder, glob or URL. A file named like a description is left out
-        only
-        if all other files have a format with several documents.
+        paths: all files of a folder, glob or URL. name: the folder, glob or URL. A file named like
+        a description is left out only if all other files have a format with several documents.
         """
         chosen = self._selection
         cards = [path for path in paths if os.path.basename(path) in _CARDS]
@@ -338,10 +338,11 @@ class _Found:
     def _why_not_text(self, source: Source, *, leaves_out: bool) -> _Reason | None:
         chosen = self._selection
         if source.remote is not None and not (leaves_out and _is_unclear(source)):
-            return None  # checked when it is read, which saves a request
+            return None  # checked when the file is read, which saves a request now
         if source.compression and leaves_out and source.size is not None:
             return _why_packed_left_out(source)
-        # Of many small texts, reading the first bytes takes as long as reading all bytes.
+        # Texts are not checked here: with many small files, this would take as long as reading all
+        # their bytes.
         if source.suffix in _OF_TEXT or not source.size:
             return None
         is_checked_later = source.path == STANDARD_INPUT or bool(source.compression)
@@ -364,7 +365,7 @@ class _Found:
 
 
 def _is_unclear(source: Source) -> bool:
-    """Whether the name of a file, without the suffix of a compression, is not that of a text."""
+    """Whether a file has neither a format nor a suffix of text (before that of a compression)."""
     inside = source._replace(path=source.path.removesuffix(source.compression))
     return format_of(source) is None and inside.suffix not in _OF_TEXT
 
@@ -398,7 +399,7 @@ def _lacks_field(source: Source, field: str) -> bool:
         return False
     try:
         if kind is JsonlFile:
-            # without a size, no thread decompresses ahead
+            # A stream without a size decompresses no blocks in advance.
             JsonlStream(source._replace(size=None), field).check_first_rows()
         else:
             kind(source, field).close()
@@ -414,7 +415,7 @@ def _in_bytes(source: Source) -> bytes:
 
 
 def _is_text(head: bytes, path: str) -> bool:
-    """Whether a file whose first bytes include zeros is read as text when it is named."""
+    """Whether a file with zeros in its first bytes is read as text if the user names it."""
     return look_at_text(head)[1] and kind_of(path) != TOKEN_FILE
 
 
@@ -480,7 +481,7 @@ def _check(path: str, format: str) -> Source:
 
 
 def _check_format(source: Source) -> Source:
-    """Return the source; InputError if the package for its format is missing, or it is a pipe."""
+    """Return the source; InputError if its format lacks a package, or can't be read from a pipe."""
     compression = COMPRESSIONS.get(source.compression)
     if compression and compression.package:
         compression.package.require(source.path)
@@ -511,8 +512,7 @@ class Rule:
 
     folder: the folder of the .gitignore. expression: a regular expression for names (is_for_names),
     or else for paths relative to the folder. is_for_folders: the line matches folders only.
-    ignores:
-    False for a line that begins with "!".
+    ignores: False for a line that begins with "!".
     """
 
     folder: str

@@ -169,7 +169,7 @@ class FileContent:
 
     @classmethod
     def of(cls, file: BinaryIO, source: Source) -> FileContent | RemoteSource | None:
-        """Return the state of a file when it was found, before it was opened; None for a pipe."""
+        """Return size and time of a file when it was found, or `source.remote`; None for a pipe."""
         if source.remote is not None:
             return source.remote
         try:
@@ -337,7 +337,7 @@ class ByteStream(io.RawIOBase):
         The range never includes the last byte of the file. None if there are fewer bytes, or the
         stream is compressed or not a regular file.
 
-        before: number of bytes before the next byte that the range includes, too.
+        before: the range also includes this number of bytes in front of the next byte.
         """
         if self._is_begin or not self.reads_anywhere:
             return None
@@ -405,7 +405,7 @@ class ByteStream(io.RawIOBase):
             return True
         try:
             return bool(select.select([self._pollable], [], [], seconds)[0])
-        # select has no pipes on this system: return each read at once
+        # The system's `select` can't wait for pipes, so every read may block.
         except (OSError, ValueError):
             return False
 
@@ -526,7 +526,7 @@ def _widen(descriptor: int) -> None:
 
 
 HEAD_BYTES = 4096
-_HEAD_BLOCK_BYTES = 1 << 16  # of a file of another machine, for its first bytes
+_HEAD_BLOCK_BYTES = 1 << 16  # first bytes requested of a file of another machine
 
 
 def as_bytes() -> str:
@@ -656,7 +656,7 @@ def looks_like_jsonl(head: bytes, least: int) -> bool:
 
 
 def _is_wide(head: bytes) -> bool:
-    """Whether `head` is certainly UTF-16: at least a quarter of the characters are ASCII."""
+    """Whether `head` has the mark of UTF-16 and at least a quarter of ASCII characters."""
     kind = WIDE.get(head[:2])
     if kind is None:
         return False
@@ -665,7 +665,7 @@ def _is_wide(head: bytes) -> bool:
 
 
 def look_at_text(head: bytes) -> tuple[bool, bool]:
-    """Whether bytes may begin a text in UTF-8, and whether they are at least valid UTF-8."""
+    """Whether bytes begin UTF-8 without control characters, and whether they begin UTF-8."""
     try:
         codecs.utf_8_decode(head, "strict", False)
     except UnicodeDecodeError:
