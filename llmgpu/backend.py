@@ -253,7 +253,8 @@ class Opening(Closing):
 
         text_bytes: size of the text, None if unknown.
 
-        Returns whether `begin` was called. If not, `backend` returns the CPU until the next call.
+        Returns whether `begin` was called. If not, `backend` returns the CPU, until another call of
+        `begin_encoding` wants the device.
         """
         is_open = self._selected is not None and self._selected.device is not None
         is_wanted = self.wanted != "auto" or encodes_on_gpu(text_bytes, is_open=is_open)
@@ -330,11 +331,11 @@ def encodes_on_gpu(text_bytes: int | None, *, is_open: bool = False) -> bool:
 
 
 def encoding_from(processors: int) -> int:
-    """Return the bytes of text from which a discrete GPU encodes sooner than some processors.
+    """Return the size of a text, in bytes, from which a discrete GPU beats these processors.
 
     Whole commands on an H200 (docs/recorded/commands/nvidia-h200-cpu-or-gpu.json) take equally
     long on both for 64 MB with 2 or 4 processors, 128 MB with 8 and 512 MB with 16: opening the GPU
-    takes 0.2 s, and the more processors there are, the less the GPU saves per byte.
+    takes 0.2 s, and with more processors the GPU saves less time per byte.
     """
     return max(64, 2 * processors**2) * 1_000_000
 

@@ -82,7 +82,7 @@ class TextError(InputError):
 
 
 class BudgetError(LlmgpuError):
-    """There are more tokens than a budget allows."""
+    """A text has more tokens than a budget of `count` allows."""
 
     exit_code = 3
 

@@ -10,8 +10,8 @@
   numbers are checked for files left by a kill.
 - An interrupt may arrive after a file is made and before the block that would remove the file
   begins. So a process removes its temporary files at its exit, too.
-- An error of the operating system becomes an OutputError with the path and the reason. A broken
-  pipe passes, since only the caller knows whether a closed reader matters.
+- An error of the operating system becomes an OutputError with the path and the reason. The error
+  of a broken pipe stays as it is, since only the caller knows whether a closed reader matters.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from llmgpu.errors import InputError, OutputError
 
 STANDARD_OUTPUT = "-"
 
-_NAME_LENGTH = 40  # characters of the target's name in a temporary name, which has a limit
+_NAME_LENGTH = 40  # characters of the target's name in a temporary name; names have a limit
 _LOOKED_AT = 8  # names after the chosen name that are checked for files left by a kill
 _LOCKED_BYTE = 1 << 30  # far beyond the process id: Windows can't read a locked byte
 

@@ -9,9 +9,9 @@ are changed by single operations that no other thread can interrupt.
 
 from __future__ import annotations
 
-# These two modules register fork hooks. Their hooks take locks that a delaying block may need, so
-# the hook of this module must run before them. Hooks run in reverse order of registration: import
-# the modules first.
+# These two modules register fork hooks that take locks. A block of `delaying_forks` may need these
+# locks, so the hook of this module must run before their hooks. Hooks run in reverse order of
+# registration, so the two modules are imported first.
 import concurrent.futures.thread  # noqa: F401
 import logging  # noqa: F401
 import os
@@ -89,7 +89,7 @@ def _end_fork_in_parent() -> None:
     _let_blocks_begin(thread)
     if thread in _interrupted:
         _interrupted.clear()
-        # A signal also ends a call that waits, which `_thread.interrupt_main` does not.
+        # A signal also interrupts a waiting system call; `_thread.interrupt_main` does not.
         threading.Timer(_INTERRUPT_AFTER, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 

@@ -271,7 +271,7 @@ def compose(
     """Return the source of a kernel after all directives are carried out.
 
     name: the kernel's file.
-    choices: the file for each word that includes may name, see `Device.source_choices`.
+    choices: the file for each word that ``//!include`` may name, see `Device.source_choices`.
     given: values of settings; other settings keep their defaults. Names that the kernel does not
         declare as settings are ignored.
 

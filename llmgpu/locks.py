@@ -3,7 +3,7 @@
 - A lock is a locked file that contains the id of its process. The operating system unlocks the
   file when the process ends, even by a kill. The file itself may remain.
 - A process may remove the file while it holds the lock. Another process that opened the file just
-  before then locks a file that has no name any more. `FileLock` recognizes this case and tries
+  before the removal then locks a file without a name. `FileLock` recognizes this case and tries
   again.
 """
 

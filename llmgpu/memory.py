@@ -46,8 +46,8 @@ class Costs:
 class Memory:
     """The most memory, in bytes, that a job needs.
 
-    host: memory of the process. likely: a realistic estimate of `host` for ordinary text; None if
-    `host` is exact enough. The other field is memory on a device.
+    host: memory of the process. device: memory on a device. likely: a realistic estimate of `host`
+    for ordinary text; None if `host` is exact enough.
     """
 
     host: int
@@ -104,8 +104,7 @@ class Growth:
 
         left: size of the whole text divided by the size of the text so far; None if unknown.
         text_bytes: size of the text so far. table_bytes: largest size of the word tables; None if
-        the
-        tables grow as the text does.
+        the tables grow as the text does.
         """
         now = self._resident()
         if now is None or self._begin is None:
@@ -124,8 +123,8 @@ class Growth:
             likely = self._most + grown * (left**USUAL_GROWTH - 1)
         else:
             table_bytes = min(table_bytes, round(_TABLE_BYTES * text_bytes * left))
-            # The tables may grow up to table_bytes. Memory beyond table_bytes is no table: it grows
-            # with the text.
+            # The tables may grow up to table_bytes. Memory beyond table_bytes belongs to other
+            # objects, which grow with the text.
             other = max(grown - table_bytes, 0)
             more = max(table_bytes - grown, 0) if left > 1 else 0
             most = self._most + more + other * (left * _GROWTH_STEP - 1)

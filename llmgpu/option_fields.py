@@ -35,7 +35,7 @@ class Option(NamedTuple):
         until the default is computed.
     by_preset: defaults of the presets that have a default of their own.
     needs: the option has no effect unless one of these options is given. needs_words: text of the
-        message in that case, after the flag.
+        message if none of them is given, after the flag.
     may_change: a resumed run may have another value.
     section: heading in --help, by default the heading of the class.
     settings: further arguments for click.

@@ -4,8 +4,8 @@
   of a path count as the same file. Paths without a file are compared by folder and name.
 - An existing file is replaced if it is of the output's kind, of no known kind, or empty. The first
   bytes of a file show the kind; ids without a header are recognized by their side file. Plain text
-  may be a user's own, so even an output of text does not replace plain text. Neither does a
-  tokenizer.json replace that of another tool, nor a GGUF file one with the tensors of a model.
+  may be a user's own, so even an output of text does not replace plain text. A tokenizer.json of
+  another tool and a GGUF file with the tensors of a model are not replaced either.
 - A vocabulary is not written under a name with the ending of another tool's file.
 - Binary files are not written to a terminal.
 - An output to standard output, another descriptor, a pipe or a device replaces no file. A command
@@ -85,7 +85,7 @@ _WRITTEN = {  # kinds of files that contain plain text
     JSONL_IDS: rb'\s*\{"ids": ?\[',
     RANKS: rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}[A-Za-z0-9+/=]=)? \d+\r?\n",
     MERGES_TXT: rb"#version",
-    # One pair at least, and nothing but pairs up to the end of the head, which may cut the last.
+    # At least one pair, then only pairs up to the end of the head, which may cut the last pair.
     VOCAB_JSON: rb'\s*\{(?:\s*"(?:\\.|[^"\\])*+"\s*:\s*\d+\s*(?:,|(?=\})))++'
     rb'\s*(?:\}|"(?:\\.|[^"\\])*+(?:\\?|"\s*(?::\s*\d*)?)\Z|\Z)',
     TOKENIZER_JSON: rb'\s*\{.*"(?:truncation|added_tokens)"',
@@ -184,7 +184,7 @@ def _check_replaceable(output: Output) -> None:
 
 
 def _describe_kept(path: str, kind: str) -> str | None:
-    """Describe a file that not even an output of the same kind may replace; None for others."""
+    """Describe a file that not even an output of its kind may replace; None for any other."""
     head = _head(path)
     tensors = int.from_bytes(head[_GGUF_TENSORS], "little")
     if kind == TOKENIZER_JSON and not head.startswith(_OWN_TOKENIZER_JSON):

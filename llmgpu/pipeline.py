@@ -235,13 +235,13 @@ class _Pipeline(Generic[Job, Result]):
         self, jobs: Iterator[Job], do: Callable[[Job], Result], ahead: int, most_threads: int
     ) -> None:
         self._jobs, self._do, self._ahead = jobs, do, ahead
-        # Tasks that no thread has started. None ends a thread, which first puts None back for the
-        # next.
+        # Tasks that no thread has started. None ends a thread, which first puts None back to end
+        # the next thread.
         self._waiting: SimpleQueue[_Task[Job, Result] | None] = SimpleQueue()
         # All tasks in the order of the jobs; None after the last.
         self._order: SimpleQueue[_Task[Job, Result] | None] = SimpleQueue()
         self._undone: list[_Task[Job, Result]] = []
-        # Carries an error of `jobs`. Allocated early, because the error may be a lack of memory.
+        # Receives an error of `jobs`. Created now, because the error may be a lack of memory.
         self._last: _Task[Job, Result] = _Task(None, 0)
         self._is_last_taken = self._is_closed = False
         self._count = 0  # number of tasks created

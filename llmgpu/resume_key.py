@@ -1,4 +1,4 @@
-"""The resume key: inputs and options of a run, stored with its output and compared by --resume."""
+"""The resume key: inputs and options of a job, stored with its output, compared by --resume."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from llmgpu.text.remote import is_remote, remote_facts
 from llmgpu.text.sources import Sources
 from llmgpu.text.streams import STANDARD_INPUT
 
-Run = dict[str, Any]  # JSON values by the names used in messages
+Run = dict[str, Any]  # a resume key: JSON values by the names used in messages
 FILES = "corpus files (name, bytes, time of change)"
-PART = "part"  # the part as "number/count", if a run reads only a part of the corpus
+PART = "part"  # the part as "number/count", if a job reads only a part of the corpus
 CORPUS = "files of all parts (name, bytes)"
 
 
@@ -34,7 +34,7 @@ def file_facts(path: str) -> list[str | int]:
 
 
 def part_key(run: Run, part: Part, whole: Sources, own: Sources) -> Run:
-    """Return the resume key of a run that reads one part of a corpus.
+    """Return the resume key of a job that reads one part of a corpus.
 
     run: the key without the part. whole: sources of the whole corpus. own: sources of the part.
     """
@@ -46,10 +46,10 @@ def part_key(run: Run, part: Part, whole: Sources, own: Sources) -> Run:
 def check_same_run(what: str, begun: Run, asked: Run) -> None:
     """Raise an InputError that names the first difference between two resume keys, if any.
 
-    Folders of corpus files are not compared: a run may be resumed from another folder.
+    Folders of corpus files are not compared: a job may be resumed from another folder.
 
-    what: the beginning of the message, "... of another run". begun: key of the run on disk. asked:
-    key of this command.
+    what: the beginning of the message, such as "... belongs to another run". begun: key of the job
+    on disk. asked: key of this command.
     """
     asked = json.loads(json.dumps(asked))
     names = [name for name in {**begun, **asked} if begun.get(name) != asked.get(name)]
@@ -63,7 +63,7 @@ def check_same_run(what: str, begun: Run, asked: Run) -> None:
 
 
 def _without_folders(run: Run) -> Any:
-    """Return the facts of a run's corpus files, with base names in place of paths."""
+    """Return the facts of the corpus files in a key, with base names in place of paths."""
     files = run.get(FILES)
     if not (isinstance(files, list) and all(isinstance(entry, list) and entry for entry in files)):
         return files

@@ -21,8 +21,8 @@ T = TypeVar("T")
 class _PythonCalls:
     """Counts the running calls of the Python API in all threads.
 
-    Calls of all threads count, because a message may be composed in another thread than the
-    caller's.
+    Calls are counted for all threads together, because a message may be composed in another thread
+    than the caller's.
 
     running: one entry for each call. A list needs no lock: append and remove can't be interrupted,
     and a lock could stay locked in a forked process.

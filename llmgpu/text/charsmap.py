@@ -8,7 +8,7 @@
 - The dummy prefix is a space before a text, or with `suffix` after the text. An empty text gets no
   dummy prefix, nor does a text that consists of removed spaces. Removing spaces at the end also
   removes a prefix that no other text follows.
-- The map is a double array (Darts): the number of bytes of all units (32 bits), the units, then the
+- The map is a double array (Darts): the length of all units in bytes (32 bits), the units, then the
   values, each ended by a zero byte. Many keys share units (226,640 keys in 46,080 units), so only
   the first two characters of the keys are listed, not all keys.
 """

@@ -152,7 +152,7 @@ def _first_zstd_block(data: memoryview) -> int | None:
 
 
 class _FastGzip:
-    """Decompresses gzip by the package isal, in a third of the standard library's time."""
+    """Decompresses gzip with the package isal, three times as fast as the standard library."""
 
     def __init__(self, raw: BinaryIO) -> None:
         """Decompress `raw`; ImportError without the package."""

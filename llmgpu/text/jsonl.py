@@ -206,7 +206,7 @@ class JsonlFile(JsonlStream):
         super().close()
 
     def _taken_parts(self) -> Begun[Any, tuple[_Block, TakenTexts]]:
-        """Return the blocks of the file with their texts, which threads parse in advance.
+        """Return the blocks of the file, each with its texts; threads parse blocks in advance.
 
         Threads read the spans of a regular file themselves. A stream is read block by block.
         """

@@ -129,7 +129,7 @@ def _compose(characters: list[str], tables: _Tables) -> str:
     last_class = 0  # class of the last character kept after the starter
     for character in characters:
         own_class = tables.classes.get(character, 0)
-        # A character between the two blocks composition unless its class is 1 to `own_class` - 1.
+        # Composing needs the starter at the end, or after it only characters of lower classes.
         adjacent = starter == len(composed) - 1
         if starter >= 0 and (adjacent or last_class < own_class):
             together = _compose_pair(composed[starter], character, tables)

@@ -67,7 +67,7 @@ _ENVIRONMENTS = (
 
 
 def part_from_environment(environment: Mapping[str, str] = os.environ) -> tuple[Part, str]:
-    """Return the part that a scheduler gave this process, and the names of its variables.
+    """Return the part that a scheduler assigned to this process, and the names of the variables.
 
     Raises InputError if no variables are set, two schedulers disagree, or a value is not a number.
     """

@@ -14,9 +14,9 @@
   deeper file overrules a higher one; the content of an ignored folder stays ignored.
 - The suffix of a file decides its format, unless the options name a format. A file without a known
   suffix is read as text, and refused if its first bytes are of a binary format
-  (`llmgpu.text.streams.check_text`). In a folder, such a file is left out with a note. So are a
-  compressed file whose first bytes can't be decompressed and, unless the user has named a field, a
-  file whose rows lack the usual field; but not if the folder would then have no file left. To add a
+  (`llmgpu.text.streams.check_text`). In a folder, such a file is left out with a note, and so
+  is a compressed file whose first bytes can't be decompressed. A file whose rows lack the usual
+  field is left out unless the user has named a field or the folder has no other file. To add a
   format, write a `llmgpu.text.streams.DocumentFile` in a module and add a line to FORMATS.
 - All errors that can be known beforehand are raised before the first byte is read.
 """

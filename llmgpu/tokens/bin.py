@@ -4,7 +4,7 @@ A pipe or a device gets no side file. A layout, see `llmgpu.tokens.layouts`, may
 ``PATH.mask.npy``, a NumPy array of truth values, marks the ids that count in a loss. Without the
 array all ids count.
 
-Beside the side file of other ids, ids would decode to wrong text. So a writer removes the old side
+A side file of other ids would make the ids decode to wrong text. So a writer removes the old side
 file before it replaces the ids. A side file has a digest of samples of the ids, which is compared
 when the ids are opened.
 
@@ -364,7 +364,7 @@ def _check_offsets(name: str, offsets: list[Any], count: int) -> None:
 
 @dataclass(frozen=True)
 class _BinFacts:
-    """Facts about a ``bin`` file before it is read; None for facts that only the header has."""
+    """Facts about a ``bin`` file before it is read; None for facts that are not known yet."""
 
     layout: Layout
     dtype: np.dtype[np.integer] | None
@@ -445,7 +445,7 @@ def _check_header(
 
 
 class BinWriter(NumbersWriter):
-    """Writes numbers in a layout, and at the end the side file.
+    """Writes ids in a layout and, at the end, the side file.
 
     continues: the first ids belong to the last document of the previous file.
     """

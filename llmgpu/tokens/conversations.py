@@ -142,7 +142,7 @@ class Conversations(Closing):
     def _normalized_between(
         self, text: str, begin: int, end: int, ends: Sequence[int], parts: Parts, where: str
     ) -> Parts:
-        """Normalize text[begin:end], which has no special tokens; ends: where all parts end."""
+        """Normalize text[begin:end], which has no special tokens; ends: the ends of `parts`."""
         segment = text[begin:end]
         pieces = _cut(text, begin, end, ends, parts)
         whole = normalize(segment)
@@ -160,7 +160,7 @@ class Conversations(Closing):
 
 
 def _cut(text: str, begin: int, end: int, ends: Sequence[int], parts: Parts) -> Parts:
-    """Return text[begin:end] in pieces, cut at the ends of parts."""
+    """Return text[begin:end], cut at `ends`, the end of each of `parts`."""
     inside = [edge for edge in ends if begin < edge < end]
     edges = [begin, *inside, end]
     first = sum(edge <= begin for edge in ends)
@@ -168,9 +168,9 @@ def _cut(text: str, begin: int, end: int, ends: Sequence[int], parts: Parts) -> 
 
 
 def _normalized_edge(segment: str, whole: str, edge: int, *, before: bool) -> int:
-    """Return the position of an edge in normalized text.
+    """Return the position in `whole`, the normalized segment, of position `edge` of the segment.
 
-    An edge inside a character moves to its border.
+    Among characters that normalize together, the edge moves to their front (`before`) or end.
     """
     left = normalize(segment[:edge])
     if left + normalize(segment[edge:]) == whole:
@@ -181,7 +181,7 @@ def _normalized_edge(segment: str, whole: str, edge: int, *, before: bool) -> in
 
 
 def lengths_in_conversations(vocabulary: Vocabulary) -> NDArray[np.int64]:
-    """Return the bytes of conversations' text for each id: int64 (vocabulary size,)."""
+    """Return the number of bytes of text that each id covers, int64 (vocabulary size,)."""
     lengths = vocabulary.token_spans.copy()
     if vocabulary.normalizer is not None:
         for number in vocabulary.normalized_tokens:

@@ -24,7 +24,7 @@ from llmgpu.tokens.tokenizing import encode_corpus
 
 @dataclass(frozen=True)
 class FileCount:
-    """The size of a file: bytes of text, decompressed and without markup, and tokens."""
+    """The bytes of a file's text, as extracted from its format, and the number of its tokens."""
 
     path: str
     text_bytes: int

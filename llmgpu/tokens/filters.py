@@ -104,7 +104,7 @@ def in_chunks(slices: Slices, most: int, overlap: int, spans: NDArray[np.int64])
 
 
 def _chunks_before_last(lengths: NDArray[np.int64], most: int, step: int) -> NDArray[np.int64]:
-    """Return how many chunks each document has before its last; lengths: of the documents."""
+    """Return how many chunks each document has before its last; lengths: ids per document."""
     return np.maximum(0, -(-(lengths - most) // step))
 
 

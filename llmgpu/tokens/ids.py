@@ -77,12 +77,14 @@ def _parse_decimals(text: bytes, name: str, line: int) -> NDArray[np.int64]:
     line: number of the line in which `text` starts.
     """
     blanked = b" " + text.translate(_BLANKED)
-    # A number with more digits than an id begins with zeros, or is too large.
+    # The fast parser needs plain decimals. Too many digits are either leading zeros, found by
+    # `_ZEROS`, or a number that is too large.
     if blanked.strip() and not blanked.translate(None, _PLAIN) and not _ZEROS.search(blanked):
         ids: NDArray[np.int64] = np.fromstring(blanked, np.int64, sep=" ")
         if int(ids.max()) <= MAX_ID:
             return ids
-    # Name the first word of the first kind: no number, too many digits, too large.
+    # Report the first word that is no number, else the first with too many digits, else the first
+    # that is too large.
     words = [*_WORD.finditer(text)]
     kinds: tuple[Callable[[bytes], bool], ...] = (
         lambda word: not word.isdigit(),
@@ -109,8 +111,8 @@ def _error_at(found: re.Match[bytes], name: str, line: int) -> InputError:
 class TextWriter(TokenWriter):
     """Writes ids as decimal text, using a table of spelled ids.
 
-    `_content` spells a slice as if the slice continued a document with ids. For any other slice,
-    `_write` leaves out the separator or border at the front.
+    `_content` spells a slice as if the slice continued a document that has ids already. Otherwise
+    `_write` leaves out the separator, or the end of the previous document, at the front.
     """
 
     # between ids, before a document and after a document
@@ -190,7 +192,8 @@ def read_jsonl(name: str) -> Iterator[NDArray[np.int64]]:
 
 def _ids_of_lines(raw: io.RawIOBase, stream: ByteStream, name: str) -> Iterator[NDArray[np.int64]]:
     """Yield the ids of JSON lines in `raw`, the bytes of `stream`."""
-    pending: list[int] = []  # ids of the lines read so far, until no further line is ready
+    # Ids of lines, collected until no further line is ready.
+    pending: list[int] = []
     for number, line in jsonl_lines(io.BufferedReader(raw, BLOCK_BYTES), name):
         pending += _line_ids(line, f"{name}, line {number}")
         if len(pending) >= _BLOCK_IDS_READ or not stream.wait(0):

@@ -42,7 +42,7 @@ from llmgpu.tokens.sinks import (
 HEADER_BYTES = 128  # header of every array that llmgpu writes
 _MAX_HEADER_BYTES = 1 << 16
 _LEAST_RESERVED = 64 << 20  # bytes of text from which reserving memory for the ids pays off
-_TOKEN_BYTES = 4  # bytes of text per token in common languages
+_TOKEN_BYTES = 4  # usual bytes of text per token
 _LEAST_SHARED = 4 << 20  # bytes from which starting threads pays off
 _MOST_OF_FREE = 4  # at most 1 / _MOST_OF_FREE of the free memory is reserved for a file
 _WRITE_THREADS = min(4, usable_processors() // 2)  # more threads than 4 write no faster

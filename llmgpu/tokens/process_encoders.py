@@ -29,7 +29,7 @@ from llmgpu.text.normalizing import get_normalizer
 from llmgpu.tokens.tokenizing import encode_corpus, known_bytes, suggesting_gpu
 
 _MOST_KEPT = 16  # most encoders that are kept, each for different options
-# size of a text, in bytes, that the CPU encodes before a device would have received it
+# size of a text, in bytes; the CPU encodes it before a device would have received it
 HOST_BYTES = 1 << 16
 MOST_AT_ONCE = 1 << 26  # bytes of text encoded in one call; longer text is encoded slice by slice
 _log = logging.getLogger("llmgpu")
@@ -82,11 +82,11 @@ class DocumentEncoder:
 class ProcessEncoders:
     """The encoders of one process.
 
-    Threads encode documents on the CPU side by side, but use the device and other encoders in
-    turns.
+    Several threads may encode documents on the CPU at the same time. They take turns in using the
+    device and all other encoders.
 
     process: id of the process. A forked process needs new encoders.
-    is_prepared: whether a coder that encodes was requested.
+    is_prepared: whether `coder` was called with `encodes`.
     """
 
     _coder: Any = None
@@ -125,7 +125,7 @@ class ProcessEncoders:
         return ProcessEncoders(self._vocabulary, Opening(self._opening.wanted, encodes=True))
 
     def open(self) -> None:
-        """Open the device now, except with ``auto``: then the first long text opens it."""
+        """Open the device now. With ``auto``, the first long text opens the device instead."""
         if self._opening.wanted != "auto":
             self._opening.begin()
             prepare_vocabulary(self._vocabulary, self._opening)
@@ -211,7 +211,7 @@ class ProcessEncoders:
 
         as_list: return lists of int; otherwise arrays, consecutive views of one array.
         """
-        # The module can't prepare the texts of a batch.
+        # The module neither normalizes the texts of a batch nor follows SentencePiece's rules.
         is_prepared = self._vocabulary.normalizer is None and self._vocabulary.pieces is None
         coder = self.coder(encodes=True) if is_prepared else None
         found: list[Any] | None = None if coder is None else coder.encode_batch(texts, as_list)

@@ -140,9 +140,8 @@ class ShardWriter(TokenSink):
         """Prepare for shards of `shard_tokens` ids.
 
         layout: one of LAYOUTS. added: ids that stand for no bytes of the text, such as BOS.
-            masked: slices have masks. run: resume key of the ids; the key of the shards adds these
-                arguments.
-        resume: continue a job with the same key. force: replace files of another kind.
+        masked: slices have masks. run: resume key of the ids; `_job_key` makes the key of the
+        shards. resume: continue a job with the same key. force: replace files of another kind.
 
         Raises InputError if the job to resume has another key (the message names the difference),
         for an unknown layout and for an invalid number of tokens; OutputError if a shard would
@@ -187,7 +186,8 @@ class ShardWriter(TokenSink):
         ids = prepared.ids
         starts = np.concatenate([np.zeros(self._held, np.int64), piece.document_starts])
         begin = low = 0
-        # Cut the slice at the borders of shards. A document start at its end waits for an id.
+        # Cut the slice at the borders of shards. A document start at the end of the slice is held
+        # until an id follows, because that id may belong to another shard.
         while begin < len(ids):
             if self._current is not None and self._current.ids == self._shard_tokens:
                 self._finish_shard()
@@ -328,7 +328,7 @@ def finished_job(
 def _job_key(vocabulary: Vocabulary, shard_tokens: int, layout: str, run: Run | None) -> Run:
     """Return the settings that must be equal when the writing of shards is resumed.
 
-    run: the settings that decide the ids.
+    run: resume key of the ids.
     """
     own: Run = {
         "shard tokens": shard_tokens,

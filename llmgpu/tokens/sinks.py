@@ -83,8 +83,9 @@ class TokenSink(Closing):
     def write(self, piece: EncodedSlice) -> None:
         """Write the next ids, prepared or not.
 
-        piece: the first slice of a text has a document start at 0. A closed slice ends the line of
-            its last document at once, not at the next document (a document without ids stays open).
+        piece: the first slice of a text has a document start at 0. If a slice is closed, the line
+            of its last document is ended now. Otherwise, and for a last document without ids, the
+            line is ended when the next document starts or the sink is closed.
 
         Raises OutputError for ids that can't be written or are not in the vocabulary.
         """

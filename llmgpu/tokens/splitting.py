@@ -36,7 +36,7 @@ def split_name(output: str, split: str) -> str:
     return os.path.join(folder, f"{begin if begin != stem else f'{stem}-'}{split}{ending}")
 
 
-# A function from numbers of documents, uint64 (n,), to the index of each one's sink, int64 (n,).
+# Given numbers of documents, uint64 (n,), returns the index of each document's sink, int64 (n,).
 Owners = Callable[[NDArray[np.uint64]], NDArray[np.int64]]
 
 

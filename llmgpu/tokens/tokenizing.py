@@ -18,7 +18,7 @@ from llmgpu.tokens.filters import Filter
 from llmgpu.tokens.sinks import TokenSink
 
 _PREPARED = 2  # slices that threads prepare for writing at a time
-_WRITTEN = 2  # slices that are being written or wait for it
+_WRITTEN = 2  # slices that are being written or wait to be written
 SUGGEST_GPU_FROM = 10**9  # bytes of text
 
 
