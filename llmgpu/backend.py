@@ -331,7 +331,7 @@ def encodes_on_gpu(text_bytes: int | None, *, is_open: bool = False) -> bool:
 
 
 def encoding_from(processors: int) -> int:
-    """Return the size of a text, in bytes, from which a discrete GPU beats these processors.
+    """Return the size of a text, in bytes, from which a discrete GPU beats this many processors.
 
     Whole commands on an H200 (docs/recorded/commands/nvidia-h200-cpu-or-gpu.json) take equally
     long on both for 64 MB with 2 or 4 processors, 128 MB with 8 and 512 MB with 16: opening the GPU

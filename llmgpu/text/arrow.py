@@ -1,4 +1,4 @@
-"""The documents of an ``.arrow`` file, such as `datasets.save_to_disk` writes; each row is one.
+"""The documents of an ``.arrow`` file, such as `datasets.save_to_disk` writes: one in each row.
 
 Arrow stores record batches as a file or as a stream. One batch is in memory at a time. A stream
 does not record the number of rows, so the batches of a stream are read once more to count rows.

@@ -181,7 +181,7 @@ def _normalized_edge(segment: str, whole: str, edge: int, *, before: bool) -> in
 
 
 def lengths_in_conversations(vocabulary: Vocabulary) -> NDArray[np.int64]:
-    """Return the number of bytes of text that each id covers, int64 (vocabulary size,)."""
+    """Return the number of bytes of a conversation for each id, int64 (vocabulary size,)."""
     lengths = vocabulary.token_spans.copy()
     if vocabulary.normalizer is not None:
         for number in vocabulary.normalized_tokens:
