@@ -102,8 +102,8 @@ def make_coder(
     """Return a `Coder`, which can decode and, after `prepare`, encode.
 
     data, offsets: the tokens end to end, uint8 with TEXT_PADDING bytes after them, and the bounds
-        of tokens in data, int64 (size + 1,). spans: int64 (size,), the number of bytes of text for
-        which each token stands.
+        of tokens in data, int64 (size + 1,). spans: int64 (size,), the number of bytes of text that
+        each token replaces.
     """
     numbers = np.dtype(np.uint32).num, np.dtype(np.int64).num
     addresses = data.ctypes.data, offsets.ctypes.data, spans.ctypes.data
@@ -140,7 +140,7 @@ def bind_methods(replaced: Mapping[type, Mapping[str, Callable[..., Any]]]) -> N
 
     replaced: the Python functions to replace, by class and name. The module's methods handle the
         usual case, and call these functions in all other cases. A method that a caller has
-        overridden is not replaced, and without the module none is.
+        overridden is not replaced. Without the module, no method is replaced.
     """
     module = extension()
     for api, functions in replaced.items() if module else ():

@@ -287,7 +287,7 @@ class Download:
         self.take(lambda copied: parallel_copy(out, copied[: len(out)]))
 
     def finish_all(self, outs: Sequence[NDArray[np.uint8]]) -> None:
-        """Wait for the copies of `start_all`; copy each piece into the array of its length."""
+        """Wait for the copies of `start_all`; copy the bytes of buffer k into `outs[k]`."""
 
         def copy(copied: NDArray[np.uint8]) -> None:
             offset = 0

@@ -109,8 +109,8 @@ class Device(OpenedAdapter):
     ) -> Future[Kernel]:
         """Start to compile a kernel in a thread; the result is that of `kernel`.
 
-        in_thread: if False, the calling thread compiles the kernel. It also does so if the address
-            space is limited, because the stacks of threads take too much of it.
+        in_thread: if False, the calling thread compiles the kernel. With a limited address space,
+            the calling thread always compiles, because stacks of threads take too much of it.
         """
         key = (file, *sorted(constants.items()))
         mine: Future[Kernel] = Future()
@@ -317,8 +317,8 @@ def paced_states(
 def _next_rounds(rounds: int, took: float, seconds: float) -> int:
     """Return the number of rounds for the next submission, so that it takes about `seconds`.
 
-    The number changes at most by a factor of two. took: seconds of the last submission, of
-    `rounds`.
+    The number changes at most by a factor of two. took: seconds of the last submission, which had
+    `rounds` rounds.
     """
     factor = min(2.0, max(0.5, seconds / max(took, 1e-4)))
     return max(1, int(rounds * factor))

@@ -50,7 +50,7 @@ def _warn_of_slow_shaders() -> None:
 _FIRST_PAUSE, _PAUSE_GROWTH, _LONGEST_PAUSE = 2e-5, 1.05, 1e-3
 # Pending callbacks, by the state that each callback changes; and callbacks that were called
 # recently, because another thread may still be returning from one. Neither table refers to a
-# mapping, so its memory is freed with it.
+# mapping, so the memory of a mapping is freed as soon as its object is.
 _pending_callbacks: dict[_MapState, Any] = {}
 _called_callbacks: deque[Any] = deque(maxlen=64)
 

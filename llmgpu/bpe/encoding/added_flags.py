@@ -30,7 +30,7 @@ from llmgpu.text.normalizing import WHITE_SPACE
 
 LONGEST = 4  # most bytes of a character
 _WINDOW = 64  # bytes in which the end of white space is first searched
-# Bytes of a block in `Blanks`. Characters of white space have 1 to 3 bytes, which all divide it.
+# Bytes of a block in `Blanks`: a multiple of 1, 2 and 3, the lengths of white-space characters.
 _BLOCK = 3 << 14
 _ERRORS = "surrogateescape"
 _MORE_LETTERS = ((0x24B6, 0x24EA), (0x1F130, 0x1F14A), (0x1F150, 0x1F16A), (0x1F170, 0x1F18A))

@@ -135,7 +135,7 @@ class CollectedIds:
         return len(self._reserved)
 
     def place(self, begin: int, count: int) -> NDArray[np.uint32] | None:
-        """Return the part of the array for ids `begin` to `begin + count`; None beyond its end.
+        """Return the stretch of the array for ids `begin` to `begin + count`; None beyond its end.
 
         Any thread may write ids there before they are appended.
         """
@@ -168,7 +168,7 @@ class CollectedIds:
 
 
 def _reserve(most: int) -> NDArray[np.uint32]:
-    """Return an uninitialized array for `most` ids; empty for few ids, or without memory for it."""
+    """Return an uninitialized array for `most` ids; an empty array if this is few or too many."""
     if most < RESERVED_FROM or has_limited_address_space():
         return new_ids(0)
     try:

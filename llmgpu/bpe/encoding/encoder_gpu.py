@@ -55,7 +55,7 @@ from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.text.corpus import TextSource
 
-# longest word, in bytes, that the device merges; merging takes steps by the square of the length
+# longest word, in bytes, that the device merges; the steps grow with the square of the length
 LONGEST = 512
 SOFTWARE_LONGEST = 256  # less on a software adapter, which limits the steps of a thread
 LONG_WORD = constant("encode/params.wgsl", "LONG_WORD")
@@ -96,7 +96,7 @@ class GpuEncoder:
         self._device, self._vocabulary = device, vocabulary
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
-        # The largest buffer, of the ids of distinct words, has up to 8 bytes for each byte.
+        # The largest buffer, the ids of distinct words, has up to 8 bytes for each byte of a slice.
         self._slice_bytes = min(max(slice_bytes, 64), device.max_binding_bytes // 8)
         self.expect(text_bytes)
         self._shared_bytes = 0  # largest slice, in bytes, that the shared buffers can hold
@@ -468,7 +468,7 @@ def pack_pieces(symbols: PieceSymbols) -> NDArray[np.uint32]:
     left, right, results, ranks = symbols.merges.T
     numbered = np.unique(ranks)
     check_ranks(len(numbered))
-    # Of a pair that is listed several times, the last place counts.
+    # If a pair is listed several times, use its last entry.
     keys = pair_keys(left.astype(np.int64), right.astype(np.int64))
     _, last = np.unique(keys[::-1], return_index=True)
     chosen = len(keys) - 1 - last

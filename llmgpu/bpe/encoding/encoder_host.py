@@ -35,7 +35,7 @@ _SPARE_SLICES = 2
 # Size of the first slice, in bytes, for an engine that reads slices of a file itself. Python reads
 # the first slice, and the engine reads the others.
 _FIRST_BYTES = 1 << 16
-_LARGE = 16  # slices encoded as one if their ids are written straight to their final place
+_LARGE = 16  # number of slices read as one if their ids are written straight to their final place
 
 
 class HostSlices(Protocol):
@@ -105,8 +105,8 @@ class HostEncoder:
         first = next(jobs, None)
         if first is None:
             return
-        # Allocate memory for further slices, as much as there is. A text of one slice needs none,
-        # because this thread encodes it.
+        # Allocate memory for further slices, fewer if memory runs out. A text of one slice needs
+        # none, and neither does a single thread.
         with suppress(MemoryError):
             while not (is_alone or first.taken.end) and len(idle) < at_a_time + _SPARE_SLICES - 1:
                 idle.append(_Memory(nbytes))
@@ -184,7 +184,8 @@ class _Text:
     def _next(self, buffer: NDArray[np.uint8]) -> Slice | None:
         """Return the next slice, None at the end.
 
-        A slice of a file whose end is known is not read here, but by the thread that encodes it.
+        If the end of a slice of a file is known without reading, the slice is not read here: the
+        thread that encodes the slice reads it.
         """
         reader, nbytes = self._reader, len(buffer)
         if self._is_alone:
@@ -247,7 +248,7 @@ def settled(encoded: EncodedSlice, allocate: Allocate) -> EncodedSlice:
 def stream_lookahead(vocabulary: Vocabulary) -> int | None:
     """Return how many bytes of lookahead a slice needs if the text may be cut anywhere.
 
-    None if text is cut only between words, as always but for greedy matching with pattern "none".
+    None if text is cut only between words. Only greedy matching with pattern "none" cuts anywhere.
     """
     cut_anywhere = vocabulary.pattern == "none" and vocabulary.match == "greedy"
     return vocabulary.trie.longest if cut_anywhere else None

@@ -57,8 +57,8 @@ _CUTS = (15, 12, 10, 8, 6)  # borders to try: after this many 16ths of a window'
 # Cache size, in words and windows of up to WINDOW bytes, for texts that repeat them.
 _REMEMBERED_WORDS = 1024
 GONE = -2  # marks a symbol that was merged into the previous symbol; -1 is a byte without a token
-_LOW = 0xFFFFFFFF  # the right symbol, the result or the position in a number of 64 bits
-_RANK = -1 ^ _LOW  # the rank in such a number
+_LOW = 0xFFFFFFFF  # mask of the low half of 64 bits: a right symbol, a result or a position
+_RANK = -1 ^ _LOW  # mask of the high half: the rank
 
 # The tokens of a word: the positions at which they begin, int32, and their ids, int32.
 _Merged = tuple[NDArray[np.int32], NDArray[np.int32]]
@@ -225,7 +225,7 @@ def pair_ranks(vocabulary: Vocabulary) -> PairRanks:
 
 
 def check_ranks(count: int) -> None:
-    """Raise VocabularyError if there are more ranks than a number below NO_RANK can tell apart."""
+    """Raise VocabularyError if there are more than NO_RANK ranks, since ranks are below NO_RANK."""
     if count > NO_RANK:
         raise VocabularyError(
             f"more than {NO_RANK} tokens or merges: too many for {spelled('--match bpe')}"
@@ -273,7 +273,7 @@ def byte_ids(vocabulary: Vocabulary) -> NDArray[np.int32]:
 class LongWordMerger:
     """Merges words one at a time, in windows if possible.
 
-    Memory: 5 bytes for each byte of a word in windows.
+    Memory: 5 bytes for each byte of a word, if the word is merged in windows.
     """
 
     def __init__(self, pairs: PairRanks, byte_ids: NDArray[np.int32]) -> None:
@@ -313,7 +313,7 @@ class LongWordMerger:
     def _merge_windows(self, word: NDArray[np.uint8]) -> NDArray[np.uint32] | None:
         """Return the tokens of a word.
 
-        None if the tokens of a larger window can't follow the tokens found before it.
+        None if a window was enlarged, and its first token then can't follow the token before it.
         """
         ids = bytearray()  # uint32 ids as raw bytes, because a bytearray grows in place
         # where the last token before the window begins, and where the window begins

@@ -129,7 +129,7 @@ def _open_new(
 
 
 def _takes_whole_texts(vocabulary: Vocabulary) -> bool:
-    """Whether a whole text may be one token of pieces. Then texts can't be cut into short words."""
+    """Whether a whole text of SentencePiece's kind may be one token, so that it can't be cut."""
     return vocabulary.pieces is not None and vocabulary.takes_whole_tokens
 
 

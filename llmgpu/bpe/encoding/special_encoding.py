@@ -453,7 +453,7 @@ class _SpecialSource(FilteredSource):
 
     def _pieces(self) -> Iterator[Piece]:
         for piece in super()._pieces():
-            # Report the end only with the last piece, after the white space in front of it.
+            # Pieces of white space come before the piece. Only the piece itself reports the end.
             ended, self._ended = self._ended, False
             for blanks in self._special.blanks:
                 yield Piece(np.frombuffer(blanks, np.uint8), np.empty(0, np.int64), closed=False)

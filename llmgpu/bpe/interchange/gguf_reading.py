@@ -270,7 +270,7 @@ class _Parts:
             return lambda: np.frombuffer(data, _NUMBERS[kind]).tolist()
         if kind != _STRING:
             raise VocabularyError(f"the GGUF file has an array of the unsupported type {kind}")
-        # each string has at least its length, of 8 bytes
+        # each string takes at least 8 bytes, for its length
         if count > (len(self._data) - self._at) // 8:
             raise self._cut()
         texts = [self.string() for _ in range(count)]

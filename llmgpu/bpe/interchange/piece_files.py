@@ -4,8 +4,8 @@ SentencePiece and llama.cpp merge two neighbours that together are a piece, in t
 pieces' scores. A tokenizer.json lists pairs. Both orders give the same ids for these reasons:
 
 - Merge the characters of one piece alone, by score. The last pair merged is the only pair that ever
-  makes the piece, in any text (`llmgpu.bpe.vocabulary.recovery`): of equal scores, the leftmost
-  pair merges first in the text and in the piece alike.
+  makes the piece, in any text (`llmgpu.bpe.vocabulary.recovery`). This holds for equal scores, too,
+  because the leftmost pair then merges first both in the text and in the piece alone.
 - So a list with the last pair of each piece, by score, makes the same merges, unless two of these
   pieces have equal scores (`_is_run` has an exception). A list can't merge characters that are no
   piece by themselves, and can't split an unused piece again.
@@ -14,9 +14,9 @@ pieces' scores. A tokenizer.json lists pairs. Both orders give the same ids for 
   order in which these pairs are indeed the last ones. llama.cpp looks for every token by its text,
   so a control symbol, byte token or token without merges must have no last pair.
 
-User-defined symbols stand alone in both. SentencePiece adds the dummy prefix only before the whole
-text, other tools also after each symbol. llama.cpp searches long symbols first, SentencePiece
-searches from the left. The difference matters only if symbols overlap.
+No tool merges user-defined symbols with other text. SentencePiece adds the dummy prefix only before
+the whole text, other tools also after each symbol. llama.cpp searches long symbols first,
+SentencePiece searches from the left. The difference matters only if symbols overlap.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def describe_steps(vocabulary: Vocabulary) -> tuple[dict[str, Any] | None, dict[
             "prepend_scheme": scheme,
             "split": rules.splits,
         }
-    if steps[-1] == TO_SPACES:  # the steps after it make U+2581 from spaces again
+    if steps[-1] == TO_SPACES:  # the Metaspace, or TO_MARKS below, would undo this step
         del steps[-1]
     if cut is None:
         if steps and steps[-1] == _PREFIX:
@@ -173,7 +173,7 @@ def _pairs_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _is_run(texts: Sequence[str], pairs: Mapping[str, tuple[str, str]]) -> bool:
-    """Whether pieces of equal scores are all runs of a character, which a list merges alike.
+    """Whether pieces of equal scores are runs of one character that a list merges as scores do.
 
     texts: the pieces, the longest first. pairs: the last pairs of all pieces.
 
@@ -246,7 +246,7 @@ def describe_llama(
     texts, known = dict(names), dict(enumerate(rules.kinds))
     kinds = {number: known.get(number) or UNUSED for number in names}
     for number in rules.ids_of(UNUSED):
-        # a text of this character would become the token
+        # With its own text, llama.cpp would give this unused id to a text of the one character.
         if len(vocabulary.tokens[number].decode()) == 1:
             texts[number] = f"[UNUSED{number}]"
     ranks = _ranks_for_llama(vocabulary, texts, kinds)
@@ -294,7 +294,7 @@ def _ranks_for_llama(
                 ranks[result] = min(ranks[result], place)
     by_text = {text: ranks[number] for number, text in texts.items()}
     ids = {text: number for number, text in texts.items()}
-    order: list[tuple[int, int, str]] = []  # by rank: positions of the last pairs
+    order: list[tuple[int, int, str]] = []  # token's rank, position of its last pair, token's text
     for number, text in texts.items():
         stands_alone = kinds[number] == USER and (rules.ranks or SPACE_MARK not in text)
         pair = None if len(text) < 2 or stands_alone else last_pair(text, by_text)

@@ -129,7 +129,7 @@ def _make_vocabulary(
             tokens.append(spelled.encode())
             if kind in (CONTROL, USER) and special.setdefault(spelled, number) != number:
                 raise VocabularyError(f"two special pieces are spelled {quote(spelled)}")
-    # Turn scores into uint32 ranks by id. The highest score is rank 0; equal scores, equal ranks.
+    # Turn scores into uint32 ranks by id. The highest score has rank 0. Equal scores share a rank.
     levels = {
         score: rank for rank, score in enumerate(sorted({p[1] for p in pieces}, reverse=True))
     }

@@ -28,7 +28,7 @@ EXPRESSION = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# In files of these versions the list of special tokens may be missing. It is then _EARLY.
+# Files of these versions may lack the list of special tokens. Their special tokens are then _EARLY.
 _WITHOUT_SPECIAL = ("v1", "v2", "v3", "v7")
 _EARLY = (
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] "

@@ -1,4 +1,4 @@
-"""tiktoken's rank files: one line per token: the token in base64, a space, and its rank, the id.
+"""tiktoken's rank files. A line has a token in base64, a space, and the token's rank, its id.
 
 - A vocabulary read from ranks has no merges: two neighbours that together spell a token may merge,
   lowest id first, and a pre-token that is a token becomes that token.
@@ -210,7 +210,7 @@ def write(
 
 
 def side_path(path: str | Path) -> str:
-    """The name of the side file of the rank file `path`."""
+    """Return the path of the side file of the rank file `path`."""
     return f"{path}.json"
 
 

@@ -83,12 +83,13 @@ def complete(
     merges: str = "its own merges",
     names: str = "its own pattern and special tokens",
 ) -> Callable[[Callable[[str | Path, Note], Vocabulary]], Callable[..., Vocabulary]]:
-    """Decorator of `formats.Reader.read` for a format of one file that says everything.
+    """Return a decorator of `formats.Reader.read` for formats whose single file lacks nothing.
 
-    The reader gets the path and the note; other arguments are refused. Errors name the path.
+    The decorated function gets the path and the note. Other arguments are refused. Errors name the
+    path.
 
-    file, merges, names: the refusal names the file, and what it has in place of merges.txt, or in
-        place of a pattern and special tokens.
+    file: kind of file, for the message of a refusal. merges: text of the message if merges.txt is
+        given. names: text of the message if a pattern or special tokens are given.
     """
 
     def decorate(read: Callable[[str | Path, Note], Vocabulary]) -> Callable[..., Vocabulary]:

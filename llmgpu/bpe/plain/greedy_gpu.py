@@ -127,7 +127,7 @@ class GpuGreedyEncoder:
         return host_slices(self._vocabulary)
 
     def encode_on_host(self, piece: Slice) -> EncodedSlice:
-        """Encode a slice on the CPU: it is too large for the device, or its cuts are undecided."""
+        """Encode on the CPU a slice that is too large for the device, or has undecided cuts."""
         return self._host.encode(piece, 0)[0]
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
@@ -241,7 +241,8 @@ class _Slot:
         params["unknown_token"] = NO_TOKEN if unknown is None else unknown
         params["chunk_count"] = chunks
         self._device.write(self._params, params)
-        # The kernel trie_chunk_entry writes the x of both counts if a chunk needs the long kernels.
+        # The workgroups (x, y, z) of the kernels long_exit and long_chain. If a chunk needs these
+        # kernels, the kernel trie_chunk_entry writes both x.
         rows = [-(-chunks // 65_535), -(-chunks // encoder._wg // 65_535)]
         long_args = [0, max(1, rows[0]), 1, 0, max(1, rows[1]), 1]
         self._device.write(self._long_args, np.array(long_args, np.uint32))

@@ -93,7 +93,7 @@ def most_text_bytes(device: Device) -> int:
 
 
 class _RecountLoop:
-    """Buffers and bound kernels of a training run; freeing the loop frees all buffers."""
+    """Buffers and bound kernels of one training; freeing the loop frees all buffers."""
 
     def __init__(
         self,

@@ -79,7 +79,7 @@ class Pattern(ABC):
         """
 
     def last_plain_start(self, end: Text) -> int:
-        """Return the distance of the last certain start from the end of a text; 0 if none is found.
+        """Return the distance from the last certain start to the end of a text; 0: none found.
 
         end: uint8, the last bytes of the text; no document begins in these bytes.
         """
@@ -133,7 +133,10 @@ class RulePattern(Pattern):
         return end + (end == limit < len(data))  # skip an edge
 
     def last_plain_start(self, end: Text) -> int:
-        """Return the distance of the last space after an ASCII letter, which most texts have."""
+        """Return the distance from the last space after an ASCII letter to the end of a text.
+
+        Most texts have such a space.
+        """
         found = _PLAIN_START.search(end.tobytes()[::-1])
         return found.start() + 1 if found else 0
 
@@ -178,7 +181,7 @@ class RulePattern(Pattern):
         return not rule.is_marked and rule.first_end(text) == len(text) - TEXT_PADDING
 
     def _last_from(self, text: Text, first: int, *, closed: bool) -> int:
-        """Return the last certain start in a long text, which has a pre-token start at `first`."""
+        """Return the last certain start in a long text; first: the start of a pre-token."""
         size = _BLOCK
         while len(text) - first > size:
             cut = self._last_of(text[first : first + size].copy(), closed=False)

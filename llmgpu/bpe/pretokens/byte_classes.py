@@ -18,9 +18,10 @@ _WINDOW = 1 << 12  # bytes at the end of a text in which a start is searched fir
 
 
 def _continuation_table() -> bytes:
-    """Return a table by byte: its class (low nibble), and the classes that may follow it (high).
+    """Return a table by byte: its class in the low nibble, and in the high nibble all classes of
+    bytes that continue the pre-token after this byte.
 
-    Each class is one bit. A newline has neither, so the pre-token of a newline is one byte.
+    Each class is one bit. A newline has no bits, so the pre-token of a newline is one byte.
     """
     letter, digit, space, punctuation = 1, 2, 4, 8
     table = np.full(256, punctuation | punctuation << 4, np.uint8)
@@ -64,7 +65,8 @@ class _ClassPattern(Pattern):
             last = last_set(_class_changes(text[low:end].copy()))
             if last > 0 or low == begin:
                 return low + last
-            # Whether a pre-token starts at `low` depends on the byte before it.
+            # The next window includes `low`, because only the byte before `low` decides whether a
+            # pre-token starts there.
             end, size = low + 1, min(2 * size, _BLOCK)
 
 

@@ -138,7 +138,7 @@ class NeighboursPattern(Pattern):
             size *= 2
 
     def last_plain_start(self, end: Text) -> int:
-        """Return the distance of the last allowed cut between a letter and a space from the end.
+        """Return the distance from the last allowed cut between letter and space to the text's end.
 
         0 if there is no such cut.
         """

@@ -88,7 +88,8 @@ class Slice(Piece):
             return self.starts
         own = int(np.searchsorted(self.starts, self.main_end, side="left"))
         if len(self.starts) >= MANY_DOCUMENTS:
-            # All but the last that start at the cut are empty: a slice of no text has them, too.
+            # The documents that start at the cut are empty, except for the last. Leave the empty
+            # ones in this slice, even if it has no text.
             own = max(own, int(np.searchsorted(self.starts, self.main_end, side="right")) - 1)
         return self.starts[:own]
 

@@ -42,7 +42,8 @@ PAIR_BYTES, ENTRY_BYTES, UNIT_BYTES, LINK_BYTES = (
     struct_dtype(_STATE_FILE, name).itemsize for name in ("Pair", "Entry", "Unit", "Link")
 )
 CHANGE_BYTES = LOG_BYTES = HOT_BYTES = 16  # bytes of a vec4<u32>
-# A hot list lasts for half as many batches on average. Batches recorded after its end are idle.
+# Number of batches recorded after each refill of the hot list. On average the list suffices for
+# half of these batches, and the other half does nothing.
 BATCHES_PER_REFILL = 32
 # goal for the time of a submission, because progress and Ctrl-C are handled between submissions
 SUBMIT_SECONDS = 0.1
@@ -170,7 +171,7 @@ def _highest_count(words: SymbolWords) -> int:
 
 
 class _BatchedLoop:
-    """Buffers and bound kernels of a training run; freeing the loop frees all buffers."""
+    """Buffers and bound kernels of one training; freeing the loop frees all buffers."""
 
     def __init__(
         self,
@@ -279,7 +280,10 @@ class _BatchedLoop:
         self._device.write(self._buffers["state"], state)
 
     def _record_round(self, commands: Commands) -> None:
-        """Record a refill, which the kernels skip unless the state requests one, and batches."""
+        """Record a refill of the hot list, then batches.
+
+        The kernels skip the refill unless the state requests it.
+        """
         count_ranks, lower_threshold, refill_hot_list, select, *stages = self._bound
         # Find the threshold of the hot list digit by digit, from the highest digit on.
         commands.dispatch(lower_threshold, 1)

@@ -25,7 +25,7 @@ Decisions:
 
 - A merge may spell an existing token that no merge has made (see `symbols.Spellings`). The symbol
   of such a merge is not new, so its pairs may outrank the next pairs of the prefix, and the prefix
-  ends with this merge. Otherwise the symbol is as good as new, because no word has it yet.
+  ends with this merge. Apart from its rank the symbol is like a new one: no word has it yet.
 - A pair that is too rare when it is made stays too rare, and a pair that is too long stays too
   long: such a pair gets no slot. The result of merging a long pair would be longer yet, so leaving
   out long pairs does not change the argument above.
@@ -127,9 +127,10 @@ Keep = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
 
 
 class PairIndex:
-    """The pairs of `symbols` that have slots, which a function chooses when they first occur.
+    """The pairs of `symbols` that have slots.
 
-    All columns are indexed by slot.
+    When a pair first occurs, a function decides whether it gets a slot. All columns are indexed by
+    slot.
 
     keys: int64, left symbol << 20 | right symbol.
     counts: int64, weighted occurrences; 0 after the merge.
@@ -194,7 +195,7 @@ def count_pairs(pairs: PairIndex) -> None:
 
 
 def pair_keys(left: NDArray[np.integer], right: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return keys of pairs, which order pairs by the rank of the left symbol, then of the right."""
+    """Return a key for each pair; keys ascend by the rank of the left symbol, then the right."""
     return left.astype(np.int64) << SYMBOL_BITS | right
 
 
@@ -238,7 +239,7 @@ def merge_batch(pairs: PairIndex, slots: NDArray[np.int64], results: NDArray[np.
 def _merge_occurrences(
     pairs: PairIndex, slots: NDArray[np.int64], results: NDArray[np.int64]
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Merge all occurrences, and subtract the neighbouring pairs that they replace from the counts.
+    """Merge all occurrences, and lower the counts of the neighbouring pairs that disappear.
 
     Returns the positions at which new pairs start, int32 (n,), and the weights there, int64 (n,).
     """
@@ -452,7 +453,7 @@ class ShortList:
         Returns the slots of the pairs, and their merged symbols, both int64 (n,).
         """
         self._update()
-        # As long as some pair passes the threshold, the list has every pair that ranks before it.
+        # The list has all pairs up to the threshold, so only an empty list has to be filled again.
         if len(self._slots) == 0:
             self._refill()
         slots = self._slots
@@ -497,7 +498,8 @@ def _best_ranked(
     counts: NDArray[np.int64], keys: NDArray[np.int64], limit: int
 ) -> NDArray[np.int64]:
     """Return the indices of the `limit` best-ranked pairs, or of all if fewer, in rank order."""
-    # Select before sorting: pairs above the limit-th largest count, then the lowest keys with it.
+    # Select before sorting. least: the limit-th largest count. Choose all pairs with a larger
+    # count, then the lowest keys among the pairs with this count.
     if len(counts) > limit:
         least = np.partition(counts, len(counts) - limit)[-limit]
         above = np.flatnonzero(counts > least)

@@ -140,7 +140,7 @@ def apply_merges(
 
 
 def _open(words: SymbolWords, new_symbols: int, **limits: Any) -> CTrainer:
-    """Return a `CTrainer` for `words` and `new_symbols` symbols; limits: further arguments."""
+    """Return a `CTrainer` for `words`, with room for `new_symbols`; limits: its other arguments."""
     batched_numpy.check_limits(words, new_symbols)
     return CTrainer(
         *(words.symbols, words.offsets, words.counts, words.lengths, words.total),

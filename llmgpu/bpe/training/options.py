@@ -32,7 +32,7 @@ class TrainingOptions(DeclaredOptions):
 
     vocab_size: upper bound of the number of ids, special tokens included.
     pattern: name of the pattern; an alias is replaced by the name.
-    min_frequency: merge only pairs that occur at least this often; 0 counts as 1.
+    min_frequency: merge only pairs that occur at least this often; 0 means 1.
     special_tokens: texts of the last ids, in this order.
     tie: decides between equally frequent pairs, see `llmgpu.bpe.vocabulary.building`.
     max_token_length: make no token of more bytes; None for no limit.

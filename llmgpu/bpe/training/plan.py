@@ -1,7 +1,7 @@
 """The backend of each phase of a training, and an upper estimate of memory.
 
-- Words are added up in memory up to a share of the free memory, and beyond this share in files.
-  Merging needs all words in memory.
+- The counts of words are added up in memory until they fill a share of the free memory, and from
+  then on in files. Merging needs all words in memory.
 - While a text is counted, the estimate extrapolates the distinct words of the text read so far.
   Words repeat, so the estimate is too high, unless later text is of another kind. After the whole
   text has been counted, the estimate is close.

@@ -53,8 +53,8 @@ def scripts_of(vocabulary: Vocabulary) -> list[str]:
 def script_of(token: bytes) -> str:
     """Return the script of a token's first letter, as Unicode names letters: Latin, Cyrillic, CJK.
 
-    Groups of tokens without letters are digits, punctuation and symbols, and white space. A token
-    without letters that is not UTF-8 is a part of characters.
+    A token without letters and marks gets the name of a group: PARTS (parts of characters) if it is
+    not valid UTF-8, else DIGITS, SPACE for white space, or SIGNS for punctuation and symbols.
     """
     text = token.decode(errors="ignore")
     kinds = {unicodedata.category(character)[0]: character for character in reversed(text)}
@@ -122,7 +122,7 @@ def bytes_a_token(
 
 
 _MOST_SCRIPTS = 15  # scripts in the chart; all other scripts share one bar
-_LONGEST = 40  # number of the longest tokens in the table
+_LONGEST = 40  # rows of the table of the longest tokens
 
 
 def draw_vocabulary(

@@ -4,7 +4,7 @@ Symbols are numbered in the order that decides between equally frequent pairs: f
 their rank (0 .. 255, see `llmgpu.bpe.vocabulary.building`), then all other tokens by their ids.
 Merge k of a training makes the k-th symbol after all earlier symbols.
 
-A training run starts from a vocabulary: the 256 bytes, or a vocabulary whose merges are replayed.
+Training starts from a vocabulary: the 256 bytes, or a vocabulary whose merges are replayed.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def seed_symbols(seed: Vocabulary, byte_ranks: NDArray[np.uint32]) -> SeedSymbol
     """Number the tokens of a vocabulary: bytes by their rank, then all others by their ids.
 
     Raises VocabularyError if the vocabulary can't be extended: a byte has no token, text is changed
-    before it is tokenized, or no earlier merge makes a part of a merge.
+    before it is tokenized, or a merge joins a token that no earlier merge makes.
     """
     _check_seed(seed)
     ids = np.empty(seed.size, np.uint32)

@@ -272,7 +272,8 @@ class Training:
         words: words before the merges. merges: uint32 (M, 3), in symbols. symbols: symbols of the
         text after all merges.
         """
-        # Occurrences of (a, a) overlap, so counts of merges don't give the symbols left.
+        # Apply the merges, because the number of symbols left does not follow from the counts of
+        # merges: occurrences of (a, a) overlap.
         made = np.cumsum(merges[:, 2] >= self._options.start.size)
         measured: dict[int, tuple[int, int]] = {}
         done = 0

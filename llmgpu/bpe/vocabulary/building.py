@@ -6,8 +6,8 @@ merged symbol is its id, so it ranks after all bytes. The rules differ in the ra
 
 - ``bytes``: a byte ranks as its value.
 - ``hf``: bytes rank in the order of their characters in Hugging Face's byte-level alphabet (GPT-2's
-  bytes_to_unicode): a printable Latin-1 character stands for its own byte, every other byte has the
-  next free code point from 256 on. Hugging Face's trainer makes the same merges.
+  bytes_to_unicode): a printable Latin-1 byte has its Latin-1 character, and every other byte has
+  the next free code point from 256 on. Hugging Face's trainer makes the same merges.
 """
 
 from __future__ import annotations

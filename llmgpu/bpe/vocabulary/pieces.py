@@ -94,7 +94,7 @@ class PieceRules:
         return text.replace(" ", SPACE_MARK) if token in self.marked else text
 
     def check(self, tokens: Sequence[bytes], unknown: int | None) -> None:
-        """Raise VocabularyError unless the rules fit the tokens; unknown: id or None."""
+        """Raise VocabularyError unless the rules fit the tokens; unknown: its id, or None."""
         size = len(tokens)
         if len(self.kinds) != size or max(self.kinds) > BYTE:
             raise VocabularyError(f"{len(self.kinds)} kinds of pieces, 0 to {BYTE}, for {size} ids")

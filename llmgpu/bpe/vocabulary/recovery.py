@@ -24,11 +24,14 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
-_NO_PART = -2  # marks a position at which a part began before it was merged
+_NO_PART = -2  # in `starts`: no part ends here, since two parts have merged across this position
 
 
 def ordinary_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
-    """Return the id of each ordinary token by its bytes, ascending; equal tokens: the lowest id."""
+    """Return the ids of ordinary tokens by their bytes, ascending by id.
+
+    Tokens with the same bytes have one entry, with the lowest id.
+    """
     ranks: dict[bytes, int] = {}
     for number in vocabulary.ordinary_ids.tolist():
         if token := vocabulary.tokens[number]:

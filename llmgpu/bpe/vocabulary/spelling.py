@@ -18,7 +18,7 @@ _CONTINUATION = 0x80  # value of the two highest bits of a continuation byte of 
 
 
 def character_spans(data: bytes, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the characters of each token: int64 (n, 2), the first, and the end after the last.
+    """Return the range of characters of each token: int64 (n, 2), the first, and the last + 1.
 
     data: the text in UTF-8. lengths: int64 (n,), bytes of each token, len(data) in all.
 

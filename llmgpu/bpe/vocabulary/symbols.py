@@ -45,7 +45,7 @@ _CONTINUES = 4  # item of a continuation byte: the vocabulary's size plus this
 
 
 def _missing(data: bytes) -> int:
-    """Return the item for bytes of an unknown character, without the vocabulary's size.
+    """Return the item for bytes of an unknown character, minus the vocabulary's size.
 
     data: the first bytes of a character, or one of its other bytes. The result is the number of
     missing bytes, 0 for a whole character or an invalid byte, or _CONTINUES for another byte.
@@ -74,7 +74,7 @@ class PieceSymbols:
 
     @cached_property
     def texts(self) -> Mapping[str, int]:
-        """The ids of the tokens that merging may produce, by text; equal tokens: the lowest id."""
+        """The ids of the tokens that merging may produce, by text; the lowest id of a text."""
         texts: dict[str, int] = {}
         for number in self.rules.ids_of(*self.rules.text_kinds):
             text = self.tokens[number].decode()
@@ -142,7 +142,8 @@ class PieceSymbols:
         for data, symbol in symbols.items():
             if symbol >= size:
                 items[symbol] = self._items_of(data)
-        # A byte that is a token uses the token's symbol. This symbol is unused, but needs items.
+        # A byte that is a token uses the token's symbol. The byte's own symbol then occurs in no
+        # text, but `items` needs an entry for it.
         for value in range(256):
             items[size + value] = self._items_of(bytes([value]))
         # Add the merges of tokens.
@@ -174,7 +175,7 @@ class PieceSymbols:
         symbols: symbols of bytes and characters. items: receives the items of unused tokens. Raises
         VocabularyError if several pairs can make an unused token.
         """
-        # Symbols by text, of tokens and of characters without a token.
+        # The symbols of tokens, and of characters without a token, by text.
         ranks = np.frombuffer(self.rules.ranks, "<u4").tolist()
         known = dict(self.texts)
         for text in {*"".join(self.texts)}:

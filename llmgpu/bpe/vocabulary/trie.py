@@ -90,7 +90,8 @@ class SortedTokens:
 
         A level with more nodes is a range of its own.
         """
-        # All levels between two cuts have the same width. widths[k]: nodes of a level from cuts[k].
+        # All levels between two cuts have the same number of nodes. widths[k]: this number for the
+        # levels from cuts[k] on.
         begins = np.sort(self._first_levels())
         ends = np.sort(self.lengths + 1)
         cuts = np.unique(np.concatenate([begins, ends]))
@@ -127,7 +128,7 @@ class SortedTokens:
         order = np.argsort((depths - first).astype(narrow), kind="stable")
         depths, places = depths[order], places[order]
         keys = depths * len(self.tokens) + places
-        # own: number of the block's own nodes. below: where their children begin.
+        # own: number of the block's own nodes. below: index of the first of their children.
         own, below = np.searchsorted(depths, [last, first + 1])
 
         # Find each child's parent, and fill the table of nodes.

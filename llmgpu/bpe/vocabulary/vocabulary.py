@@ -162,8 +162,8 @@ class Vocabulary:
     def match_facts(self) -> dict[str, str]:
         """The facts about the match rule that a token file records.
 
-        Empty if the match rule is that of the vocabulary's file and is "bpe". Otherwise the rule,
-        and the fingerprint that the vocabulary has with the rule of its file.
+        Empty for the rule "bpe", unless the vocabulary's file has another rule. Otherwise the match
+        rule, and the fingerprint that the vocabulary has with the rule of its file.
         """
         if self.match == "bpe" and self._own_fingerprint == self.fingerprint:
             return {}
@@ -206,7 +206,7 @@ class Vocabulary:
 
     @property
     def _recorded(self) -> dict[str, str]:
-        """Rules by name, as text, that a file stores in its training data, without empty rules.
+        """The rules that a file stores in its training data, as text by name; no empty rules.
 
         The file format has no fields for these rules.
         """
@@ -222,7 +222,7 @@ class Vocabulary:
 
     @property
     def _around(self) -> dict[str, str]:
-        """The prefix and suffix ids by name, as text, that a file stores in its training data."""
+        """The prefix and suffix ids that a file stores in its training data, as text by name."""
         ids = {PREFIX_IDS: self.prefix_ids, SUFFIX_IDS: self.suffix_ids}
         return {name: ",".join(map(str, found)) for name, found in ids.items() if found}
 
@@ -255,7 +255,7 @@ class Vocabulary:
 
     @cached_property
     def token_spans(self) -> NDArray[np.int64]:
-        """Bytes of text for which each id stands, 1 for the unknown token: int64 (size,)."""
+        """Number of text bytes that each id replaces, 1 for the unknown token: int64 (size,)."""
         spans = self.token_lengths.copy()
         if self.unknown_token is not None:
             spans[self.unknown_token] = 1
