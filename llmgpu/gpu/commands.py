@@ -7,9 +7,9 @@ An error at submission would end the process instead of raising an exception. So
 through `Commands.submit`, which refuses mapped buffers and a second submission of the same
 commands.
 
-Transfers go through mapped staging memory, which several threads copy. The queue would allocate a
-new staging buffer for each write, and make an extra copy for each read; persistent mapped buffers
-are several times faster.
+Large arrays pass through mapped staging memory, to or from which several threads copy. The queue
+would allocate a new staging buffer for each write, and make an extra copy for each read; persistent
+mapped buffers are several times faster.
 """
 
 from __future__ import annotations

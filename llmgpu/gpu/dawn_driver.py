@@ -42,7 +42,8 @@ _INSTANCE_TOGGLES = (
     "allow_unsafe_apis",  # enables experimental features
     "vulkan_enable_f16_on_nvidia",  # unsafe only for uniform buffers of f16, which no kernel has
 )
-# Kernels write workgroup memory before they read it. Exact timestamps are a risk only on web pages.
+# Timestamps are exact, which is a risk only on web pages. Workgroup memory is not zeroed, because
+# kernels write it before they read it.
 _DISABLED_TOGGLES = ("timestamp_quantization",)
 _ENABLED_TOGGLES = ("disable_workgroup_init",)
 _ALWAYS = frozenset({"implicit-device-synchronization"})  # allows calls from several threads

@@ -3,8 +3,8 @@
 No buffer is destroyed explicitly: dropping the last reference to a buffer is always safe.
 
 A loop runs many rounds in one submission, with two submissions in flight. The host reads only the
-state after a submission, so the device never waits for the host. The host chooses the rounds of the
-next submission: few enough for progress reports and Ctrl-C.
+state after a submission, so the device never waits for the host. The host limits the rounds of the
+next submission, so that it can report progress and handle Ctrl-C in between.
 """
 
 from __future__ import annotations

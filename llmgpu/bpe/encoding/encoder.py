@@ -150,7 +150,7 @@ class CollectedIds:
         return self._reserved[self._count : self._count + count]
 
     def append(self, ids: NDArray[np.uint32]) -> None:
-        """Append ids. The memory of the last call must be full of ids."""
+        """Append ids; ids that the encoder wrote to their place in the array are not copied."""
         place = self(len(ids))
         if self._rest or place.base is not self._reserved:
             self._rest.append(ids)

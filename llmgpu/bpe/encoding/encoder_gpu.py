@@ -277,7 +277,7 @@ class _Slot(WordSlot):
     def __init__(self, encoder: GpuEncoder) -> None:
         self.slice_bytes = encoder._slot_bytes
         super().__init__(encoder._device, encoder._vocabulary.cut, self.slice_bytes)
-        # a proxy, because the encoder refers to its slots
+        # A proxy avoids a reference cycle, because the encoder refers to its slots.
         self._encoder: GpuEncoder = proxy(encoder)
         self.buffers["output"] = self.device.create_buffer("output", 4 * self.slice_bytes)
         self.buffers["documents"] = self.device.create_buffer("documents", 4)

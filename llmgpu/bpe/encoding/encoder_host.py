@@ -52,8 +52,8 @@ class HostSlices(Protocol):
         """Return the ids of a slice, and the position in the slice at which its last token ends.
 
         piece: the slice, with its text in memory unless `is_parallel`. entry: the position at which
-            the first token starts. memory: where to write the ids, used if there is room for one id
-            for each byte of the slice, and PADDING more.
+            the first token starts. memory: an array for the ids, used if it has room for as many
+            ids as the slice has bytes, and PADDING more.
 
         Raises NoTokenError for a byte without a token if the vocabulary has no unknown token,
         InputError for a file that can't be read.

@@ -54,7 +54,7 @@ NO_RANK = 0x3FFFFF  # the rank of a pair that does not merge; all other ranks ar
 WINDOW = 1 << 12  # bytes of a window
 _LEAST_TOKENS = 8  # a window with fewer tokens is not cut
 _CUTS = (15, 12, 10, 8, 6)  # borders to try: after this many 16ths of a window's tokens
-# Cache size, in words and windows of up to WINDOW bytes, for texts that repeat them.
+# Most words and windows whose tokens are cached, each of up to WINDOW bytes. Texts repeat words.
 _REMEMBERED_WORDS = 1024
 GONE = -2  # marks a symbol that was merged into the previous symbol; -1 is a byte without a token
 _LOW = 0xFFFFFFFF  # mask of the low half of 64 bits: a right symbol, a result or a position

@@ -10,7 +10,8 @@ blocks:
 
 - The leftmost allowed token counts, and of several at one position the longest. The search
   continues after the token. A disallowed token is an error wherever it occurs, even inside or
-  across an allowed token. tiktoken does the same, but picks either of two tokens at one position.
+  across an allowed token. tiktoken does the same, but of two tokens at one position it may choose
+  the shorter.
 - No special token extends past the end of a document.
 - In the text that remains (the filtered text) a document starts where a special token was cut out,
   so that no token crosses this position. `_Boundaries` records which starts are those of real
@@ -428,7 +429,7 @@ class _Boundaries:
         return bool(self._ends) and self._ends[0] == self._taken
 
     def special_before(self, offset: int) -> NDArray[np.int64]:
-        """Return the ids, int64, of special tokens up to an offset that are not removed yet."""
+        """Return the ids of the special tokens up to an offset, int64, except removed ones."""
         while self._found:
             self._look_ahead()
         kinds: NDArray[np.int64] = self._ahead[0, self._ahead[1] <= offset]

@@ -34,8 +34,8 @@ The post-processor:
   uses the ids stated there.
 - Templates for two texts are not kept, because each text is a document of its own in llmgpu. The
   written template treats both texts alike, as Llama 3's template does.
-- In a Sequence of templates, the library treats each part that one template makes as a text of its
-  own in the next. Such a Sequence is refused, and so is a template that does not have the text
+- In a Sequence of templates, the library passes the tokens of one template to the next template as
+  several texts. Such a Sequence is refused, and so is a template that does not have the text
   exactly once.
 """
 

@@ -69,7 +69,8 @@ def describe_around(
 
     None if the vocabulary has neither.
 
-    texts: text of each id; by default, the text in the byte-level alphabet.
+    texts: text of each id. By default, special tokens have their own text, and other tokens their
+    text in the byte-level alphabet.
     """
     before, after = vocabulary.prefix_ids, vocabulary.suffix_ids
     special = texts or {number: text for text, number in vocabulary.special_tokens.items()}

@@ -59,7 +59,7 @@ _BEGINNINGS = {
 _OWN = {"gpt4": "cl100k_base", "gpt4o": "o200k_base"}  # llmgpu's own names of encodings
 
 _DIGESTS = {encoding.name: digest for digest, encoding in ENCODINGS.items()}
-# tiktoken hashes this and the file's name for its cache
+# tiktoken names a file in its cache by the SHA-1 of this address with the file's name.
 _ADDRESS = "https://openaipublic.blob.core.windows.net/encodings/"
 
 
@@ -99,9 +99,10 @@ def pattern_of(name: str) -> str | None:
 
 
 def find_ranks(name: str) -> str | None:
-    """Return the path of a published encoding's rank file; None if `encoding_of` knows no `name`.
+    """Return the path of a published encoding's rank file; None for a name of no encoding.
 
-    Raises VocabularyError, with the command that downloads the file, if it is missing here.
+    name: as for `encoding_of`. Raises VocabularyError, with the command that downloads the file, if
+    this machine lacks the file or has only files with other bytes.
     """
     encoding = encoding_of(name)
     if encoding is None:

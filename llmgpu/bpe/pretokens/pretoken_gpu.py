@@ -24,8 +24,8 @@ from llmgpu.kernel_source import compose, constant, struct_dtype
 
 PARAMS = struct_dtype("pretoken/params.wgsl", "PretokenParams")
 SEGMENT_BYTES = 32  # bytes of text that one thread marks
-# Bytes that a thread looks back and ahead, see walk.wgsl. A software adapter is slower than the
-# host.
+# Bytes that a thread looks back and ahead, see walk.wgsl. On a software adapter the number is low,
+# because the host marks undecided segments faster than the adapter.
 REACH, SOFTWARE_REACH = constant("pretoken/walk.wgsl", "REACH"), 256
 # Bytes of a part that the host marks. A part's bits begin at an aligned offset in the buffer.
 PART_BYTES = 1 << 16

@@ -2,7 +2,7 @@
 
 One thread reads and submits slices. The caller's thread consumes the finished slices in order. So
 reading, computing and the caller's work on the results overlap. Once the caller stops, the reading
-thread does not call the driver again, so the process may end.
+thread does not call the driver again. Then the process can end while the thread still runs.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def submitted_slices(
 
     slots: slots of earlier texts, to be reused. When all are in use, a slot from `make_slot` is
         added, up to SLOTS. Slots are added only when needed, because allocation takes long.
-    slice_bytes: size of the longest slice. first_bytes: a lower limit for the first slice; the
-        limit doubles from slice to slice.
+    slice_bytes: most bytes of a slice. first_bytes: most bytes of the first slice, if fewer; the
+        limit then doubles from slice to slice, up to `slice_bytes`.
 
     An oversized slice is yielded but not submitted; the caller must process it on the host.
 

@@ -2,7 +2,7 @@
 
 The head of `batched_numpy` describes the algorithm, and says why the merges are exact. The kernels
 are in wgsl/batched. The host reads nothing back between batches: the state of the loop, the list of
-high-ranking pairs and the merge log stay on the device.
+high-ranking pairs (the hot list) and the merge log stay on the device.
 
 If a buffer could overflow in the next batch, the submission halts before a merge. The host enlarges
 the buffer and resumes at the same batch.

@@ -6,7 +6,8 @@
 - ``merges`` is a log to which merges are appended as they are made. A block has a head (number of
   merges, CRC-32 of the content) and a content: the pairs as symbols, then their counts. A kill or a
   full disk may leave part of a block at the end; reading the log cuts this part off.
-- Appended blocks reach the disk about once a second, so a power failure costs little more.
+- Appended blocks reach the disk about once a second. A power failure therefore loses the merges of
+  about one second more than a kill.
 - ``lock`` is locked by the run that writes the folder, see `llmgpu.locks`.
 - ``options.toml`` has the options of the command, see `llmgpu.cli.option_files`.
 - A run creates and owns the folder. After the results are written, only ``run.json`` and the
@@ -181,7 +182,7 @@ class Checkpoint:
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """Put the folder's name in front of the message of an InputError of the block."""
+        """Put the folder's name in front of the message of an InputError raised in the block."""
         try:
             yield
         except InputError as error:

@@ -21,7 +21,7 @@ SOURCE, TOKENS = "chat_template", "chat_tokens"
 class ChatTemplate:
     """A chat template in the language Jinja. Raises VocabularyError if it does not fit in a file.
 
-    source: the template; empty if there are only tokens, for a template that is given later.
+    source: the template; empty if only the tokens are known and the template is given later.
     tokens: texts of special tokens by their names in the template, such as ``eos_token``.
     """
 

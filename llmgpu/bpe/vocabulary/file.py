@@ -122,7 +122,10 @@ class PackedTokens(Sequence[bytes]):
         return len(self.offsets) - 1
 
     def __getitem__(self, place: Any) -> Any:
-        """Return a token, or the tokens of a slice as a tuple. Iterating is faster."""
+        """Return a token, or the tokens of a slice as a tuple.
+
+        Iterating over the tokens is faster than indexing each token.
+        """
         if isinstance(place, slice):
             return self._all[place]
         token = range(len(self))[place]

@@ -141,7 +141,9 @@ class Vocabulary:
     pieces: PieceRules | None = None
 
     def __post_init__(self) -> None:
-        with delaying_forks():  # before Python 3.12, cached properties hold locks
+        # Before Python 3.12, cached properties hold locks. A fork by another thread would copy a
+        # held lock, so the fork has to wait.
+        with delaying_forks():
             _check(self)
 
     def __repr__(self) -> str:
@@ -396,7 +398,7 @@ class Vocabulary:
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "vocabulary") -> Vocabulary:
-        """Return the vocabulary in the bytes of a file, see `to_bytes`; name: used in errors.
+        """Return the vocabulary in the bytes of a file, see `to_bytes`; name: the name in errors.
 
         Raises VocabularyError if anything is wrong with the data. Allocates no more than a small
         multiple of len(data).
@@ -445,7 +447,10 @@ class Vocabulary:
             stream.writelines(self.packed())
 
     def _spell(self, ids: NDArray[np.integer], begin: int) -> bytes:
-        """Return the bytes of ids (n,), all below `size`; begin: their position, for errors."""
+        """Return the bytes of ids (n,), all below `size`.
+
+        begin: position of the first id in the caller's ids, for an error's message.
+        """
         lengths = self.token_lengths[ids]
         if not lengths.all():
             position = int(np.argmin(lengths))

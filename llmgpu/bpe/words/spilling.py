@@ -92,7 +92,8 @@ class WordAccumulator:
                 return
             words = add_up(self._pieces)
             self._pieces, self._kept_bytes = [words], words.nbytes
-            # Spill at half of the limit, too, or pieces of new words would be added up too often.
+            # Spill words of more than half of the limit, too. Otherwise little memory would be
+            # free, and all pieces would soon be added up again.
             if self._kept_bytes > self._most_bytes // 2:
                 self._write_run(words)
 
