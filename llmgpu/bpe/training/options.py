@@ -47,8 +47,8 @@ class TrainingOptions(DeclaredOptions):
     recount_slots: size of the recount engine's table in workgroup memory, a power of two. The size
         changes only the speed.
     threads: CPU threads that count words; None: see `llmgpu.bpe.words.count_host`.
-    unicode: version of the pattern's character classes; the seed's version if the seed has the same
-        pattern.
+    unicode: version of the pattern's character classes. With a seed of the same pattern, it must be
+        the seed's version.
 
     Raises:
         LlmgpuError: an option is out of range, or contradicts the seed.

@@ -365,7 +365,7 @@ class Logged:
         self._passed = self._made = 0
 
     def take(self, pairs: NDArray[np.uint32], counts: NDArray[np.int64]) -> None:
-        """Pass the next merges to the callback, except merges that it has seen before."""
+        """Pass the next merges to the callback, except merges that were passed before."""
         known = min(max(self._passed - self._made, 0), len(counts))
         self._made += len(counts)
         if known < len(counts):
