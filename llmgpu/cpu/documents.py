@@ -20,13 +20,15 @@ def prepare_documents(
 ) -> None:
     """Let `encode_plain` of the engine prepare documents.
 
-    changeable: uint8, a bit for each code point that NFC may change, the lowest bit of a byte
-        first. None turns U+2581 into spaces instead, after a space if has_prefix.
-    added: ids of the tokens that every text may spell, by text. is_late: whether the tokens are
-        searched in the text with spaces.
+    changeable: uint8, a bit for each code point, the lowest bit of a byte first: whether NFC may
+        change the code point. None: do not check for NFC, but turn U+2581 into spaces.
+    has_prefix: whether to put a space before a text that is not empty.
+    added: ids of the tokens that every text may spell, by text. is_late: whether these tokens are
+        searched after U+2581 has become spaces.
     """
     texts = sorted(added)
-    # In ascending order, a text stands after all texts with which it begins.
+    # shorter[k]: index of the longest other text with which text k begins, or -1. In ascending
+    # order, a text comes after all texts with which it begins.
     shorter: list[int] = []
     for place, text in enumerate(texts):
         other = place - 1

@@ -138,7 +138,7 @@ def out_of_memory() -> LlmgpuError:
 class EngineObject:
     """An object of the library.
 
-    It is freed with its Python object, which keeps its arguments alive.
+    The library's object is freed with the Python object, which keeps the arguments alive.
     """
 
     _library: ctypes.CDLL
@@ -207,7 +207,7 @@ class CPattern(EngineObject):
 
     rule: the name of the pattern's kernel. classes: uint8 (0x110000,), the class of each code
         point.
-        digits, whole_at_end: constants of cl100k and its variants.
+    digits, whole_at_end: constants of cl100k and its variants.
     is_marked: whether the engine lacks the rule, so that callers mark the starts of pre-tokens.
     has_expressions: whether the engine can mark the starts itself; see `set_expressions`.
     """
@@ -225,8 +225,8 @@ class CPattern(EngineObject):
         """Let a marked pattern cut by expressions, in the order of the rows of `first`.
 
         code: int32 (n, 4), instructions, see `llmgpu/cpu/expressions.c`. first: int32 (m, 2), for
-        each expression its first instruction, and the bits of which the first character of a match
-        has one. bits: uint32 (256,), the bits of each class of characters.
+        each expression the index of its first instruction, and bits: the first character of a match
+        has at least one of them. bits: uint32 (256,), the bits of each class of characters.
         """
         self._code = code  # keeps the array alive, because the engine reads it
         self._call("pattern_set_expressions", code, first, len(first), bits)
@@ -344,7 +344,7 @@ def insert_pairs(
 ) -> bool:
     """Insert pairs, uint32 (n, 4), into the table of wgsl/encode/02_merge.wgsl, uint32 (m, 4).
 
-    empty: rank in a free slot. key: of the table's hash, uint32 (4,), see wgsl/common/hash.wgsl.
+    empty: rank in a free slot. key: the hash's key, uint32 (4,), see wgsl/common/hash.wgsl.
     Returns False without the CPU engine.
     """
     if library() is None:
@@ -565,7 +565,10 @@ class CTrainer(EngineObject):
     def words(
         self,
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]:
-        """Return the words of two symbols or more: symbols, offsets and counts; and all lengths."""
+        """Return symbols, offsets and counts of words of two symbols or more, and all lengths.
+
+        Arrays as in `llmgpu.bpe.training.symbols.SymbolWords`.
+        """
         total = c_int64()
         remaining = self._call("trainer_size", total)
         symbols = np.empty(remaining, np.uint32)

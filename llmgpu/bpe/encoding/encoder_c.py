@@ -67,7 +67,7 @@ class CpuEncoder(HostEncoder):
         cuts_from: int = LONG_TEXT,
     ) -> None:
         """Prepare for encoding with `vocabulary`; see `HostEncoder` and `CSliceEncoder`."""
-        # With few threads it is faster that each thread encodes its own slice: no thread waits.
+        # With few threads, each thread encodes its own slice. This is faster, since none waits.
         engine_threads = threads if threads >= MANY_THREADS else 1
         self._c_slices = CSliceEncoder(vocabulary, cuts_from, engine_threads, slice_bytes // PARTS)
         slice_bytes *= max(1, engine_threads // MANY_THREADS)
@@ -76,8 +76,8 @@ class CpuEncoder(HostEncoder):
     def encode_document(self, text: bytes) -> NDArray[np.uint32] | None:
         """Return the ids of a document without cutting it into slices.
 
-        None if only `encode` can encode the document: it has bytes without a token, or the engine
-        lacks the vocabulary's pattern.
+        None if only `encode` can encode the document: a byte has no token and there is no unknown
+        token, the engine lacks the vocabulary's pattern, or cutting takes too many steps.
         """
         return self._c_slices.encode_document(text)
 
@@ -108,8 +108,8 @@ class CSliceEncoder:
         lacks_bytes = bool(vocabulary.missing_bytes)
         self._is_complete = has_unknown or not lacks_bytes
         self._cuts_from = cuts_from
-        # Cuts are found by the bytes of tokens. The unknown token, and a token merged from it,
-        # stand for text with other bytes.
+        # The search for cuts relies on the bytes of tokens. But the unknown token, and tokens
+        # merged from it, have other bytes than their text.
         self._has_no_cuts = (has_unknown and lacks_bytes) or vocabulary.pieces is not None
 
     def encode(
@@ -167,7 +167,8 @@ class CSliceEncoder:
         encoder = CEncoder(make_c_pattern(get_pattern("none")), self._matching)
         self._find_cuts(max(words, key=len))
         found = (encoder.encode_document(self._words, word.tobytes()) for word in words)
-        return [ids for ids in found if ids is not None]  # without expressions, none is None
+        # The pattern has no expressions, so no result is None.
+        return [ids for ids in found if ids is not None]
 
     def _take_encoder(self) -> tuple[CEncoder, CSharedWords]:
         """Return an encoder for this thread, and the table of words to use with it.
@@ -239,8 +240,9 @@ def host_slices(vocabulary: Vocabulary) -> HostSlices:
 def open_coder(vocabulary: Vocabulary) -> Any:
     """Return a `Coder` of the extension module, which decodes ids; None if the module is missing.
 
-    The coder of a vocabulary of SentencePiece's kind only encodes: its tokens are empty, so that
-    Python decodes all ids by the further rules. None if it can't encode either.
+    For a vocabulary of SentencePiece's kind, the coder only encodes. Its tokens are empty, so that
+    Python, which knows further rules for decoding, decodes all ids. If such a coder can't encode
+    either, the result is None.
     """
     module = extension()
     if module is None or not (vocabulary.pieces is None or _prepared_by_engine(vocabulary)):
@@ -284,13 +286,13 @@ def make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
 
 
 def _prepared_by_engine(vocabulary: Vocabulary) -> bool:
-    """Whether the engine encodes texts that Python has not normalized; see `documents.c`."""
+    """Whether the engine can encode texts without Python normalizing them; see `documents.c`."""
     is_plain = vocabulary.normalizer is None and vocabulary.pieces is None
     return is_plain or make_c_vocabulary(vocabulary).prepares
 
 
 def _prepare_documents(made: CVocabulary, vocabulary: Vocabulary) -> None:
-    """Let the engine prepare texts, if it has the steps of the vocabulary's normalizer."""
+    """Let the engine prepare texts, if it knows all steps of the vocabulary's normalizer."""
     if vocabulary.pieces is None:
         if vocabulary.normalizer == NFC:
             prepare_documents(made, changeable_bits(), {})

@@ -121,8 +121,8 @@ def _check_cost(expression: str) -> None:
 class _TimeLimit:
     """A limit on the CPU time of the process.
 
-    Reading the CPU time takes longer than reading the clock, so it is read at most every 10 ms:
-    pieces may be single characters.
+    The limit is asked for every piece, and a piece may be a single character. Reading the CPU time
+    takes longer than reading the clock, so the CPU time is read at most every 10 ms.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -164,7 +164,7 @@ class HostPattern(DocumentPattern):
         return self._mark_by_regex(text, inner) if marks is None else marks
 
     def compiled(self) -> CPattern | None:
-        """Return the pattern of the CPU engine that cuts by the expressions; None without one."""
+        """Return the CPU engine's pattern for the expressions, or None; see `programs.compiled`."""
         return compiled(self.expressions, importlib.import_module("regex"))
 
     def _mark_by_regex(self, text: Text, inner: Positions) -> Marks:

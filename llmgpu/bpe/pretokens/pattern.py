@@ -1,4 +1,4 @@
-r"""Pre-tokenization patterns: rules that cut text into pieces that tokens never cross.
+r"""Pre-tokenization patterns: rules that cut text into pre-tokens, whose ends no token crosses.
 
 - A pattern is published as a regular expression, so that other tools can reproduce it. NumPy runs
   this expression, see `llmgpu.bpe.pretokens.expressions`. The kernels and the CPU engine apply an
@@ -46,7 +46,7 @@ from llmgpu.errors import LlmgpuError
 from llmgpu.input_files import quote
 from llmgpu.spelling import spelled
 
-_WINDOW = 1 << 12  # bytes after a part that are read first to decide its starts
+_WINDOW = 1 << 12  # bytes after a span of text that are read first to decide the span's starts
 
 
 def pattern_of_expression(expression: str) -> str:
@@ -123,9 +123,9 @@ def start_masks_between(
     *,
     closed: bool = False,
 ) -> Iterator[NDArray[np.bool_]]:
-    """Yield parts of the result of `start_mask`, reading only the text around each part.
+    """Yield the entries of `start_mask` for spans of the text, reading only text around each span.
 
-    spans: begin and end of each part, ascending. Later text may change the same entries as in the
+    spans: begin and end of each span, ascending. Later text may change the same entries as in the
         result of `start_mask`.
 
     Yields bool (end - begin,) for each span.

@@ -1,8 +1,8 @@
 r"""Programs for the CPU engine: expressions as instructions, see `llmgpu/cpu/expressions.c`.
 
 - An expression is compiled if it consists of single characters, sets, classes such as ``\p{Lu}``,
-  repetitions of these, groups, optional groups, alternatives and lookahead. The package regex
-  matches any other expression, and an expression that may match without a character.
+  repetitions of these, groups, optional groups, alternatives and lookahead. Any other expression is
+  left to the package regex, and so is an expression that may match without a character.
 - The package regex itself tells which characters match a set, by matching every code point. So the
   engine and the package agree in every version of Unicode and under ``(?i:``.
 - A character of text has a bit for each set that it matches. Characters with the same bits form a
@@ -45,9 +45,9 @@ class _NotCompiledError(Exception):
 class _Node:
     """A part of an expression.
 
-    starts: numbers of the sets of which the first character matches one. is_optional: whether the
-    part may match without a character. write: appends the instructions to a program; the argument
-    tells whether the match ends after the part.
+    starts: numbers of sets; the first character of a match is in one of them. is_optional: whether
+    the part may match without a character. write: appends the part's instructions to a program; the
+    second argument tells whether the expression, or the lookahead, ends after the part.
     """
 
     starts: set[int]
@@ -56,7 +56,7 @@ class _Node:
 
 
 class _Parser:
-    """Reads expressions; `sets` has the number of each set by its expression."""
+    """Parses expressions. sets: the number of each set of characters, by the set's expression."""
 
     def __init__(self) -> None:
         self.sets: dict[str, int] = {}
@@ -125,7 +125,7 @@ class _Parser:
 
 
 def _bits_of(starts: set[int]) -> int:
-    """Return the bits of sets as an int32."""
+    """Return a number with the bits of these sets; _NotCompiledError if it exceeds an int32."""
     bits = sum(1 << number for number in starts)
     if bits >= 1 << _MOST_SETS:
         raise _NotCompiledError
@@ -199,10 +199,11 @@ def _classes(regex: Any, sets: Sequence[str]) -> tuple[NDArray[np.uint8], NDArra
 
     The arrays are uint8 (0x110000,) and uint32 (256,).
 
-    sets: expressions of one character; the bit of a set is its place. Raises _NotCompiledError if
-    there are more classes.
+    sets: expressions that match one character; set k has bit k. Raises _NotCompiledError if there
+    are more than 256 classes.
     """
-    # Between two places at which a run of some set begins or ends, all characters are alike.
+    # Cut the code points wherever a run of some set's characters begins or ends. All code points
+    # between two cuts are in the same sets.
     runs = [
         np.array([match.span() for match in regex.finditer(f"(?:{spelled})++", _every_character())])
         for spelled in sets
@@ -226,7 +227,7 @@ def _classes(regex: Any, sets: Sequence[str]) -> tuple[NDArray[np.uint8], NDArra
 def compiled(expressions: tuple[str, ...], regex: Any) -> CPattern | None:
     """Return a pattern of the CPU engine that cuts by expressions, one after the other.
 
-    regex: the package. None without the engine, and for expressions that can't be compiled.
+    regex: the package. Returns None without the engine, and if an expression can't be compiled.
     """
     if library() is None:
         return None
