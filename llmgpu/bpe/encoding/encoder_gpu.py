@@ -310,7 +310,7 @@ class _Slot(WordSlot):
         self.device.write(self.buffers["documents"], starts.astype(np.uint32))
 
     def run_again(self) -> None:
-        """Submit the slice again. Words that earlier runs inserted are in the table."""
+        """Submit the slice again. The words that it inserted before are in the table."""
         self._ids_copy.cancel()
         self._starts_copy.cancel()
         commands = self.device.record()

@@ -116,7 +116,7 @@ def check_prefix(
     """Return the normalizer's steps with the prefix of a Metaspace, and the normalized tokens' ids.
 
     The library searches all added tokens before a Metaspace adds its prefix. So with a prefix no
-    token is normalized.
+    token is normalized, and no ids are returned.
 
     steps: of the normalizer. scheme: see `scheme_of`. added: ids by text. normalized: ids of the
     normalized tokens in the file.

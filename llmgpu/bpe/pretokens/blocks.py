@@ -295,7 +295,7 @@ NONE = DocumentPattern(
 )
 
 
-# a separator may not be within this many bytes of a cut: more than the deciding characters
+# No separator may be within this many bytes of a cut. The characters that decide a cut have fewer.
 _NEAR = 16
 _CUT_WINDOW = 1 << 14  # bytes in which a cut is searched first
 

@@ -18,10 +18,10 @@ _WINDOW = 1 << 12  # bytes at the end of a text in which a start is searched fir
 
 
 def _continuation_table() -> bytes:
-    """Return a table by byte: its class in the low nibble, and in the high nibble all classes of
-    bytes that continue the pre-token after this byte.
+    """Return a table by byte: its class, and the classes of bytes that continue its pre-token.
 
-    Each class is one bit. A newline has no bits, so the pre-token of a newline is one byte.
+    The class is in the low nibble, the classes that continue the pre-token in the high nibble. Each
+    class is one bit. A newline has no bits, so the pre-token of a newline is one byte.
     """
     letter, digit, space, punctuation = 1, 2, 4, 8
     table = np.full(256, punctuation | punctuation << 4, np.uint8)

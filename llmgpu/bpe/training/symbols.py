@@ -248,7 +248,7 @@ def translate(
     """Convert merges of symbols to merges of ids.
 
     pairs: uint32 (M, 2), symbols. results: uint32 (M,), the merged symbols.
-    ids: uint32 (symbols,), the id of each symbol before training; a later symbol equals its id.
+    ids: uint32 (symbols,), the id of each symbol before training; a new symbol's number is its id.
 
     Returns uint32 (M, 3): left, right, result.
     """

@@ -140,7 +140,8 @@ class Training:
     ) -> WordCounts:
         """Count the words of a corpus; raises InputError as `run` does.
 
-        merges: the words will be merged afterwards; the estimate of memory then includes merging.
+        merges: whether the words will be merged afterwards, so that the estimate of memory includes
+            merging.
         may_be_empty: accept a corpus without text, such as a part of a larger corpus.
         """
         device, options = self._plan.counting.device, self._options

@@ -224,7 +224,7 @@ class _Slot(WordSlot):
             self.submit_count(commands)
 
     def run_again(self) -> NDArray[Any]:
-        """Run the slice again for the words still pending; return the state, see `collect`."""
+        """Submit the slice again for the words still pending; return its state, see `collect`."""
         self.submit_count(self.device.record())
         return self.collect()
 

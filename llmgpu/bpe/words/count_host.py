@@ -109,7 +109,10 @@ def count_words(
 def _sizes_so_far(
     words: WordAccumulator, counters: Sequence[_Counter], slices: int
 ) -> tuple[int, int]:
-    """Return upper bounds of the number of distinct words read so far, and of their bytes."""
+    """Return upper estimates of the number of distinct words read so far, and of their bytes.
+
+    The estimates extrapolate from the slices that have been measured.
+    """
     measured = [(*words.size, 0), *(counter.measured for counter in counters)]
     count, nbytes, counted = (sum(column) for column in zip(*measured, strict=True))
     return count * slices // max(counted, 1), nbytes * slices // max(counted, 1)

@@ -407,7 +407,7 @@ def _check_words(words: DistinctWords) -> None:
         raise _UnfitError("damaged: its words are not in order")
 
 
-# words read from all files at a time; they need about 10 times as much memory
+# bytes of words that are read from all files together at a time, in about 10 times as much memory
 _BLOCK_BYTES = 4 << 20
 _LEAST_BLOCK = 1 << 12
 

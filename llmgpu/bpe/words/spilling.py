@@ -34,7 +34,7 @@ _MOST_MERGED = 32  # most runs that are merged at a time
 _LEAST_BLOCK, _MOST_BLOCK = 1 << 12, 4 << 20  # limits on the bytes of a block
 
 
-# A callback for upper bounds of the number of distinct words so far, and of their bytes.
+# A callback for upper estimates of the number of distinct words so far, and of their bytes.
 OnWords = Callable[[int, int], None]
 
 

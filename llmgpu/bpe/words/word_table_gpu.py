@@ -28,7 +28,7 @@ from llmgpu.spelling import spelled
 
 STATE = struct_dtype("words/state.wgsl", "WordState")
 FIRST_WORDS = 1 << 19
-MOST_FRESH = 1 << 19  # most new words that one run of a slice can list
+MOST_FRESH = 1 << 19  # most new words that one pass over a slice can list
 TABLE_BYTES = 4 << 30  # a table that would grow beyond this size is emptied
 SLOT_BYTES = 20  # bytes of a slot: key and claim
 GROUPS, SOFTWARE_GROUPS = 512, 64
@@ -44,7 +44,8 @@ def prepare_kernels(
 ) -> dict[str, Kernel]:
     """Compile the table's kernels and the kernels of `files`.
 
-    files: constants of each file. hash_mask: bits of the words' hashes to use.
+    files: the files of further kernels, with each file's constants. hash_mask: bits of the words'
+    hashes to use.
 
     Returns the kernels by the names of their files, without folder and number.
     """
