@@ -6,7 +6,7 @@
                                                                              |
     Device --record()--> Commands <--dispatch / dispatch_indirect / copy-----+
                              |
-                             +--submit()--> its number --Device.wait()--> results in buffers
+                             +--submit()--> submission --Device.wait()--> results in buffers
                                                                              |
                                                          NumPy <--download---+
 

@@ -253,7 +253,7 @@ class Download:
         self.start_all([(source, nbytes)])
 
     def start_all(self, pieces: Sequence[tuple[Buffer, int]]) -> None:
-        """Submit copies from the beginning of each buffer, end to end; pieces: (buffer, bytes)."""
+        """Submit copies of the first bytes of buffers, end to end; pieces: (buffer, bytes)."""
         commands = Commands(self._opened)
         self._record_all(commands, pieces)
         commands.submit()

@@ -3,9 +3,9 @@
 - A token with lstrip swallows the white space before a match, a token with rstrip the white space
   after it, within the document. Earlier and later matches keep their own bytes. White space has
   Unicode's property White_Space.
-- A match of a token with single_word does not count beside a word character. The search continues
-  at the end of the match. A word character is a letter, a mark, a decimal or letter number, a
-  connector such as "_", or a joiner. Circled letters are word characters, too.
+- A match of a token with single_word is ignored if a word character is next to it. The search
+  continues at the end of the match. A word character is a letter, a mark, a decimal or letter
+  number, a connector such as "_", or a joiner. Circled letters are word characters, too.
 """
 
 from __future__ import annotations

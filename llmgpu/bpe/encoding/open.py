@@ -82,8 +82,8 @@ def open_matching_encoder(
 ) -> Encoder:
     """Return an encoder of normalized text without special tokens.
 
-    Takes the arguments of `open_encoder`, and raises its errors. The encoder is cached in
-    `backend.encoders`, unless this is None.
+    Takes the arguments of `open_encoder` except `special`, and raises its errors. The encoder is
+    cached in `backend.encoders`, unless this attribute is None.
     """
     kept = {} if backend.encoders is None else backend.encoders
     key = vocabulary.fingerprint, backend.device, slice_bytes, threads

@@ -71,8 +71,8 @@ def with_special_tokens(
 ) -> Encoder:
     """Wrap an encoder, so that it normalizes text and handles special tokens.
 
-    encoder: encodes normalized text without special tokens. If the options and the vocabulary ask
-        for nothing more, it is returned unchanged.
+    encoder: encodes normalized text without special tokens. If neither the options nor the
+        vocabulary require a wrapper, `encoder` itself is returned.
     block_bytes: least bytes of text to search at a time. The ids do not depend on the number.
 
     Raises VocabularyError for a token that the vocabulary does not have.
@@ -196,7 +196,7 @@ def token_id(vocabulary: Vocabulary, token: int | str) -> int:
 def chosen_texts(
     vocabulary: Vocabulary, options: SpecialOptions
 ) -> tuple[Collection[str], Collection[str]]:
-    """Return the special tokens that text may spell, and the special tokens that are errors."""
+    """Return the special tokens that text may spell, and those whose text is an error."""
     special = vocabulary.special_tokens
     allowed = _chosen(vocabulary, options.allowed, special)
     if vocabulary.always_allowed:
@@ -259,7 +259,7 @@ class _NormalizingEncoder:
 
 @dataclass(frozen=True, eq=False)
 class _SpecialEncoder:
-    """Cuts special tokens out of the text for another encoder, and inserts their ids into its ids.
+    """Cuts special tokens out, lets another encoder encode the rest, and inserts the tokens' ids.
 
     lengths: int64, the bytes of each token's text by id. allowed: ids by text. is_normalized:
     whether the text is normalized, so that its offsets are not offsets in the corpus.

@@ -302,7 +302,7 @@ def _describe_pieces(vocabulary: Vocabulary, rules: PieceRules) -> dict[str, Any
 def to_transformers(vocabulary: Vocabulary) -> Any:
     """Return a `transformers.PreTrainedTokenizerFast` with the same ids.
 
-    A special token ``<|endoftext|>`` becomes its end-of-sequence token.
+    A special token ``<|endoftext|>`` becomes the tokenizer's end-of-sequence token.
 
     Raises VocabularyError if a tokenizer.json can't give the same ids, or transformers is not
     installed.

@@ -74,8 +74,9 @@ class Pattern(ABC):
     def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
         """Return the last position found at which a pre-token certainly starts.
 
-        text: uint8 (n,), n > 0. begin: start of the last document, less than n; or 0, the start of
-        a pre-token. closed: whether the last document ends with the text.
+        text: uint8 (n,), n > 0. begin: start of the last document, less than n. If the document
+        began before the text, begin is 0, and a pre-token starts there. closed: whether the last
+        document ends with the text.
         """
 
     def last_plain_start(self, end: Text) -> int:

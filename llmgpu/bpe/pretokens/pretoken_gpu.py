@@ -38,8 +38,8 @@ class GpuPretokenizer:
 
     start_bits: on the device, a bit for each byte of the slice recorded last, lowest bit first.
     reach: bytes that the kernel looks back and ahead.
-    undecided: on the device, u32: the number of segments of this slice with wrong bits, then the
-        indices of these segments. If there are any, call `mark_on_host`.
+    undecided: on the device, u32: the number of undecided segments of this slice, whose bits are
+        not valid, then the indices of these segments. If there are any, call `mark_on_host`.
     """
 
     def __init__(

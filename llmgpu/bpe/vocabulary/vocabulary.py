@@ -464,7 +464,7 @@ class Vocabulary:
 def _spells_each_token_once(trie: Trie, vocabulary: Vocabulary) -> bool:
     """Whether a trie spells each ordinary token exactly once, as checked by the CPU engine.
 
-    False without an engine and for equal tokens; `validate_trie` must then decide.
+    False also without an engine, and if some tokens are equal. Then `validate_trie` must decide.
     """
     if library() is None:
         return False

@@ -195,7 +195,7 @@ class CountTable:
 
 
 class EngineCountTable(CCounter):
-    """Words with their counts, for one thread: the CPU engine's table."""
+    """The words of one thread with their counts, in a table of the CPU engine."""
 
     def __init__(self, pattern: Pattern) -> None:
         super().__init__(make_c_pattern(pattern))

@@ -476,7 +476,7 @@ _ROWS = 1 << 16  # rows read or written at a time
 
 
 def is_parquet(path: str | Path) -> bool:
-    """Whether a file of word counts is a table, by its name's ending .parquet."""
+    """Whether a file of word counts is a table: its name ends in .parquet."""
     return str(path).lower().endswith(".parquet")
 
 
