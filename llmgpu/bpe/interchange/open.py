@@ -65,7 +65,7 @@ def open_vocabulary(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
 
     note: see `llmgpu.bpe.interchange.formats.Format.read`.
 
-    Raises VocabularyError if it can't be read exactly.
+    Raises VocabularyError if the vocabulary can't be read exactly.
     """
     return find_vocabulary(path).read(note)
 

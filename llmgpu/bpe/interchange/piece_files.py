@@ -246,7 +246,8 @@ def describe_llama(
     texts, known = dict(names), dict(enumerate(rules.kinds))
     kinds = {number: known.get(number) or UNUSED for number in names}
     for number in rules.ids_of(UNUSED):
-        # With its own text, llama.cpp would give this unused id to a text of the one character.
+        # Rename an unused token of one character. Otherwise llama.cpp would give its id to a text
+        # of this character.
         if len(vocabulary.tokens[number].decode()) == 1:
             texts[number] = f"[UNUSED{number}]"
     ranks = _ranks_for_llama(vocabulary, texts, kinds)

@@ -102,7 +102,7 @@ def find_ranks(name: str) -> str | None:
     """Return the path of a published encoding's rank file; None for a name of no encoding.
 
     name: as for `encoding_of`. Raises VocabularyError, with the command that downloads the file, if
-    this machine lacks the file or has only files with other bytes.
+    this machine has no such file that may be used.
     """
     encoding = encoding_of(name)
     if encoding is None:

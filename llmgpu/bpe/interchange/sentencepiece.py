@@ -88,9 +88,10 @@ def make_model(
     trainer: Mapping[int, int | bytes],
     normalizer: Mapping[int, int | bytes],
 ) -> Vocabulary:
-    """Return the vocabulary of pieces: texts, scores and kinds.
+    """Return the vocabulary of a model.
 
-    trainer, normalizer: SentencePiece's options by their numbers in its files.
+    pieces: text, score and kind of each id. trainer, normalizer: SentencePiece's options by their
+    numbers in its files.
 
     Raises VocabularyError for a model that can't be read exactly.
     """

@@ -88,8 +88,9 @@ def complete(
     The decorated function gets the path and the note. Other arguments are refused. Errors name the
     path.
 
-    file: kind of file, for the message of a refusal. merges: text of the message if merges.txt is
-        given. names: text of the message if a pattern or special tokens are given.
+    file: kind of file, with which the message of a refusal begins. merges, names: the words after
+        "FILE has" in this message: merges if merges.txt is given, names if a pattern or special
+        tokens are given.
     """
 
     def decorate(read: Callable[[str | Path, Note], Vocabulary]) -> Callable[..., Vocabulary]:

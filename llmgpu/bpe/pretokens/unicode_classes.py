@@ -81,7 +81,7 @@ class CodeTable:
     """A code for each class of `unicode_classes`, and codes of single characters.
 
     unicode: version of the classes. other: code of classes that are missing in `by_class`. own:
-    codes by character, instead of the codes by class.
+    codes of single characters, used in place of the codes of their classes.
     """
 
     unicode: str

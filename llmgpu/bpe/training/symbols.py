@@ -129,7 +129,7 @@ def seed_symbols(seed: Vocabulary, byte_ranks: NDArray[np.uint32]) -> SeedSymbol
     """Number the tokens of a vocabulary: bytes by their rank, then all others by their ids.
 
     Raises VocabularyError if the vocabulary can't be extended: a byte has no token, text is changed
-    before it is tokenized, or a merge joins a token that no earlier merge makes.
+    before it is tokenized, or a merge joins a token of several bytes that no earlier merge makes.
     """
     _check_seed(seed)
     ids = np.empty(seed.size, np.uint32)

@@ -2,8 +2,8 @@
 
 - ``format`` and ``version`` come first, then the fields of a Vocabulary, ``trie`` (a map) and
   ``fingerprint``. A file of a newer version is refused before anything else in it is read.
-- Any long field is a binary string of bytes or little-endian 32-bit numbers, which is checked
-  before Python objects are made: ``token_lengths`` and ``token_data`` (the tokens' bytes by id, end
+- Long fields are binary strings of bytes or little-endian 32-bit numbers, which are checked before
+  Python objects are made: ``token_lengths`` and ``token_data`` (the tokens' bytes by id, end
   to end), ``special_ids`` (ascending; the token is the text), ``merges`` (left, right, result),
   ``trie.nodes`` (first child, number of children, token id) and ``trie.edges`` (byte, target node).
 - ``training`` also has ``unicode``, the version of the character classes, if the pattern has

@@ -59,9 +59,9 @@ def _missing(data: bytes) -> int:
 
 @dataclass(frozen=True, eq=False)
 class PieceSymbols:
-    """The symbols of a vocabulary.
+    """The symbols of a vocabulary of SentencePiece's kind.
 
-    rules: were checked before. tokens: the bytes of each id. listed: the vocabulary's merges,
+    rules: rules without errors. tokens: the bytes of each id. listed: the vocabulary's merges,
     uint32 (M, 3). unknown: the unknown token's id. whole: whether a text that spells a token
     becomes this token without merging.
     """
