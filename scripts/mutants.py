@@ -38,7 +38,7 @@ _SHARDS = "tokens/test_layouts.py tokens/test_shards.py"
 _ALONE = (
     "tokens/filters.py "
     "bpe/training/merge_host.py "
-    "bpe/vocabulary/trie.py bpe/vocabulary/recovery.py bpe/interchange/gguf.py "
+    "bpe/vocabulary/trie.py bpe/vocabulary/recovery.py "
     "bpe/interchange/tekken.py bpe/interchange/tiktoken.py tokens/shards.py text/remote.py "
     "lm/generating/sampling.py cpu/transfers.c"
 )
@@ -54,7 +54,8 @@ TESTS = {
     + _ENCODING,
     "bpe/encoding/encoder_numpy.py": _ENCODING,
     "bpe/encoding/special_encoding.py": "bpe/encoding/test_special_search.py "
-    "bpe/interchange/test_huggingface.py",
+    "bpe/encoding/test_added_flags.py bpe/interchange/test_huggingface.py",
+    "bpe/interchange/gguf.py": "bpe/interchange/test_gguf_reading.py",
     "bpe/plain/greedy_matching.py": "bpe/encoding/test_encoder_numpy.py",
     "bpe/pretokens/expressions.py": _PRETOKENS,
     "bpe/pretokens/unicode_classes.py": "bpe/pretokens/test_gpt2.py " + _PRETOKENS,

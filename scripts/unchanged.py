@@ -34,6 +34,8 @@ RULES: dict[str, list[str]] = {
         # Equal numbers; 64 kept bits of 64, which is bit 0, where a pre-token begins anyway.
         r"end - p < 64 \? \(int\)\(end - p\) : 64\); \| (?:\d+: < -> <=|40: 64 -> 65)",
         r"^starts \|= (?:after - p|closed) < 64 \? .* \| \d+: < -> <=",
+        r"^if \(classes\.known < 64\) \{ \| \d+: < -> <=",  # all 64 bits are kept
+        r"^beyond &= beyond - 1; ",  # time alone: whether a block is tried
     ],
     "llmgpu/cpu/encode.c": [
         r"^if \(count >= 0\) .*: >= -> >$",  # time alone: a word without ids is not kept
@@ -135,6 +137,7 @@ RULES: dict[str, list[str]] = {
         r"^while \(end - p >= 8 && .*8 -> 9$",  # time alone: bytes looked at together
     ],
     "llmgpu/cpu/jsonl.c": [
+        r"^while \(p < end\) \{ \| \d+: < -> <=",  # nothing is plain at the end, either
         r"next - p > longest\) .*: > -> >=$",  # two ways, one answer
         r"^return 1; .*1 -> 2$|^string->is_escaped = 1; .*1 -> 2$",  # they are compared with 0
         # A limit, but for one level.
@@ -153,10 +156,14 @@ RULES: dict[str, list[str]] = {
         r"^return step > 0 \? step : 1; .*: 1 -> 2$",
         r"^int64_t step = LEAST_ELEMENTS .*: (?:0 -> 1|1 -> 2)$",
         r"^pthread_(?:mutex|cond)_init\(",  # memory of zeros is one already
+        # Whoever looks compares it with the number before.
+        r"^__atomic_fetch_add\(&threads->started, .*: 1 -> 2$",
         r"^threads->is_open = 0; ",  # who comes then finds nothing to do, either
     ],
     "llmgpu/cpu/transfers.c": [
         r"^threads = threads < MOST_THREADS \? .*-> ;$",  # it takes 64 pieces
+        # Time alone: more pages are asked for, and if there are none, the file system writes.
+        r"madvise\(place - into_page, \(size_t\)\(end - begin\) .*51: - -> \+$",
         # Time alone: how many threads there are.
         r"^int64_t pieces = transfer|^while \(started < threads - 1 .*(?:1 -> 2|< -> <=)$",
         r"^pthread_mutex_(?:init|destroy)\(",  # memory of zeros is one already
@@ -231,6 +238,7 @@ RULES: dict[str, list[str]] = {
     ],
     "llmgpu/bpe/interchange/tiktoken.py": [
         r"json\.dumps\(side, indent=1\).*: 1 -> 2$",  # white space
+        r"^here = position\.get\(merge, -1\) .*: 1 -> 2$",  # any negative number
     ],
     "llmgpu/bpe/words/counts_file.py": [
         r"^known = ",  # which of two messages
@@ -267,6 +275,7 @@ RULES: dict[str, list[str]] = {
         r"\(neutral_end < 0 \|\| .*37: < -> <=$",  # it is never 0: a character is before it
     ],
     "wgsl/pretoken/gpt2_starts.wgsl": [
+        r"^const OTHER: u32 = 3u; ",  # any number that no other class has
         r"^return select\(0u, 3u, ll \|\| ve_or_re\); .*: 0 -> 1$",  # a letter after "'" starts
         r"^for \(var back = 1; back <= 3; .*: 3 -> 4$",  # no contraction has 4 bytes
     ],
@@ -384,6 +393,7 @@ RULES: dict[str, list[str]] = {
         r"^if self\._vocabulary_size <= CELL_IDS .*<= .* -> .* < ",  # two ways, one answer
     ],
     "llmgpu/tokens/npy.py": [
+        r"^_WRITE_THREADS = ",  # time alone: how many threads write
         r"\b_MAX_HEADER_BYTES\b.*: (?:\d+ -> \d+|.* > .* -> .* >= .*)$",  # a limit of memory
         r"^header = self\._header\(0\) .*: 0 -> 1$",  # it is written again with the count
         r"stream\.peek\(4\).*\| 30: 4 -> 5$",  # more than is looked at

@@ -193,6 +193,17 @@ def test_characters_beyond_ascii_are_cut_anywhere_in_a_block(name: str) -> None:
 
 
 @needs_engine
+@pytest.mark.parametrize("name", ["gpt2", "cl100k", "o200k"])
+def test_each_byte_of_ascii_is_classified_in_a_block(name: str) -> None:
+    pattern = make_c_pattern(get_pattern(name))
+    for byte in map(chr, range(128)):
+        text = f"ab{byte}12{byte} {byte}Cd".encode() + b" word" * 12
+        mask = start_mask(np.frombuffer(text, np.uint8), name, np.zeros(1, np.int64))
+        expected = [*np.flatnonzero(mask).tolist()[1:], len(text)]
+        assert pattern.ends(text).tolist() == expected, byte
+
+
+@needs_engine
 @settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(st.sampled_from(MOSTLY_ASCII), min_size=1, max_size=6, unique=True).flatmap(

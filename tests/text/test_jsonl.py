@@ -324,6 +324,7 @@ def test_spans_inside_a_long_line_do_not_read_it(
         (rb'{"t": "\u0078"}', "t", True),
         (b' { "t" : "x" } ', "t", True),
         (rb'{"t": "\u00eg"}', "t", False),
+        (rb'{"t": "\ug078"}', "t", False),
         (rb'{"t": "\ud800\udbff"}', "t", False),
     ],
 )

@@ -36,14 +36,19 @@ SECRET = "hunter2"
 
 
 class FlakyFile:
+    """An open file, which gives no data after a read that failed."""
+
     def __init__(self, system: Flaky, data: bytes) -> None:
         self.system, self.data, self.position = system, data, 0
+        self.is_lost = False
 
     def seek(self, position: int) -> None:
         self.position = position
 
     def read(self, count: int) -> bytes:
+        assert not self.is_lost
         if self.system.failures:
+            self.is_lost = True
             self.system.failures -= 1
             if self.system.failures == self.system.changes_at:
                 self.system.files["f"] = b"other"
@@ -416,7 +421,7 @@ class Failing(Ranges):
 
     def do_GET(self) -> None:
         type(self).answers += 1
-        if self.answers % 2 or self.status == 403:
+        if self.answers % 2 or self.status in (400, 403):
             self.send_error(self.status)
         else:
             super().do_GET()
@@ -430,8 +435,10 @@ def test_answers_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         for status in (503, 500, 429):
             monkeypatch.setattr(Failing, "status", status)
             assert read(f"{root}/a.txt") == [b"one " * 300_000]
-        monkeypatch.setattr(Failing, "status", 403)
-        monkeypatch.setattr(Failing, "answers", 0)
-        with pytest.raises(InputError, match=r"a.txt \(ClientResponseError: 403\)") as raised:
-            read(f"{root}/a.txt?{SECRET}")
-        assert SECRET not in str(raised.value) and Failing.answers == 1
+        for status in (400, 403):
+            monkeypatch.setattr(Failing, "status", status)
+            monkeypatch.setattr(Failing, "answers", 0)
+            answer = rf"a.txt \(ClientResponseError: {status}\)"
+            with pytest.raises(InputError, match=answer) as raised:
+                read(f"{root}/a.txt?{SECRET}")
+            assert SECRET not in str(raised.value) and Failing.answers == 1

@@ -226,6 +226,28 @@ def test_white_space_that_no_token_takes_is_text(tmp_path: Path) -> None:
     assert [i for piece in pieces for i in piece.ids] == [98, *[32] * 200_001, 98]
 
 
+class Blocks:
+    """A text in given blocks."""
+
+    def __init__(self, *blocks: bytes) -> None:
+        self.blocks, self.next = blocks, 0
+
+    def read_into(self, buffer: np.ndarray[Any, Any]) -> Piece:
+        data = np.frombuffer(self.blocks[self.next], np.uint8)
+        starts = np.zeros(1 if self.next == 0 else 0, np.int64)
+        self.next += 1
+        buffer[: len(data)] = data
+        last = self.next == len(self.blocks)
+        return Piece(buffer[: len(data)], starts, last, last)
+
+
+def test_white_space_after_a_block_that_is_a_token_is_swallowed(tmp_path: Path) -> None:
+    vocabulary = flagged(tmp_path, "rstrip")
+    encoder = open_encoder(vocabulary, NUMPY, special=SpecialOptions(["all"]))
+    pieces = encoder.encode(Blocks(b"b", b"<m>", b"  ", b"b"))
+    assert [i for piece in pieces for i in piece.ids] == [98, 257, 98]
+
+
 def test_the_offset_of_a_byte_without_a_token_counts_white_space(tmp_path: Path) -> None:
     content = describe([{"content": "<m>", "lstrip": True, "rstrip": True}], [("a", "b")])
     ids = content["model"]["vocab"]
