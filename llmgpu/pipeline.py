@@ -280,7 +280,7 @@ class _Pipeline(Generic[Job, Result]):
             _close(self._jobs)
 
     def _read(self) -> None:
-        """Take a job from `jobs` for each entry of `_room`."""
+        """Run the reader thread: wait for room in `_room`, then take a job from `jobs`."""
         try:
             while not self._is_last_taken:
                 self._room.get()

@@ -152,9 +152,9 @@ Way = str | Callable[..., Any]  # name of an operation or a function, see `Kerne
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of work, and the ways to do it, by name, for NumPy, GPUs and torch.
+    """An operation on embedding tables, and its implementations by name: NumPy's, GPUs', torch's.
 
-    reference: the way whose answer on NumPy is right by definition.
+    reference: the implementation whose answer in NumPy all other answers are compared with.
     """
 
     reference: Way
@@ -384,7 +384,7 @@ def measure_embedding(
 
 
 def _measure_torch(bench: CaseBench, lab: Lab, engines: Sequence[Engine]) -> Iterator[Result]:
-    """Yield the results of torch's ways, on each device with which an engine is compared."""
+    """Yield the results of torch, on each of its devices that an engine is compared with."""
     try:
         devices = {torch.device: torch for torch in map(Torch.beside, engines)}
     except ImportError:

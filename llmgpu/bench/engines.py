@@ -46,7 +46,7 @@ class Engine:
 
     @property
     def host_name(self) -> str:
-        """Name in other tables, where the CPU is called by the name of its engine."""
+        """Name in all tables but those of kernels; the CPU is called by its engine, C or NumPy."""
         return cpu_engine() if self.backend.device is None else self.name
 
     @property

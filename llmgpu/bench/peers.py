@@ -118,13 +118,13 @@ def gigatoken_extension() -> Any:
 
 @dataclass(frozen=True)
 class TrainingPeer(Peer):
-    """A peer that trains.
+    """A peer that trains vocabularies.
 
     tie: the rule by which the peer orders equally frequent pairs.
-    train: trains on a file, with a pattern and a vocabulary size; returns the merges as pairs of
-        bytes, or the tokens of the merges. A peer with vocabulary files writes a file to the second
-        path.
-    compared: the answer of `train`, "merges" or "tokens".
+    train: called with the corpus file, a pattern, a vocabulary size and an output file. Returns the
+        merges as pairs of bytes, or the token that each merge makes. A peer that has a file format
+        for vocabularies also writes the output file.
+    compared: which of the two `train` returns, "merges" or "tokens".
     """
 
     tie: str

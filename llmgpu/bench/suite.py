@@ -116,7 +116,7 @@ def _phases(printed: str) -> dict[str, float]:
     return {name: float(spent) for name, spent in named.items() if name != "total"}
 
 
-# All parts
+# All parts of the benchmark
 
 # Parts about language models, which have their own sizes.
 MODEL_PARTS: dict[str, Callable[[Sequence[Engine], BenchOptions, Progress], Iterator[Result]]] = {

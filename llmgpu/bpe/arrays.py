@@ -16,7 +16,8 @@ PADDING = 16
 _COPY_BLOCK = 1 << 16  # values copied at once, so that their indices fit in the processor's cache
 _KEY_BYTES = 7  # bytes of a string that one sort key holds
 _LONG_BYTES = 252  # strings with longer equal prefixes are compared one by one
-_MORE = 8  # last byte of a key if the string continues; otherwise the number of bytes in the key
+# The last byte of a key is _MORE if the string continues, and else the string's number of bytes.
+_MORE = 8
 _LAST_BYTE = np.uint64(0xFF)
 # Masks for a big-endian number of 8 bytes: entry n keeps the first n bytes.
 _MASKS = np.array([(1 << 64) - (1 << 8 * (8 - min(n, _KEY_BYTES))) for n in range(9)], np.uint64)

@@ -260,7 +260,7 @@ def _load_counts(asked: BpeTrainCommand) -> WordCounts:
 
 
 def _read(asked: BpeTrainCommand, sources: Sources | None) -> list[str]:
-    """Return the names of all files that the command reads: text, counts, seed and lists."""
+    """Return all files that the command reads: texts, counts, the seed vocabulary and lists."""
     seed = asked.training["seed"]
     of_seed = find_vocabulary(seed).inputs if seed else ()
     return [*asked.from_counts, *of_seed, *_paths_of(sources), *asked.files.lists]

@@ -239,7 +239,6 @@ def explain_value(error: click.BadParameter) -> str:
 
 def suggest_option(error: click.NoSuchOption) -> click.UsageError:
     """Return the error for an unknown option, with advice if possible."""
-    # Options with this name, or with this name in other tools.
     from difflib import get_close_matches
 
     from llmgpu.other_names import FILES, NO_OPTIONS, OPTION_NAMES, names_here
@@ -248,6 +247,7 @@ def suggest_option(error: click.NoSuchOption) -> click.UsageError:
     known = {name for parameter in command.params for name in parameter.opts} if command else set()
     name = error.option_name.lstrip("-").replace("_", "-")
     no_such = f"No such option {error.option_name!r}"
+    # Options of the command that have this name here or in other tools.
     meant = [each for each in (f"--{name}", *names_here(OPTION_NAMES, name)) if each in known]
     if meant:
         hint = f"Did you mean {' or '.join(map(repr, meant))}?"

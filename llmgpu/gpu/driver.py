@@ -158,7 +158,8 @@ class Driver(ABC):
         if not self._is_used and sys.platform != "win32":
             os.register_at_fork(after_in_child=self.release_nothing)
         self._is_used = True
-        # set first, because a forked process might find the lock locked
+        # Set before the lock is taken: if a process is forked while a thread holds the lock,
+        # `is_usable` is then false there, and nothing waits for the lock.
         Driver._process = os.getpid()
         with self._listing:  # two threads that list adapters at the same time may miss some
             if not self.has_instance():

@@ -273,7 +273,7 @@ class TrainOptions:
                 )
 
     def stored(self) -> dict[str, Any]:
-        """Return the values by name, in the order of a run's files."""
+        """Return the values by name, in the order in which a run's files list them."""
         first = {name: getattr(self, name) for name in STORED_FIRST}
         return first | asdict(self)
 

@@ -31,7 +31,7 @@ from llmgpu.text.jsonl import (
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.streams import Source
 
-MESSAGES = "messages"  # the usual name of the field
+MESSAGES = "messages"  # the usual name of the field with a conversation
 _TOOLS = "tools"  # the field that describes tools to a template
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 PLAIN_TOKENS = ("<|im_start|>", "<|im_end|>")

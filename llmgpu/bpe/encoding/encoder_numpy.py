@@ -1,8 +1,9 @@
 """The encoder on NumPy: slices are cut into words, and each distinct word is matched once.
 
-All threads share a table with the ids of the words of earlier slices. If a text may be cut
-anywhere, the last word of a slice extends past the main part. The tokens that start in the main
-part belong to this slice, and the next slice starts at the end of the last such token.
+All threads share a table with the ids of the words of earlier slices. A slice has a main part and
+text after it (`llmgpu.bpe.pretokens.slices`). If a text may be cut anywhere, the last word extends
+into the text after the main part. The tokens that start in the main part belong to this slice, and
+the next slice starts at the end of the last such token.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ class Vocabulary:
     pattern, expression: the pattern's name, and the pattern as an expression over bytes.
     special_tokens: id by text.
     tie: the rule by which training chose between equally frequent pairs.
-    match: "greedy" (longest token first) or "bpe" (merges in order; without merges, the pair that
-        spells the token of the lowest id first).
+    match: "greedy" (the longest token first) or "bpe" (merges are applied in order; in a vocabulary
+        without merges, the pair that spells the token of the lowest id is merged first).
     ignore_merges: with "bpe", whether a pre-token that spells a token becomes this token; without
         merges, it always does.
     normalizer: applied to text first: None, "NFC" or steps, see `llmgpu.text.normalizing`.
