@@ -46,7 +46,7 @@ class Engine:
 
     @property
     def host_name(self) -> str:
-        """Name in all tables but those of kernels; the CPU is called by its engine, C or NumPy."""
+        """Name in all tables except those of kernels. The CPU has the name of its engine."""
         return cpu_engine() if self.backend.device is None else self.name
 
     @property

@@ -109,8 +109,8 @@ def without_times(done: subprocess.CompletedProcess[bytes]) -> tuple[bytes, byte
 
     The command has its installed name.
     """
-    # The line of a training's phases names phases of at least 0.05 s, and the line of memory is
-    # printed where a tenth of what is free at that moment does not suffice.
+    # The line of a training's phases names phases of at least 0.05 s. The line about memory is
+    # printed only if the command may need more than a tenth of the free memory.
     errors = re.sub(rb"(?m)^total .*$", b"total", done.stderr)
     errors = re.sub(rb"(?m)^needs .* of memory\n", b"", errors)
     errors = re.sub(rb"[0-9.,]+ (?:s|[KMG]?B/s|merges/s)\b", b"", errors)

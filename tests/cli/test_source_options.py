@@ -22,6 +22,9 @@ ROWS = b"".join(json.dumps({"text": f"row {n}", "body": f"b {n}"}).encode() + b"
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256))
 VOCAB = ("--vocab", "v.bin", "--device", "cpu")
 ENCODE, COUNT = ("tokenize", *VOCAB), ("count", *VOCAB)
+SIZES = ("--dim", "32", "--layers", "1", "--heads", "2", "--seq-len", "16", "--steps", "1")
+TRAIN = ("train", *VOCAB, "-o", "run", "--batch-size", "1", *SIZES)
+BPE_TRAIN = ("bpe-train", "--device", "cpu", "--vocab-size", "260", "-o", "n.bin")
 
 
 def ids_of(llmgpu: Run, *arguments: str, stdin: bytes = b"") -> bytes:
@@ -156,10 +159,7 @@ def test_archives_and_damaged_files_of_a_folder_are_skipped(llmgpu: Run, vocab: 
             *("bad.jsonl.xz", "bad.txt.bz2", "bad.txt.gz", "cut.txt.gz", "none.txt.zst")
         ],
     }
-    options = ("--dim", "32", "--layers", "1", "--heads", "2", "--seq-len", "16", "--steps", "1")
-    train = ("train", *VOCAB, "-o", "run", "--batch-size", "1", *options)
-    bpe_train = ("bpe-train", "--device", "cpu", "--vocab-size", "260", "-o", "n.bin")
-    for command in (ENCODE, COUNT, bpe_train, train):
+    for command in (ENCODE, COUNT, BPE_TRAIN, TRAIN):
         done = llmgpu(*command, "d", "--list-skipped")
         assert done.returncode == 0, done.stderr
         for noun, names in skipped.items():
@@ -179,7 +179,7 @@ def test_archives_and_damaged_files_of_a_folder_are_skipped(llmgpu: Run, vocab: 
     # Text before damage may have been used, so damage after the first bytes is an error.
     words = " ".join(map(str, range(1 << 14))).encode()
     (folder / "late.txt.gz").write_bytes(gzip.compress(words)[:-999])
-    for command in (ENCODE, COUNT, (*bpe_train[:-1], "m.bin")):
+    for command in (ENCODE, COUNT, (*BPE_TRAIN[:-1], "m.bin")):
         fails(llmgpu(*command, "d"), 1, "d/late.txt.gz: damaged or truncated .gz file")
 
 
@@ -198,10 +198,7 @@ def test_data_of_other_fields_in_a_folder_is_skipped(llmgpu: Run, vocab: Path) -
         pass
     (folder / "wide").write_bytes(TEXT.decode().encode("utf-16"))
     (folder / "wide.txt.gz").write_bytes(gzip.compress(TEXT.decode().encode("utf-16")))
-    options = ("--dim", "32", "--layers", "1", "--heads", "2", "--seq-len", "16", "--steps", "1")
-    train = ("train", *VOCAB, "-o", "run", "--batch-size", "1", *options)
-    bpe_train = ("bpe-train", "--device", "cpu", "--vocab-size", "260", "-o", "n.bin")
-    for command in (ENCODE, COUNT, bpe_train, train):
+    for command in (ENCODE, COUNT, BPE_TRAIN, TRAIN):
         done = llmgpu(*command, "d", "--list-skipped")
         assert done.returncode == 0, done.stderr
         names = "'d/chat.jsonl', 'd/chat.jsonl.gz', 'd/qa.arrow', 'd/qa.parquet'"

@@ -34,7 +34,10 @@ TEXTS = [
 
 
 def check(vocabulary: Vocabulary, rng: Random, *, is_always: bool) -> None:
-    """Compare the module's ids with those of the encoder of slices; is_always: for every text."""
+    """Compare the module's ids with those of the encoder of slices.
+
+    is_always: whether the module must encode every text.
+    """
     coder = open_coder(vocabulary)
     prepare_coder(coder, vocabulary, 1 << 30)
     encoders = Tokenizer(vocabulary, "cpu")._current_encoders()
