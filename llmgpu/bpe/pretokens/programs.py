@@ -24,6 +24,7 @@ from llmgpu.cpu.library import CPattern, library
 
 _CODE_POINTS = 0x110000
 _MOST_SETS, _MOST_CLASSES, _MOST_STEPS = 31, 256, 1000
+_MOST_EXPRESSIONS = 16  # equal to the constant in engine.h
 _MATCH, _TAKE, _REPEAT, _TRY, _JUMP, _AHEAD = range(6)
 _ANYTHING = -1
 _NO_LIMIT = 2**31 - 1
@@ -229,7 +230,7 @@ def compiled(expressions: tuple[str, ...], regex: Any) -> CPattern | None:
 
     regex: the package. Returns None without the engine, and if an expression can't be compiled.
     """
-    if library() is None:
+    if library() is None or len(expressions) > _MOST_EXPRESSIONS:
         return None
     parser = _Parser()
     program: list[list[int]] = []

@@ -172,3 +172,10 @@ def test_one_call_encodes_a_text_and_a_batch() -> None:
 
 def test_the_package_is_the_one_that_is_installed() -> None:
     assert programs.compiled(("a",), importlib.import_module("regex")) is not None
+
+
+def test_the_engine_has_room_for_16_expressions() -> None:
+    regex = importlib.import_module("regex")
+    expressions = tuple("abcdefghijklmnopq")
+    assert programs.compiled(expressions[:16], regex) is not None
+    assert programs.compiled(expressions, regex) is None
