@@ -608,10 +608,17 @@ class DirectReader:
 
     def read(self, view: NDArray[np.uint8]) -> Piece:
         """Read the next bytes into `view`."""
-        text = view[: self._stream.readinto(view)]
+        if self._begun and not self._stream.is_invalid:
+            text = view[: self._stream.readinto(view)]
+        else:
+            # Invalid bytes are counted here. `view` may be memory of a device, which is slow to
+            # read, so these bytes pass through memory of the process.
+            block = self._stream.read(min(len(view), _BLOCK_BYTES))
+            if self._stream.is_invalid:
+                self._policy.count(block, not block)
+            text = view[: len(block)]
+            text[...] = np.frombuffer(block, np.uint8)
         is_end = not len(text)
-        if self._stream.is_invalid:
-            self._policy.count(text.tobytes(), is_end)
         starts = NO_TEXT.starts if self._begun else _FIRST
         self._begun = True
         return Piece(text, starts, is_end, is_end)

@@ -207,3 +207,21 @@ def test_after_a_file_that_is_read_alone_others_are_read_at_once(
     assert read_documents(Corpus([source.path for source in sources])) == files
     # As many as before, doubled, and one more.
     assert counts == [(23, 1), (3, 0), (1, 0), (1, 1), (3, 3), (7, 7), (9, 9)]
+
+
+class _SlowMemory(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """Like memory of a device: made for writing, so no bytes may be taken from it."""
+
+    def tobytes(self, order: str | None = "C") -> bytes:
+        raise AssertionError("read from the caller's buffer")
+
+
+def test_invalid_bytes_are_counted_without_reading_the_callers_buffer(tmp_path: Path) -> None:
+    text = (b"\xff broken " + "ünïcödé ".encode() * 40) * (SMALL_BYTES // 100)
+    corpus = Corpus([write(tmp_path, "latin.txt", text)])
+    buffer = np.zeros(len(text) + 1, np.uint8)
+    length = 0
+    while not (piece := corpus.read_into(buffer[length:].view(_SlowMemory))).end:
+        length += piece.length
+    assert buffer[: length + piece.length].tobytes() == text
+    assert corpus.policy.invalid_sequences == text.count(b"\xff")
