@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-# Bytes of any value after a text in its buffer, because text is loaded 8 or 16 bytes at once.
+# Spare bytes that an array has after its text. Their values do not matter: code that reads the text
+# 8 or 16 bytes at once may read past the end of the text.
 PADDING = 16
 _COPY_BLOCK = 1 << 16  # values copied at once, so that their indices fit in the processor's cache
-_KEY_BYTES = 7  # bytes of a string that one sort key holds
-_LONG_BYTES = 252  # strings with longer equal prefixes are compared one by one
-# The last byte of a key is _MORE if the string continues, and else the string's number of bytes.
+_KEY_BYTES = 7  # bytes of a string in one sort key; the key is a number of 8 bytes
+# after comparing this many bytes by keys, strings that are still equal are compared whole
+_LONG_BYTES = 252
+# The last byte of a sort key tells how many bytes of the string are left at the key: 0 to 7, or
+# _MORE if the string goes on after the key.
 _MORE = 8
 _LAST_BYTE = np.uint64(0xFF)
 # Masks for a big-endian number of 8 bytes: entry n keeps the first n bytes.
@@ -71,7 +74,7 @@ def concatenate_ranges(
             result[done:end] = values[start : start + lengths[block.start]]
         else:
             counts = lengths[block]
-            # The difference between a value's positions in `values` and in `result`.
+            # The distance of a value's position in `values` from its position in `result`.
             shifts = starts[block] - ends[block] + counts
             result[done:end] = values[np.repeat(shifts, counts) + np.arange(done, end)]
         done = end
@@ -119,12 +122,12 @@ def sort_by_bytes(
     order = np.argsort(keys)
     keys = keys[order]
     same = np.ones(len(order), np.bool_)
-    places = np.arange(len(order))  # positions in `order` that are not decided yet
+    places = np.arange(len(order))  # positions in `order` whose strings are not yet sorted
     done = _KEY_BYTES
     while len(places):
         same[places[0]] = False
         same[places[1:]] &= keys[1:] == keys[:-1]
-        # Only runs of equal keys whose strings continue are not decided yet.
+        # Go on with strings that have the key of a neighbour and bytes after the key.
         tied = same[places]
         tied[:-1] |= tied[1:]
         places = places[tied & (keys & _LAST_BYTE == _MORE)]
@@ -151,9 +154,9 @@ def is_ascending(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> bool:
 def _string_keys(
     padded: NDArray[np.uint8], starts: NDArray[np.int64], left: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
-    """Return uint64 keys that sort as the next seven bytes of strings.
+    """Return a uint64 key for each string: keys compare as the strings' next seven bytes do.
 
-    left: number of bytes that remain of each string.
+    left: number of bytes from each start to the end of the string.
     """
     loads: NDArray[np.uint64] = np.ndarray((len(padded) - 7,), ">u8", padded.data, 0, (1,))
     keys = loads[starts].astype(np.uint64)
@@ -170,7 +173,10 @@ def _sort_one_by_one(
     same: NDArray[np.bool_],
     places: NDArray[np.int64],
 ) -> None:
-    """Complete `order` and `same` of `sort_by_bytes` at the undecided positions, `places`."""
+    """Sort the strings at the positions `places` of `order` by comparing them whole.
+
+    Updates `order` and `same`, the results of `sort_by_bytes`.
+    """
     for tied in np.split(places, np.flatnonzero(~same[places])[1:]):
         strings = [
             (data[offsets[string] : offsets[string + 1]].tobytes(), string)

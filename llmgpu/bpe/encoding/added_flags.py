@@ -1,8 +1,8 @@
 """The flags of Hugging Face's added tokens: lstrip, rstrip and single_word.
 
 - A token with lstrip swallows the white space before a match, a token with rstrip the white space
-  after it, within the document. Earlier and later matches keep their own bytes. White space has
-  Unicode's property White_Space.
+  after a match. The white space that is swallowed lies in the same document and never belongs to
+  another match. White space has Unicode's property White_Space.
 - A match of a token with single_word is ignored if a word character is next to it. The search
   continues at the end of the match. A word character is a letter, a mark, a decimal or letter
   number, a connector such as "_", or a joiner. Circled letters are word characters, too.
@@ -29,7 +29,8 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.normalizing import WHITE_SPACE
 
 LONGEST = 4  # most bytes of a character
-_WINDOW = 64  # bytes in which the end of white space is first searched
+# bytes that are searched for the end of white space at first; more only if all are white space
+_WINDOW = 64
 # Bytes of a block in `Blanks`: a multiple of 1, 2 and 3, the lengths of white-space characters.
 _BLOCK = 3 << 14
 _ERRORS = "surrogateescape"
@@ -85,7 +86,7 @@ def _is_word(character: str) -> bool:
 
 
 def blank_before(data: bytes, begin: int, end: int) -> int:
-    """Return the start of the white space that ends at `end`; `begin` or later."""
+    """Return the start of the white space that ends at `end`, at least `begin`."""
     size = _WINDOW
     while True:
         first = max(begin, end - size)
@@ -97,7 +98,7 @@ def blank_before(data: bytes, begin: int, end: int) -> int:
 
 
 def blank_after(data: bytes, begin: int, end: int) -> int:
-    """Return the end of the white space that starts at `begin`; `end` or earlier."""
+    """Return the end of the white space that starts at `begin`, at most `end`."""
     size = _WINDOW
     while True:
         last = min(end, begin + size)
@@ -109,7 +110,7 @@ def blank_after(data: bytes, begin: int, end: int) -> int:
 
 
 def incomplete_bytes(data: bytes) -> int:
-    """Return how many bytes at the end of `data` may begin a character that is not complete."""
+    """Return the number of bytes at the end of `data` that begin a character but do not end it."""
     for length in range(1, min(LONGEST, len(data) + 1)):
         lead = data[-length]
         if lead >= 0xC0:
@@ -120,9 +121,9 @@ def incomplete_bytes(data: bytes) -> int:
 
 
 class Blanks:
-    """A run of white space. Equal blocks in a row are stored once, with their count.
+    """White space of any length. Equal blocks in a row are stored once, with their count.
 
-    length: bytes of the run.
+    length: total number of bytes.
     """
 
     def __init__(self) -> None:
@@ -144,7 +145,7 @@ class Blanks:
                 self._blocks.append((block, 1))
 
     def take(self) -> Iterator[bytes]:
-        """Yield all white space in blocks, and empty the run."""
+        """Yield all white space in blocks, and remove it."""
         blocks, self._blocks = [*self._blocks, (self._rest, 1)], []
         self._rest, self.length = b"", 0
         return chain.from_iterable(repeat(*block) for block in blocks)

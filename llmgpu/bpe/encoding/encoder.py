@@ -1,7 +1,7 @@
 """The protocol of encoders, which turn text into ids slice by slice, and memory for the ids.
 
-Memory is reused, or reserved for a whole text, because the system takes as long to provide new
-pages as a GPU takes to encode.
+The operating system takes as long to provide new memory as a GPU takes to encode. So the memory for
+ids is used again, or reserved once for the ids of a whole text.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ class Encoder(Protocol):
         """Yield the ids of a text in order, each slice as soon as it is encoded.
 
         allocate: returns memory for the ids of a slice; called at most once for a slice, in the
-            order of the slices. An encoder with memory of its own for ids does not call `allocate`.
+        order of the slices. An encoder with memory of its own for ids does not call `allocate`.
 
-        Raises NoTokenError if a byte has no token and the vocabulary has no unknown token, and the
-        InputError of a source that can't be read.
+        Raises NoTokenError if a byte has no token and the vocabulary has no unknown token, and
+        InputError if the source can't be read.
         """
 
 
 @runtime_checkable
 class Expecting(Protocol):
-    """An encoder that chooses the size of slices by the length of the next text, if it is known."""
+    """An encoder that chooses the size of slices by the announced length of the next text."""
 
     def expect(self, text_bytes: int | None) -> None:
         """Announce the length of the next text in bytes; None if unknown."""
@@ -86,7 +86,7 @@ class NoTokenError(TextError):
         self.byte = byte
 
 
-# `CollectedIds` reserves memory for at least this many ids. Copying fewer ids is quick.
+# `CollectedIds` reserves memory for this many ids or more. Fewer ids are quickly copied instead.
 RESERVED_FROM = 1 << 22
 
 
@@ -101,13 +101,15 @@ class ReusedMemory:
 
     def __call__(self, count: int) -> NDArray[np.uint32]:
         memory = new_ids(0)
-        with suppress(IndexError):  # idle memory that is too small is dropped here
+        # drop idle memory that is too small, until an array is large enough
+        with suppress(IndexError):
             while len(memory) <= count:
                 memory = self._idle.popleft()
         if len(memory) <= count:
             memory = new_ids(1 + count + count // 4)
-        # `memory` becomes idle when the last view of `ids` is gone, since views keep `ids.base`
-        # alive. (A view made without `memory.data` would keep `memory` itself.)
+        # `memory` becomes idle when the last view of `ids` is gone, because each view keeps
+        # `ids.base` alive. (Without `.data`, views would keep `memory` alive instead of
+        # `ids.base`.)
         ids = np.frombuffer(memory.data, np.uint32)[:count]
         weakref.finalize(ids.base, self._idle.append, memory)
         return ids
@@ -116,15 +118,19 @@ class ReusedMemory:
 class CollectedIds:
     """Collects the ids of all slices of a text in one array.
 
-    For many ids, addresses are reserved for the whole array at once; reserved addresses take no
+    For many ids, an address range is reserved for the whole array at once. The range takes no
     memory until ids are written. An encoder may write ids straight into the array.
     """
 
     def __init__(self, most: int | None) -> None:
-        """Reserve memory for about `most` ids; None if unknown. More ids may arrive."""
+        """Reserve memory for the ids of a text; further ids are stored apart.
+
+        most: estimate of the number of ids; None if unknown.
+        """
         self._reserved = _reserve(most or 0)
         self._count = 0  # number of ids in the reserved array
-        self._rest: list[NDArray[np.uint32]] = []  # slices that did not fit into the array
+        # ids of the slices after the last that fits into the array
+        self._rest: list[NDArray[np.uint32]] = []
 
     def __len__(self) -> int:
         return self._count + sum(map(len, self._rest))
@@ -144,18 +150,18 @@ class CollectedIds:
         return self._reserved[begin : begin + count]
 
     def __call__(self, count: int) -> NDArray[np.uint32]:
-        """Return memory for the next `count` ids, in the array if there is room."""
+        """Return memory for the next `count` ids, in the array if they fit, else elsewhere."""
         if self._rest or count > len(self._reserved) - self._count:
             return new_ids(count)
         return self._reserved[self._count : self._count + count]
 
     def append(self, ids: NDArray[np.uint32]) -> None:
-        """Append ids; ids that the encoder wrote to their place in the array are not copied."""
+        """Append ids. Ids that the encoder wrote straight into the array are not copied."""
         place = self(len(ids))
         if self._rest or place.base is not self._reserved:
             self._rest.append(ids)
             return
-        if ids.ctypes.data != place.ctypes.data:  # the encoder has not written the ids here
+        if ids.ctypes.data != place.ctypes.data:  # the encoder wrote these ids elsewhere
             place[:] = ids
         self._count += len(ids)
 
@@ -168,7 +174,10 @@ class CollectedIds:
 
 
 def _reserve(most: int) -> NDArray[np.uint32]:
-    """Return an uninitialized array for `most` ids; an empty array if this is few or too many."""
+    """Return an uninitialized array for `most` ids, or an empty array.
+
+    The array is empty if `most` is below RESERVED_FROM, or if the memory can't be reserved.
+    """
     if most < RESERVED_FROM or has_limited_address_space():
         return new_ids(0)
     try:

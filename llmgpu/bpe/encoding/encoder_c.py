@@ -3,6 +3,10 @@
 All threads share one table of words, so a new word is merged once. No thread waits for another.
 With up to three threads, each thread encodes a slice of its own. With more, the engine's own
 threads encode parts of the same slice, see `llmgpu/cpu/parts.c`.
+
+The engine merges a long word faster if it may divide the word at places that no merge crosses. Such
+places are called cuts. The engine finds the cuts of a vocabulary once, before the first long text
+in which they may help.
 """
 
 from __future__ import annotations
@@ -39,16 +43,18 @@ SLICE_BYTES = 1 << 20
 MANY_THREADS = 4  # from this number of threads on, the engine's threads encode a slice together
 PARTS = 4  # parts of a slice of SLICE_BYTES; a thread of the engine encodes one part at a time
 MAX_TABLE_BYTES = 384 << 20  # the largest table of words
-LONG_TEXT = 1 << 17  # bytes; encoding a shorter text takes less time than finding cuts
-# Searching for cuts pays off if at least 1/32 of a text's bytes begin a character beyond ASCII.
+# bytes; encoding a shorter text takes less time than finding the vocabulary's cuts
+LONG_TEXT = 1 << 17
+# Cuts are searched for a text only if at least 1/32 of its bytes begin a character beyond ASCII.
 _LEAST_SHARE = 32
-# Most characters beyond ASCII in a token, on average. With more, few places for cuts are left.
+# Cuts are searched only if the vocabulary's tokens have at most this many characters beyond ASCII
+# on average. In longer tokens few cuts are left.
 _MOST_LEADS = 0.5
 _SAMPLE = 1 << 16  # bytes of a slice that are searched for characters beyond ASCII
 # The normalizers of SentencePiece's kind that the engine applies, as vocabularies store them.
 _SPACED = '[{"content":" ","pattern":{"String":"\u2581"},"type":"Replace"}]'
 _PREFIXED = '[{"prepend":" ","type":"Prepend"},' + _SPACED[1:]
-# the first byte of a character beyond ASCII is at least this; words may be cut before it
+# Least first byte of a character beyond ASCII; words may be divided before such a byte.
 _FIRST_LEAD = 0xC0
 
 
@@ -67,7 +73,8 @@ class CpuEncoder(HostEncoder):
         cuts_from: int = LONG_TEXT,
     ) -> None:
         """Prepare for encoding with `vocabulary`; see `HostEncoder` and `CSliceEncoder`."""
-        # With few threads, each thread encodes its own slice. This is faster, since none waits.
+        # With few threads, each thread encodes its own slice, because then no thread waits for
+        # another.
         engine_threads = threads if threads >= MANY_THREADS else 1
         self._c_slices = CSliceEncoder(vocabulary, cuts_from, engine_threads, slice_bytes // PARTS)
         slice_bytes *= max(1, engine_threads // MANY_THREADS)
@@ -83,7 +90,7 @@ class CpuEncoder(HostEncoder):
 
 
 class CSliceEncoder:
-    """Encodes slices on the engine, in any number of threads; see `HostSlices`."""
+    """Encodes slices on the engine; may be called in any number of threads. See `HostSlices`."""
 
     def __init__(
         self,
@@ -94,8 +101,8 @@ class CSliceEncoder:
     ) -> None:
         """Start with an empty table of words.
 
-        cuts_from: size of a slice, in bytes, from which places to cut words are searched.
-        threads: threads of the engine for one slice; each encodes up to `part_bytes` at a time.
+        cuts_from: bytes of the shortest slice for which cuts are searched. threads: threads of the
+        engine for one slice; each encodes up to `part_bytes` at a time.
         """
         self.is_parallel = threads > 1
         self._threads, self._part_bytes = threads, part_bytes
@@ -108,8 +115,8 @@ class CSliceEncoder:
         lacks_bytes = bool(vocabulary.missing_bytes)
         self._is_complete = has_unknown or not lacks_bytes
         self._cuts_from = cuts_from
-        # The search for cuts relies on the bytes of tokens. But the unknown token, and tokens
-        # merged from it, have other bytes than their text.
+        # Cuts are found in the bytes of tokens. But the unknown token, and tokens merged from it,
+        # have other bytes than their text.
         self._has_no_cuts = (has_unknown and lacks_bytes) or vocabulary.pieces is not None
 
     def encode(
@@ -128,7 +135,7 @@ class CSliceEncoder:
         ids, starts, stopped = encoder.encode(
             words, piece.text, marks, piece.main_end, entry, piece.starts, own, memory
         )
-        self._idle.append(encoder)  # after an error the encoder is not used again
+        self._idle.append(encoder)  # not reached after an error: the encoder is not used again
         if not self._is_complete:
             require_tokens(self._vocabulary, piece, ids, entry)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
@@ -136,14 +143,14 @@ class CSliceEncoder:
     def _encode_file(
         self, piece: Slice, file: FileBytes, memory: NDArray[np.uint32] | None
     ) -> tuple[EncodedSlice, int]:
-        """Encode a slice of a file. Each thread of the engine reads the part that it encodes."""
+        """Encode a slice of a file. Each thread of the engine reads the bytes that it encodes."""
         self._find_cuts(file)
         encoder, words = self._take_encoder()
         place, main_end = (file.fileno(), file.begin, file.nbytes), piece.main_end
         none = np.empty(0, np.int64)
         try:
             ids, starts, _ = encoder.encode(words, place, None, main_end, 0, none, 0, memory)
-        except OSError:  # Python reads the file again, and raises an error with the reason
+        except OSError:  # Python reads the file again to raise an error with the reason
             return self.encode(piece.read(np.empty(file.nbytes + PADDING, np.uint8)), 0, memory)
         file.check_unchanged()
         self._idle.append(encoder)
@@ -167,13 +174,14 @@ class CSliceEncoder:
         encoder = CEncoder(make_c_pattern(get_pattern("none")), self._matching)
         self._find_cuts(max(words, key=len))
         found = (encoder.encode_document(self._words, word.tobytes()) for word in words)
-        # The pattern has no expressions, so no result is None.
+        # An encoder returns None only if its pattern has expressions, and "none" has none.
         return [ids for ids in found if ids is not None]
 
     def _take_encoder(self) -> tuple[CEncoder, CSharedWords]:
-        """Return an encoder for this thread, and the table of words to use with it.
+        """Return an idle or a new encoder for this thread, and the table of words to use with it.
 
-        When the table is full, another thread may replace `self._words` at any time.
+        Another thread may replace `self._words`, when the table is full, at any time. So the caller
+        uses the returned table.
         """
         words = self._words
         if words.is_spent:
@@ -185,7 +193,7 @@ class CSliceEncoder:
             return encoder, words
 
     def _marks(self, piece: Slice) -> NDArray[np.bool_] | None:
-        """Return a mask of pre-token starts, bool (n,), if the engine lacks the pattern."""
+        """Return a mask of pre-token starts, bool (n,); None if the engine finds them itself."""
         if not self.pattern.is_marked:
             return None
         return start_mask(piece.text, self._vocabulary.cut, piece.starts, closed=piece.closed)
@@ -197,12 +205,12 @@ class CSliceEncoder:
         return self._is_complete and is_cut
 
     def find_cuts_if_many(self) -> None:
-        """Search for places to cut words, unless the tokens leave too few such places."""
+        """Find the vocabulary's cuts, unless its tokens leave few cuts."""
         if self._cuts_are_many and not (self._has_no_cuts or self._matching.has_cuts):
             self._matching.find_cuts()
 
     def _find_cuts(self, text: NDArray[np.uint8] | FileBytes) -> None:
-        """Search for places to cut words, if the text is long and has characters beyond ASCII."""
+        """Find the vocabulary's cuts if `text` is long and has many characters beyond ASCII."""
         if self._has_no_cuts or self._matching.has_cuts or text.nbytes < self._cuts_from:
             return
         sample = text[:_SAMPLE] if isinstance(text, np.ndarray) else _middle(text)
@@ -217,7 +225,6 @@ class CSliceEncoder:
 
 
 def _middle(text: FileBytes) -> NDArray[np.uint8]:
-    """Return up to _SAMPLE bytes from the middle of a text in a file."""
     sample = np.empty(min(_SAMPLE, text.nbytes), np.uint8)
     text.read(sample, (text.nbytes - len(sample)) // 2)
     return sample
@@ -238,11 +245,11 @@ def host_slices(vocabulary: Vocabulary) -> HostSlices:
 
 
 def open_coder(vocabulary: Vocabulary) -> Any:
-    """Return a `Coder` of the extension module, which decodes ids; None if the module is missing.
+    """Return a `Coder` of the extension module; None if the module is missing.
 
-    For a vocabulary of SentencePiece's kind, the coder only encodes. Its tokens are empty, so that
-    Python, which knows further rules for decoding, decodes all ids. If such a coder can't encode
-    either, the result is None.
+    A coder encodes and decodes. For a vocabulary of SentencePiece's kind, the coder gets empty
+    tokens and only encodes, because only Python knows all rules for decoding such ids. If the coder
+    could not encode either, the result is None.
     """
     module = extension()
     if module is None or not (vocabulary.pieces is None or _prepared_by_engine(vocabulary)):
@@ -258,7 +265,7 @@ def open_coder(vocabulary: Vocabulary) -> Any:
 def prepare_coder(coder: Any, vocabulary: Vocabulary, most_bytes: int) -> None:
     """Enable a coder to encode documents of up to `most_bytes`.
 
-    A coder can't encode if Python has to prepare all texts, or if `CSliceEncoder` is not immediate.
+    Does nothing if Python has to prepare all texts, or if `CSliceEncoder` is not immediate.
     """
     slices = CSliceEncoder(vocabulary)
     is_ready = slices.is_immediate and _prepared_by_engine(vocabulary)
@@ -363,13 +370,13 @@ def _make_c_pieces(symbols: PieceSymbols) -> CVocabulary:
 def _ranked_merges(vocabulary: Vocabulary) -> NDArray[np.uint32] | None:
     """Return the pairs that merge: uint32 (pairs, 4), each left, right, result and rank.
 
-    None if the engine needs no list: for greedy matching, and for merging by rank if every byte has
-    a token.
+    Returns None if the engine needs no list: for greedy matching, and if pairs merge by the ids of
+    the tokens that they spell and every byte has a token.
     """
     merges = vocabulary.merges
     if vocabulary.match == "greedy":
         return None
-    if len(merges):  # of a pair listed several times, C uses the last place, too
+    if len(merges):  # if a pair is listed several times, the engine uses the last rank
         return np.column_stack([merges, np.arange(len(merges), dtype=np.uint32)])
     if not vocabulary.missing_bytes:
         return None

@@ -55,18 +55,19 @@ from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.text.corpus import TextSource
 
-# longest word, in bytes, that the device merges; the steps grow with the square of the length
+# Longest word, in bytes, that the device merges, because steps grow with the square of the length.
 LONGEST = 512
-SOFTWARE_LONGEST = 256  # less on a software adapter, which limits the steps of a thread
+SOFTWARE_LONGEST = 256  # less on a software adapter, because it limits the steps of a thread
 LONG_WORD = constant("encode/params.wgsl", "LONG_WORD")
 LISTED = constant("encode/08_long_words.wgsl", "LISTED")
 LISTED_WORD = struct_dtype("encode/08_long_words.wgsl", "LongWord")
 BYTE_VECTORS = constant("encode/02_merge.wgsl", "BYTE_VECTORS")
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 64 << 20, 2 << 20
-# (text bytes, slice bytes): a text up to the first number is cut into slices of the second. Larger
-# slices would cost more time to allocate than they save. The last row serves unknown lengths.
+# (text bytes, slice bytes): a text of up to the first number of bytes is cut into slices of the
+# second. Larger slices would take more time to allocate than they save. Texts of unknown length are
+# cut as the last row says.
 SHORTER_SLICES = ((256 << 20, 12 << 20), (4 << 30, 32 << 20))
-MORE_IDS = 1.05  # ids copied with a slice, relative to the estimate by the slice before
+MORE_IDS = 1.05  # factor by which more ids are copied with a slice than its length suggests
 FREE = constant("encode/02_merge.wgsl", "FREE")  # rank that marks a free slot of the pair table
 
 
@@ -212,14 +213,14 @@ class GpuEncoder:
         self._idle = slots
 
     def _finish(self, slot: _Slot) -> NDArray[Any]:
-        """Wait for a slice, rerun it until the table has all its words, and return its state."""
+        """Wait for a slice, rerun it until the table has all its words, and return its counters."""
         state = slot.collect()
         before, cleared = 0, False
         while pending := int(state["pending"]):
             with self._lock:
                 if state["undecided"]:
                     slot.mark_on_host()
-                # No more words fit, because the table is full, or crowded around the words' hashes.
+                # Words are missing because the table is full, or no slot near their hashes is free.
                 stuck = state["full"] or pending == before
                 if stuck and not self._table.grow(state, beyond_limit=cleared):
                     self._table.clear()
@@ -229,7 +230,7 @@ class GpuEncoder:
         return state
 
     def expected_ids(self, text_bytes: int) -> int:
-        """Estimate the number of ids of a text, to copy as many before the number is known."""
+        """Estimate the number of ids of a slice, which are copied before their number is known."""
         return min(text_bytes, int(MORE_IDS * self._ids_per_byte * text_bytes))
 
     def _fetch(
@@ -252,7 +253,7 @@ class GpuEncoder:
 
     @cached_property
     def _has_gaps(self) -> bool:
-        """Whether there are bytes without a token."""
+        """Whether a byte of a text may be without a token."""
         is_bytes = self._vocabulary.pieces is None
         return is_bytes and bool((byte_ids(self._vocabulary) < 0).any())
 
@@ -287,7 +288,7 @@ class _Slot(WordSlot):
         self._long_copy = Download(self.device)
         self._documents = 0  # document starts in the last submitted slice
         self._copied = 0  # ids that the submission of the slice copies to the host
-        # assumes 2.7 bytes of text for each id of 4 bytes
+        # reserve for one id (4 bytes) in each 2.7 bytes of text
         self._ids_copy.reserve(self.slice_bytes * 3 // 2)
 
     def submit(self, piece: Slice) -> None:
@@ -306,7 +307,7 @@ class _Slot(WordSlot):
             # Grow by half, so that growing takes amortised constant time.
             size = max(needed, min(held * 3 // 2, self.device.max_binding_bytes))
             self.buffers["documents"] = self.device.create_buffer("documents", size)
-            self._generation = 0  # a buffer was replaced: `bound` binds the kernels again
+            self._generation = 0  # makes `bound` bind the kernels to the new buffer
         self.device.write(self.buffers["documents"], starts.astype(np.uint32))
 
     def run_again(self) -> None:
@@ -352,8 +353,8 @@ class _Slot(WordSlot):
     def take_long_words(self, count: int, longest: int) -> LongWords:
         """Return the slice's words of more than `longest` bytes, without their ids.
 
-        count: number of these words, 1 or more. The device lists the text of up to LISTED words. If
-        there are more, the words are read from the device after all slices submitted so far.
+        count: number of these words, 1 or more. The device lists the text of up to LISTED words.
+        More words are read from the device's copy of the slice, after all slices submitted so far.
         """
         if count <= LISTED:
             listed = np.empty(count, LISTED_WORD)
@@ -411,7 +412,7 @@ def insert_long_words(
     places: int64, the positions of LONG_WORD in `ids`.
     """
     pieces: list[NDArray[np.uint32]] = []
-    after = 0  # position after the last LONG_WORD so far
+    after = 0  # end of the last LONG_WORD so far, as a position in `ids`
     for place, word in zip(places.tolist(), long_words, strict=True):
         pieces += [ids[after:place], word]
         after = place + 1
@@ -422,7 +423,7 @@ def insert_long_words(
 
 
 def ranked_pairs(vocabulary: Vocabulary) -> PairRanks:
-    """Return `pair_ranks` of a vocabulary; with the CPU engine this takes milliseconds."""
+    """Return `pair_ranks` of a vocabulary, computed on the CPU engine if possible."""
     if library() is None or len(vocabulary.merges) or vocabulary.missing_bytes:
         return pair_ranks(vocabulary)
     left, right, ids = make_c_vocabulary(vocabulary).pairs().astype(np.int32).T
@@ -434,7 +435,7 @@ _packing = threading.Lock()
 
 
 def prepare_tables(vocabulary: Vocabulary) -> None:
-    """Compute the tables that `GpuEncoder` will need, even before a device is open.
+    """Compute the tables that `GpuEncoder` will need. No device has to be open yet.
 
     Raises VocabularyError for too many merges.
     """
@@ -444,7 +445,7 @@ def prepare_tables(vocabulary: Vocabulary) -> None:
 
 
 def packed_pairs(vocabulary: Vocabulary) -> NDArray[np.uint32]:
-    """Return `pack_pairs` of a vocabulary. The table is cached in the vocabulary."""
+    """Return the table of a vocabulary's pairs, see `_pack`. The table is cached by vocabulary."""
     with _packing:
         packed = _packed.get(vocabulary)
         if packed is None:
@@ -464,11 +465,14 @@ def pack_pairs(vocabulary: Vocabulary, pairs: PairRanks) -> NDArray[np.uint32]:
 
 
 def pack_pieces(symbols: PieceSymbols) -> NDArray[np.uint32]:
-    """Return the table of the pairs of pieces, see `_pack`; VocabularyError for too many ranks."""
+    """Return the table of the pairs of SentencePiece's symbols, see `_pack`.
+
+    Raises VocabularyError for too many ranks.
+    """
     left, right, results, ranks = symbols.merges.T
     numbered = np.unique(ranks)
     check_ranks(len(numbered))
-    # If a pair is listed several times, use its last entry.
+    # If a pair is listed several times, keep its last entry.
     keys = pair_keys(left.astype(np.int64), right.astype(np.int64))
     _, last = np.unique(keys[::-1], return_index=True)
     chosen = len(keys) - 1 - last
@@ -503,13 +507,14 @@ def _pack(
 def _insert_pairs(
     entries: NDArray[np.uint32], table: NDArray[np.uint32], key: NDArray[np.uint32]
 ) -> None:
-    """NumPy's version of `llmgpu.cpu.library.insert_pairs`."""
+    """Insert pairs into the hash table as `llmgpu.cpu.library.insert_pairs` does, in NumPy."""
     last = np.uint32(len(table) - 1)
     at = _pair_hash(entries[:, 0], entries[:, 1], key) & last
     # Insert all pairs at once. A pair whose slot another pair has taken tries the next slot.
     while len(entries):
         free = np.flatnonzero(table[at, 2] == FREE)
-        table[at[free]] = entries[free]  # of several pairs that write to one slot, the last remains
+        # if several pairs are written to one slot, one of them remains
+        table[at[free]] = entries[free]
         left = (table[at, :2] != entries[:, :2]).any(axis=1)
         entries, at = entries[left], (at[left] + np.uint32(1)) & last
 

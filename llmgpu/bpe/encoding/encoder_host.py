@@ -30,12 +30,13 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.pipeline import in_order
 from llmgpu.text.corpus import TextSource
 
-# Slices in memory in addition to one for each thread: read ahead, or waiting for their turn.
+# Memory is allocated for one slice a thread and this many more: slices read ahead, and encoded
+# slices that wait for earlier slices.
 _SPARE_SLICES = 2
 # Size of the first slice, in bytes, for an engine that reads slices of a file itself. Python reads
 # the first slice, and the engine reads the others.
 _FIRST_BYTES = 1 << 16
-_LARGE = 16  # number of slices read as one if their ids are written straight to their final place
+_LARGE = 16  # slices that are read as one if ids are written straight to their final place
 
 
 class HostSlices(Protocol):
@@ -51,9 +52,9 @@ class HostSlices(Protocol):
     ) -> tuple[EncodedSlice, int]:
         """Return the ids of a slice, and the position in the slice at which its last token ends.
 
-        piece: the slice, with its text in memory unless `is_parallel`. entry: the position at which
-            the first token starts. memory: an array for the ids, used if it has room for as many
-            ids as the slice has bytes, and PADDING more.
+        piece: the slice; its text is in memory unless `is_parallel`. entry: the position at which
+        the first token starts. memory: an array for the ids. Used only if it has PADDING more
+        elements than the slice has bytes.
 
         Raises NoTokenError for a byte without a token if the vocabulary has no unknown token,
         InputError for a file that can't be read.
@@ -82,7 +83,7 @@ class HostEncoder:
         self.slice_bytes = slice_bytes
         self._lookahead = stream_lookahead(vocabulary)
         if self._lookahead is not None:
-            # a slice can't be encoded before the end of the previous slice's last token is known
+            # A slice can't be encoded before the end of the previous slice's last token is known.
             threads = 1
         self.threads = threads
         self.slices = slices
@@ -105,8 +106,8 @@ class HostEncoder:
         first = next(jobs, None)
         if first is None:
             return
-        # Allocate memory for further slices, fewer if memory runs out. A text of one slice needs
-        # none, and neither does a single thread.
+        # Allocate memory for further slices, or for fewer if memory runs out. A text of one slice
+        # needs no further memory, and neither does a single thread.
         with suppress(MemoryError):
             while not (is_alone or first.taken.end) and len(idle) < at_a_time + _SPARE_SLICES - 1:
                 idle.append(_Memory(nbytes))
@@ -131,7 +132,7 @@ class _Memory:
 
 @dataclass(eq=False)
 class _Job:
-    """A slice on its way through the threads.
+    """A slice with its memory and, once it is encoded, its ids.
 
     number: the slice's number in the text, from 0. encoded: the ids, set by `_Text.encode`.
     """
@@ -163,7 +164,7 @@ class _Text:
         self._reader, self._slices, self._idle = reader, slices, idle
         self._collected, self._is_alone = collected, is_alone
         self._read_bytes = 0
-        # start of the first token in the next slice, for text that may be cut anywhere
+        # Start of the first token in the next slice. Not 0 only in a text that may be cut anywhere.
         self._entry = 0
         # Encoded slices, by number, whose ids have no final place yet.
         self._encoded: dict[int, _Job] = {}
@@ -182,10 +183,10 @@ class _Text:
             yield _Job(number, taken, memory)
 
     def _next(self, buffer: NDArray[np.uint8]) -> Slice | None:
-        """Return the next slice, None at the end.
+        """Return the next slice, or None at the end of the text.
 
-        If the end of a slice of a file is known without reading, the slice is not read here: the
-        thread that encodes the slice reads it.
+        A slice of a file whose end is known without reading is not read here: the thread that
+        encodes the slice reads it.
         """
         reader, nbytes = self._reader, len(buffer)
         if self._is_alone:
@@ -236,17 +237,17 @@ class _Text:
 
 
 def settled(encoded: EncodedSlice, allocate: Allocate) -> EncodedSlice:
-    """Return a slice with an array of its own for its ids, not a view of a larger array."""
+    """Return a slice whose ids are in memory of their own, not in memory that is used again."""
     if encoded.ids.base is None:
         return encoded
     ids = allocate(len(encoded.ids))
-    if ids.ctypes.data != encoded.ids.ctypes.data:  # `_Text` has not written the ids here
+    if ids.ctypes.data != encoded.ids.ctypes.data:  # `_Text` wrote the ids elsewhere
         ids[:] = encoded.ids
     return replace(encoded, ids=ids)
 
 
 def stream_lookahead(vocabulary: Vocabulary) -> int | None:
-    """Return how many bytes of lookahead a slice needs if the text may be cut anywhere.
+    """Return the number of bytes after a slice that its last token may need.
 
     None if text is cut only between words. Only greedy matching with pattern "none" cuts anywhere.
     """
@@ -263,8 +264,9 @@ def require_tokens(
 ) -> None:
     """Raise NoTokenError for the first byte of a slice that has no token.
 
-    ids: the ids of the slice; NO_TOKEN stands for such a byte. entry: position of the first token.
-    read_byte: returns the byte at a position, if the text of the slice is not in memory.
+    ids: the ids of the slice, with NO_TOKEN for a byte without a token. entry: position of the
+    first token. read_byte: returns the byte at a position, if the text of the slice is not in
+    memory.
     """
     if ids.max(initial=0) != NO_TOKEN:
         return

@@ -1,9 +1,9 @@
 """The encoder on NumPy: slices are cut into words, and each distinct word is matched once.
 
 All threads share a table with the ids of the words of earlier slices. A slice has a main part and
-text after it (`llmgpu.bpe.pretokens.slices`). If a text may be cut anywhere, the last word extends
-into the text after the main part. The tokens that start in the main part belong to this slice, and
-the next slice starts at the end of the last such token.
+lookahead, the text after the main part (`llmgpu.bpe.pretokens.slices`). If a text may be cut
+anywhere, the last word extends into the lookahead. Tokens that start in the main part belong to
+this slice, and the next slice starts at the end of the last such token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import Numbers, number_words
 
 MAX_TABLE_BYTES = 256 << 20  # the largest table of words
-_WORD_BYTES = 250  # memory of a word in bytes, without its text and its ids
+_WORD_BYTES = 250  # memory of a word in bytes, besides its text and its ids
 SLICE_BYTES = 4 << 20
 
 
@@ -47,7 +47,8 @@ class _Table:
     ) -> Matches:
         """Return the ids of the words between bounds, and the number of ids of each word.
 
-        padded: uint8, the text and PADDING bytes. bounds: int64 (words + 1,).
+        padded: uint8, the text and PADDING bytes. bounds: int64 (words + 1,): word k is at
+        bounds[k] to bounds[k + 1].
         """
         # Number the words of the text. Words with numbers from `known` on are new to the table.
         words, which = number_words(padded, bounds)
@@ -133,7 +134,8 @@ class SliceEncoder:
     def _look_up(self, piece: Slice, bounds: NDArray[np.int64]) -> Matches:
         """Return the ids of the words between bounds, and the number of ids of each word."""
         with self._lock:
-            # Remove the table while it is in use: an error then drops the incomplete table.
+            # Take the table away while it is changed, so that after an error no incomplete table is
+            # used.
             table, self._table = self._table or _Table(), None
             matches = table.encode(self._matcher, piece.buffer, bounds)
             if table.nbytes < MAX_TABLE_BYTES:

@@ -1,16 +1,16 @@
 """Matching on NumPy by merges: the tokens of each word.
 
-Which pairs of tokens merge, and in which order:
+The order in which pairs of tokens merge:
 
-- With a list of merges, pairs merge in the order of the list, as in Hugging Face's tokenizers. If a
-  pair is listed several times, the last place counts, as in Hugging Face's tokenizers.
+- With a list of merges, pairs merge in the order of the list. If a pair is listed several times,
+  its last place in the list decides. Hugging Face's tokenizers do the same.
 - Without a list, two neighbours merge if together they spell a token, lowest id first, as in
   tiktoken. Every way to cut a token into two tokens is a pair, whose rank is the token's id.
 
 If the vocabulary has `takes_whole_tokens`, a word that spells a token becomes this token. Other
 words are merged in rounds, many words at a time. In each round, every word merges its pair of the
-lowest rank, the leftmost of several. A word is done when none of its pairs merges. This is the
-definition. A word of more than MOST_BYTES is merged alone, with a heap of its pairs.
+lowest rank, the leftmost of several. A word is done when none of its pairs merges. A word of more
+than MOST_BYTES is merged alone, with a heap of its pairs; the order of its merges is the same.
 
 A heap takes some hundred bytes for each byte of a word, so a word of more than WINDOW bytes is
 merged in windows. Windows give the word's tokens if every pair that contains a token ranks after
@@ -54,18 +54,19 @@ NO_RANK = 0x3FFFFF  # the rank of a pair that does not merge; all other ranks ar
 WINDOW = 1 << 12  # bytes of a window
 _LEAST_TOKENS = 8  # a window with fewer tokens is not cut
 _CUTS = (15, 12, 10, 8, 6)  # borders to try: after this many 16ths of a window's tokens
-# Most words and windows whose tokens are cached, each of up to WINDOW bytes. Texts repeat words.
+# Number of words and windows whose tokens are cached, because texts repeat words.
 _REMEMBERED_WORDS = 1024
 GONE = -2  # marks a symbol that was merged into the previous symbol; -1 is a byte without a token
-_LOW = 0xFFFFFFFF  # mask of the low half of 64 bits: a right symbol, a result or a position
-_RANK = -1 ^ _LOW  # mask of the high half: the rank
+# mask of the low half of 64 bits, which holds a right symbol, a result or a position
+_LOW = 0xFFFFFFFF
+_RANK = -1 ^ _LOW  # mask of the high half of 64 bits, which holds the rank
 
 # The tokens of a word: the positions at which they begin, int32, and their ids, int32.
 _Merged = tuple[NDArray[np.int32], NDArray[np.int32]]
-# Most bytes of a word that is merged in rounds, because a word may need a round for each byte.
+# Longer words, in bytes, are merged with a heap, because a word may need a round for each byte.
 MOST_BYTES = 128
 _BLOCK = 1 << 18  # bytes of words that are merged at a time
-_NO_TOKEN = -1  # stands for the id of a word that spells no token
+_NO_TOKEN = -1  # in place of an id: the word spells no token
 
 # The tokens of all words in order, uint32, and the number of tokens of each word, int64 (words,).
 Matches = tuple[NDArray[np.uint32], NDArray[np.int64]]
@@ -77,7 +78,7 @@ class Matcher(Protocol):
     """Finds the tokens of words by one of the match rules."""
 
     def match(self, words: Sequence[bytes]) -> Matches:
-        """Return the tokens of words; NO_TOKEN for a byte without a token."""
+        """Return the tokens of words, with NO_TOKEN for a byte without a token."""
 
 
 class BpeMatcher:
@@ -91,7 +92,7 @@ class BpeMatcher:
         self._long_words = LongWordMerger(self._pairs, self._byte_ids)
 
     def match(self, words: Sequence[bytes]) -> Matches:
-        """Return the tokens of words; NO_TOKEN for a byte without a token."""
+        """Return the tokens of words, with NO_TOKEN for a byte without a token."""
         count = len(words)
         # Match words that are tokens, short words and long words separately. whole: int32 (words,),
         # the id of each word that is a token.
@@ -127,8 +128,7 @@ class BpeMatcher:
     def _merge(self, words: NDArray[np.int64], symbols: NDArray[np.int32]) -> list[_Symbols]:
         """Merge pairs until no pair is left to merge; return the remaining symbols.
 
-        Words are done after different rounds. Each entry of the result has the words that were done
-        after one round, with their symbols in order.
+        An entry of the result has the words that one round completed, with their symbols in order.
 
         words: int64 (n,), ascending, the number of each symbol's word. symbols: int32 (n,),
         overwritten.
@@ -178,9 +178,9 @@ class BpeMatcher:
 class PairRanks:
     """The pairs that merge. No pair occurs twice.
 
-    left, right: int32 (pairs,), ids of the parts.
+    left, right: int32 (pairs,), ids of the two tokens of each pair.
     ranks: int32 (pairs,); the lowest rank merges first. Pairs of equal rank have the same result.
-    results: int32 (ranks,), the id that a pair of each rank becomes.
+    results: int32 (ranks,), the id that the pairs of each rank become.
     """
 
     left: NDArray[np.int32]
@@ -195,13 +195,13 @@ class PairRanks:
 
     @cached_property
     def _sorted(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The keys in ascending order with their ranks; the last key is above that of any pair."""
+        """The keys in ascending order with their ranks, and at the end a key that no pair has."""
         order = np.argsort(self.keys)
         keys = np.append(self.keys[order], np.iinfo(np.int64).max)
         return keys, np.append(self.ranks[order], np.int32(NO_RANK))
 
     def look_up(self, left: NDArray[np.int32], right: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the ranks of pairs, int32 (n,): NO_RANK if a pair does not merge."""
+        """Return the rank of each pair, int32 (n,), or NO_RANK if the pair does not merge."""
         keys, ranks = self._sorted
         wanted = pair_keys(left, right)
         at = np.searchsorted(keys, wanted)
@@ -209,7 +209,7 @@ class PairRanks:
 
 
 def pair_keys(left: NDArray[np.int32], right: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return left << 32 | right for each pair: int64 (n,), negative if a part is -1."""
+    """Return left << 32 | right for each pair: int64 (n,), negative if one of the ids is -1."""
     return left.astype(np.int64) << 32 | right
 
 
@@ -225,7 +225,7 @@ def pair_ranks(vocabulary: Vocabulary) -> PairRanks:
 
 
 def check_ranks(count: int) -> None:
-    """Raise VocabularyError if there are more than NO_RANK ranks, since ranks are below NO_RANK."""
+    """Raise VocabularyError if there are more than NO_RANK ranks; a rank must be below NO_RANK."""
     if count > NO_RANK:
         raise VocabularyError(
             f"more than {NO_RANK} tokens or merges: too many for {spelled('--match bpe')}"
@@ -239,9 +239,9 @@ def _listed(merges: NDArray[np.int32]) -> PairRanks:
 
 
 def _all_cuts(vocabulary: Vocabulary) -> PairRanks:
-    """Return a pair for every way to cut a token into two tokens, in the order of `ordinary_ranks`.
+    """Return all pairs of tokens that together spell a token, in the order of `ordinary_ranks`.
 
-    The pairs of one token are ordered by the position of the cut.
+    The pairs of one token are ordered by the length of the left token.
     """
     ids = ordinary_ranks(vocabulary)
     pairs = array("i")
@@ -292,7 +292,7 @@ class LongWordMerger:
 
     @cached_property
     def _ranked(self) -> dict[int, int]:
-        """The pairs for `merge_by_heap`."""
+        """The pairs that merge, in the form that `merge_by_heap` reads."""
         pairs, ranks = self._pairs, self._pairs.ranks.astype(np.int64)
         return dict(
             zip(pairs.keys.tolist(), (ranks << 32 | pairs.results[ranks]).tolist(), strict=True)
@@ -300,7 +300,7 @@ class LongWordMerger:
 
     @cached_property
     def _has_stages(self) -> bool:
-        """Whether every pair ranks after all pairs that make its parts."""
+        """Whether every pair ranks after all pairs that make one of its two symbols."""
         pairs = self._pairs
         if len(pairs.ranks) == 0:
             return True
@@ -311,12 +311,13 @@ class LongWordMerger:
         return bool(((pairs.ranks > made[pairs.left]) & (pairs.ranks > made[pairs.right])).all())
 
     def _merge_windows(self, word: NDArray[np.uint8]) -> NDArray[np.uint32] | None:
-        """Return the tokens of a word.
+        """Return the tokens of a word; None if the windows did not give them.
 
-        None if a window was enlarged, and its first token then can't follow the token before it.
+        Windows fail if a window was enlarged, and its first token changed so that it can't follow
+        the token before it.
         """
         ids = bytearray()  # uint32 ids as raw bytes, because a bytearray grows in place
-        # where the last token before the window begins, and where the window begins
+        # Start of the last token before the window, and start of the window.
         last = first = 0
         size, window = WINDOW, self._merge(word[:WINDOW])
         while first + size < len(word):
@@ -339,8 +340,8 @@ class LongWordMerger:
     ) -> tuple[int, _Merged] | None:
         """Find a border in a window at which the text may be cut.
 
-        first: where the window begins in the word. Returns the number of tokens before the border,
-        and the window after the border; None if no border passes the test.
+        first: start of the window in the word. Returns the number of tokens before the border, and
+        the next window, which begins at the border. Returns None if no border passes the test.
         """
         begins, _ = window
         if len(begins) < _LEAST_TOKENS:
@@ -356,14 +357,18 @@ class LongWordMerger:
     def _go_together(
         self, word: NDArray[np.uint8], last: int, border: int, following: _Merged
     ) -> bool:
-        """Whether two tokens beside a border, merged together, become the same two tokens again."""
+        """Whether the two tokens at a border become the same two tokens if merged as one text.
+
+        last: start of the token before the border. following: tokens of the window that begins at
+        the border.
+        """
         begins, _ = following
         end = border + int(begins[1]) if len(begins) > 1 else min(border + WINDOW, len(word))
         alone, _ = self._merge(word[last:end])
         return border - last in alone.tolist()
 
     def _merge(self, word: NDArray[np.uint8]) -> _Merged:
-        """Return where the tokens of a word begin, and their ids. Results are cached."""
+        """Return the tokens of a word or window. Results are cached."""
         key = word.tobytes() if len(word) <= WINDOW else b""
         merged = self._remembered.get(key)
         if merged is None:
@@ -381,15 +386,16 @@ class LongWordMerger:
 def merge_by_heap(symbols: list[int], pairs: Mapping[int, int]) -> list[int]:
     """Merge the pairs of one word, lowest rank and then leftmost first; return `symbols`.
 
-    A merged symbol stays at the position of its first byte; its other positions hold GONE.
+    A merged symbol stands at the position of its first byte. GONE stands at the positions of its
+    other bytes.
 
-    symbols: a symbol for each byte, overwritten. pairs: rank << 32 | result of each pair, by
-        left << 32 | right.
+    symbols: a symbol for each byte, overwritten. pairs: rank << 32 | result of each pair, by left
+    << 32 | right.
     """
     # Link the symbols: before[k] and after[k] are the positions of symbol k's neighbours. The heap
     # has rank << 32 | position for each pair.
     end = len(symbols)
-    symbols.append(-1)  # stands after the last symbol and, as symbols[-1], before the first symbol
+    symbols.append(-1)  # the neighbour of the last symbol and, as symbols[-1], of the first symbol
     before, after = list(range(-1, end)), list(range(1, end + 1))
     find = pairs.get
     found = map(find, (left << 32 | right for left, right in pairwise(symbols)))
@@ -397,7 +403,7 @@ def merge_by_heap(symbols: list[int], pairs: Mapping[int, int]) -> list[int]:
     heapify(heap)
     while heap:
         key = heappop(heap)
-        # Skip a pair that has merged or changed since its entry was made.
+        # Skip an entry whose pair has already merged, or whose symbols have changed since.
         place = key & _LOW
         gone = after[place]
         pair = find(symbols[place] << 32 | symbols[gone])

@@ -35,9 +35,9 @@ _log = logging.getLogger("llmgpu")
 
 @delaying_forks()
 def prepare_vocabulary(vocabulary: Vocabulary, opening: Opening) -> None:
-    """Compute the tables for an encoder on a device while the device is being opened.
+    """Compute the tables of an encoder on a device while `opening` opens the device.
 
-    opening: has begun to open the device. Errors are ignored here; `open_encoder` raises them.
+    Errors are ignored here, because `open_encoder` raises them again.
     """
     if opening.wanted != "cpu" and vocabulary.match == "bpe" and not _takes_whole_texts(vocabulary):
         from llmgpu.bpe.encoding.encoder_gpu import prepare_tables
@@ -107,7 +107,7 @@ def _open_new(
         return open_host_encoder(vocabulary, None, threads)
     try:
         encoder: DeviceEncoder
-        # The modules of these encoders import a GPU package, so they are imported only when needed.
+        # Import the modules only here, because they import a GPU package.
         if vocabulary.match == "bpe":
             from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 
@@ -129,7 +129,7 @@ def _open_new(
 
 
 def _takes_whole_texts(vocabulary: Vocabulary) -> bool:
-    """Whether a whole text of SentencePiece's kind may be one token, so that it can't be cut."""
+    """Whether a whole text may be a single token, so that no slice can end inside the text."""
     return vocabulary.pieces is not None and vocabulary.takes_whole_tokens
 
 
@@ -154,7 +154,7 @@ def open_host_encoder(
 
 
 def table_bytes(backend: Backend) -> int | None:
-    """Return the most host memory that an encoder's word tables may use; None: no limit."""
+    """Return the limit of an encoder's word tables in host memory, in bytes; None: no limit."""
     if backend.device is not None:
         return None
     if library() is None:
@@ -223,8 +223,8 @@ def _encode_again(host: HostEncoder, taken: Slice, allocate: Allocate) -> Encode
 class _InFlight:
     """A reader of slices that remembers the slices on a device until their ids have arrived.
 
-    If a device fails, the memory into which text was read is lost. So a slice is copied, unless it
-    can be read again from a file.
+    If a device fails, the memory into which text was read is lost. A copy of each slice is
+    therefore kept on the host, unless the slice can be read from its file again.
     """
 
     def __init__(self, reader: SliceReader) -> None:
@@ -251,7 +251,8 @@ class _InFlight:
             piece = self._reader.read(memory[: len(buffer)])
             if piece is None:
                 return None
-            if piece.main_end or len(piece.document_starts):  # an empty slice is not encoded
+            # an empty slice is not sent to the device
+            if piece.main_end or len(piece.document_starts):
                 self._kept.append((piece, memory))
             if piece.oversized:
                 return piece
@@ -266,9 +267,9 @@ class _InFlight:
             self._idle.append(memory)
 
     def end(self) -> list[Slice]:
-        """Return the slices whose ids have not arrived. From then on `read` returns None.
+        """Return the slices whose ids have not arrived, and let every later `read` return None.
 
-        Waits until a running `read` returns.
+        Waits until a `read` in another thread returns.
         """
         self._has_ended = True
         with self._reading:

@@ -38,8 +38,8 @@ class PieceMatcher:
         """Return the ids of a word: merge its symbols, and replace each symbol by its items."""
         size, unknown = len(self._symbols.tokens), self._symbols.unknown
         ids: list[int] = []
-        # missing: number of bytes that an unknown character still lacks. was_unknown: whether the
-        # last character was unknown.
+        # missing: number of bytes of an unknown character that are still to come. was_unknown:
+        # whether the previous character was unknown.
         missing, was_unknown = 0, False
         merged = merge_by_heap([self._bytes[byte] for byte in word], self._pairs)
         for symbol in merged:

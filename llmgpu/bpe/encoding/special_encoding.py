@@ -1,28 +1,27 @@
 """Special tokens on the way from text to ids: spelled by text, or around documents.
 
-Text passes through the search for special tokens, the vocabulary's normalizer, a second search for
-the special tokens that are normalized, and matching.
+Text passes through a search for special tokens, the vocabulary's normalizer, a second search for
+the special tokens that are searched in normalized text, and matching.
 
 Text that spells a special token is plain text unless the token is allowed. Allowed tokens are cut
-out of the text before encoding, and their ids are inserted between the other ids. So each stretch
-between two of them has the ids that it would have as a text of its own. The text is searched in
-blocks:
+out of the text before encoding, and their ids are inserted between the other ids. So the text
+between two special tokens gets the ids that it would have alone. The text is searched in blocks:
 
-- The leftmost allowed token counts, and of several at one position the longest. The search
+- The leftmost allowed token is found first, and of several at one position the longest. The search
   continues after the token. A disallowed token is an error wherever it occurs, even inside or
   across an allowed token. tiktoken does the same, but of two tokens at one position it may choose
   the shorter.
 - No special token extends past the end of a document.
-- In the text that remains (the filtered text) a document starts where a special token was cut out,
-  so that no token crosses this position. `_Boundaries` records which starts are those of real
-  documents.
-- Only bytes that may begin a special token are held back until the next block. White space that a
-  following token with the flag lstrip may swallow is held back, too.
+- The text without the special tokens is called the filtered text. In the filtered text a document
+  starts where a special token was cut out, so that no token crosses this position. `_Boundaries`
+  records which of these starts are starts of real documents.
+- The last bytes of a block are held back until the next block if they may begin a special token, or
+  if they are white space that a following token with the flag lstrip may swallow.
 
 Tokens with flags match as in Hugging Face's tokenizers (`llmgpu.bpe.encoding.added_flags`). White
-space that such a token swallows has no id and is not counted in the `text_bytes` of a slice.
-Neither is text that a normalizer removes. A disallowed token is an error even where its flags would
-not let it match.
+space that such a token swallows has no id and is not counted in the `text_bytes` of a slice. Text
+that a normalizer removes is not counted either. A disallowed token is an error even where its flags
+would not let it match.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece, remove_spans
 from llmgpu.text.normalizing import Normalizer, get_normalizer
 
-# Kind of a boundary at which a document starts. For any other boundary, the kind is the id of the
-# special token that was cut out there.
+# Kind of a boundary at which a real document starts. The kind of any other boundary is the id of
+# the special token that was cut out there.
 _DOCUMENT = -1
 
 _NO_BOUNDARIES = np.empty((2, 0), np.int64)
@@ -72,14 +71,14 @@ def with_special_tokens(
     """Wrap an encoder, so that it normalizes text and handles special tokens.
 
     encoder: encodes normalized text without special tokens. If neither the options nor the
-        vocabulary require a wrapper, `encoder` itself is returned.
-    block_bytes: least bytes of text to search at a time. The ids do not depend on the number.
+    vocabulary require a wrapper, `encoder` itself is returned.
+    block_bytes: least number of bytes of text to search at a time. The ids do not depend on it.
 
     Raises VocabularyError for a token that the vocabulary does not have.
     """
     special = vocabulary.special_tokens
     allowed, disallowed = chosen_texts(vocabulary, options)
-    # The innermost encoder finds the special tokens that are searched in normalized text.
+    # The innermost encoder handles the special tokens that are searched in normalized text.
     late = normalized_texts(vocabulary)
     flags = Flags.of(vocabulary)
     late_allowed: dict[bytes, int] = {}
@@ -99,15 +98,15 @@ def with_special_tokens(
             block_bytes=block_bytes,
             is_normalized=True,
         )
-    # Wrap the normalizer around the encoder. The outermost encoder gets the text first.
+    # Wrap an encoder that normalizes around it.
     if vocabulary.normalizer is not None:
         encoder = _NormalizingEncoder(encoder, get_normalizer(vocabulary.normalizer))
-    # Wrap the search for the other special tokens around the normalizer.
+    # Around both, wrap an encoder for the other special tokens. It gets the text first.
     early = [text for text in allowed if text not in late]
     if options.is_plain and not early:
         return encoder
     before, after = ids_around(vocabulary, options)
-    # Each encoder adds one token before and one after a document, the innermost next to the text.
+    # Each encoder adds at most one token on each side of a document, the innermost next to it.
     first, *others = zip_longest(reversed(before), after) if before or after else [(None, None)]
     made = _SpecialEncoder(
         encoder,
@@ -129,8 +128,8 @@ def special_matches(
 ) -> list[tuple[int, int, int, int]]:
     """Return the positions of the allowed special tokens in a normalized document, ascending.
 
-    Each entry has four positions: the start of the white space that the token swallows, the start
-    and the end of the token, and the end of the white space that it swallows.
+    Each entry has four positions: the start of white space that is swallowed before the token, the
+    start and end of the token, and the end of white space that is swallowed after the token.
 
     Raises VocabularyError for a token that the vocabulary does not have.
     """
@@ -138,7 +137,7 @@ def special_matches(
     late = normalized_texts(vocabulary)
     early = {text.encode(): vocabulary.special_tokens[text] for text in texts if text not in late}
     normalized = {late[text]: vocabulary.special_tokens[text] for text in texts if text in late}
-    # Search for tokens in the text first, then for normalized tokens between the matches.
+    # Search for tokens in the document, then for normalized tokens between the matches.
     found: list[tuple[int, int, int, int]] = []
     segments = [(0, len(document))]  # the stretches still to be searched
     for tokens in filter(None, (early, normalized)):
@@ -157,7 +156,7 @@ def special_matches(
 
 
 def ids_around(vocabulary: Vocabulary, options: SpecialOptions) -> tuple[list[int], list[int]]:
-    """Return the ids before and after each document; VocabularyError as in `token_id`."""
+    """Return the ids before and after each document; raises the errors of `token_id`."""
     before, after = (
         [token_id(vocabulary, token) for token in several(tokens)]
         for tokens in (options.bos, options.eos)
@@ -196,7 +195,7 @@ def token_id(vocabulary: Vocabulary, token: int | str) -> int:
 def chosen_texts(
     vocabulary: Vocabulary, options: SpecialOptions
 ) -> tuple[Collection[str], Collection[str]]:
-    """Return the special tokens that text may spell, and those whose text is an error."""
+    """Return the allowed special tokens, and the special tokens whose text is an error."""
     special = vocabulary.special_tokens
     allowed = _chosen(vocabulary, options.allowed, special)
     if vocabulary.always_allowed:
@@ -207,7 +206,7 @@ def chosen_texts(
 def _chosen(
     vocabulary: Vocabulary, texts: Collection[str], every: Collection[str]
 ) -> Collection[str]:
-    """Return the special tokens named in `texts`; "all" stands for `every`."""
+    """Return the special tokens named in `texts`, or `every` if "all" is among them."""
     texts = (texts,) if isinstance(texts, str) else texts
     for text in texts:
         if text != ALL and text not in vocabulary.special_tokens:
@@ -219,11 +218,11 @@ def _chosen(
 
 
 def normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
-    """Return the special tokens to search in normalized text, and the bytes to search for."""
+    """Return the special tokens to search for in normalized text, with the bytes to find."""
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     found = [texts[number] for number in vocabulary.normalized_tokens]
     if vocabulary.pieces is not None and vocabulary.pieces.ranks:
-        # SentencePiece searches user-defined symbols in normalized text without normalizing them.
+        # SentencePiece searches for user-defined symbols in normalized text, with their own text.
         return {text: vocabulary.tokens[vocabulary.special_tokens[text]] for text in found}
     name = vocabulary.normalizer
     change = str if name is None else get_normalizer(name).apply
@@ -261,8 +260,8 @@ class _NormalizingEncoder:
 class _SpecialEncoder:
     """Cuts special tokens out, lets another encoder encode the rest, and inserts the tokens' ids.
 
-    lengths: int64, the bytes of each token's text by id. allowed: ids by text. is_normalized:
-    whether the text is normalized, so that its offsets are not offsets in the corpus.
+    lengths: int64, bytes of each token's text by id. allowed: ids by text. is_normalized: whether
+    the text is normalized, so that its offsets are not offsets in the corpus.
     """
 
     encoder: Encoder
@@ -291,18 +290,17 @@ class _SpecialEncoder:
             yield last
 
     def _encode_filtered(self, source: TextSource, insertion: _Insertion) -> Iterator[EncodedSlice]:
-        # Let the other encoder read the filtered text.
         boundaries = _Boundaries()
         guard = Guard(self.disallowed, self.is_normalized) if self.disallowed else None
         special_filter = _SpecialTokenFilter(self.allowed, self.flags, guard, boundaries)
         filtered = _SpecialSource(source, special_filter, self.block_bytes)
-        special_bytes = done = 0  # bytes of special tokens so far, and of filtered text so far
+        special_bytes = done = 0  # bytes cut out so far, and bytes of filtered text so far
         if isinstance(self.encoder, _NormalizingEncoder):
             boundaries.follows = deque()
             encoded_slices = self.encoder.encode(filtered, follows=boundaries.follows)
         else:
             encoded_slices = self.encoder.encode(filtered)
-        # Insert the ids of special tokens, and count their bytes as text.
+        # Insert the ids of special tokens, and add the tokens' bytes to the bytes of text.
         try:
             for piece in encoded_slices:
                 done += piece.text_bytes
@@ -314,7 +312,7 @@ class _SpecialEncoder:
                 piece = replace(piece, text_bytes=piece.text_bytes + span, closed=closed)
                 yield insertion.insert(piece, kinds)
         except NoTokenError as error:
-            # The error has an offset in the filtered text: add the bytes cut out before it.
+            # The error's offset is in the filtered text: add the number of bytes cut out before it.
             before = boundaries.special_before(error.offset)
             offset = error.offset + special_bytes + int(self.lengths[before].sum())
             offset += boundaries.pass_swallowed(error.offset)
@@ -322,27 +320,27 @@ class _SpecialEncoder:
 
 
 class _Insertion:
-    """Inserts special tokens into the ids of a text, and `bos` and `eos` around its documents."""
+    """Inserts ids of special tokens into a text's ids, and `bos` and `eos` around documents."""
 
     def __init__(self, bos: int | None, eos: int | None) -> None:
         self._bos, self._eos = bos, eos
         self._is_open = False  # whether a document has started and not yet ended
 
     def insert(self, piece: EncodedSlice, kinds: NDArray[np.int64]) -> EncodedSlice:
-        """Insert the special tokens, `bos` and `eos` into the ids of a slice.
+        """Insert the ids of special tokens, `bos` and `eos` into the ids of a slice.
 
         kinds: int64, for each boundary in the slice either _DOCUMENT or the id of a special token.
         """
         starts = piece.document_starts
         begins = kinds == _DOCUMENT
-        # values: the ids that may be inserted at each boundary, int64 (boundaries, 2). Column 0 is
-        # a special token or the end of a document, column 1 the start of a document. present: bool,
-        # same shape, whether the id is inserted.
+        # values: the ids that may be inserted at each boundary, int64 (boundaries, 2). Column 0 has
+        # the id of a special token, or `eos` of the document before the boundary. Column 1 has
+        # `bos` of the document after it. present: bool, same shape, whether the id is inserted.
         values = np.stack([kinds, np.zeros_like(kinds)], axis=1)
         present = np.stack([~begins, begins & (self._bos is not None)], axis=1)
         values[:, 1] = self._bos or 0
         if self._eos is not None:
-            # At a document start, the document before it ends, if one is open.
+            # Where a document starts, `eos` ends the document before it, if a document is open.
             ending = begins.copy()
             if len(ending) and not self._is_open:
                 ending[np.argmax(begins)] = False
@@ -374,27 +372,27 @@ class _Boundaries:
     The thread that reads text adds boundaries, and the thread that receives the ids removes them.
     Both may be the same thread.
 
-    follows: a queue that tells a normalizer whether each boundary is a special token; None without
-    a normalizer.
+    follows: a queue with a bool for each boundary, whether it is a special token. A normalizer
+    reads the queue; None without a normalizer.
     """
 
     def __init__(self) -> None:
         # Boundaries are int64 (2, n): row 0 has their kinds, row 1 their offsets in filtered text.
         self._found: deque[NDArray[np.int64]] = deque()  # boundaries not yet moved to `_ahead`
-        self._ends: deque[int] = deque()  # numbers of boundaries after which a document ends
+        self._ends: deque[int] = deque()  # number of boundaries before each end of a document
         self._added = self._taken = 0  # numbers of boundaries added and removed
-        self._ahead = _NO_BOUNDARIES  # boundaries that left the queue but are not removed yet
+        self._ahead = _NO_BOUNDARIES  # boundaries that have left `_found` but are not removed yet
         self.follows: deque[bool] | None = None
         # Where white space was swallowed: its offset in the filtered text, and its bytes.
         self._swallowed: deque[tuple[int, int]] = deque()
         self._swallowed_before = 0  # bytes of the entries that left `_swallowed`
 
     def add_swallowed(self, offset: int, count: int) -> None:
-        """Record that `count` bytes of white space were cut out at an offset of filtered text."""
+        """Record that a token swallowed `count` bytes of white space at an offset."""
         self._swallowed.append((offset, count))
 
     def pass_swallowed(self, offset: int) -> int:
-        """Return the bytes of white space cut out up to an offset. Call with ascending offsets."""
+        """Return the bytes of white space swallowed up to `offset`, which must not decrease."""
         while self._swallowed and self._swallowed[0][0] <= offset:
             self._swallowed_before += self._swallowed.popleft()[1]
         return self._swallowed_before
@@ -403,8 +401,8 @@ class _Boundaries:
         """Append the next boundaries. Call `add` before the encoder gets the text around them.
 
         kinds: int64 (n,), _DOCUMENT or ids of special tokens. offsets: int64 (n,), positions in the
-        whole filtered text. ended: the number of these boundaries after which a document ends; None
-        if no document ends.
+        whole filtered text. ended: if a document ends in this text, the number of these boundaries
+        that come before its end; else None.
         """
         if ended is not None:
             self._ends.append(self._added + ended)
@@ -429,7 +427,7 @@ class _Boundaries:
         return bool(self._ends) and self._ends[0] == self._taken
 
     def special_before(self, offset: int) -> NDArray[np.int64]:
-        """Return the ids of the special tokens up to an offset, int64, except removed ones."""
+        """Return the ids, int64, of the special tokens up to an offset that are not removed yet."""
         while self._found:
             self._look_ahead()
         kinds: NDArray[np.int64] = self._ahead[0, self._ahead[1] <= offset]
@@ -454,7 +452,8 @@ class _SpecialSource(FilteredSource):
 
     def _pieces(self) -> Iterator[Piece]:
         for piece in super()._pieces():
-            # Pieces of white space come before the piece. Only the piece itself reports the end.
+            # Held-back white space comes first, in pieces of its own. Only the text reports the
+            # end.
             ended, self._ended = self._ended, False
             for blanks in self._special.blanks:
                 yield Piece(np.frombuffer(blanks, np.uint8), np.empty(0, np.int64), closed=False)
@@ -465,8 +464,8 @@ class _SpecialSource(FilteredSource):
 def _document_around(borders: list[int], position: int, end: int) -> tuple[int, int, bool]:
     """Return the begin and end of the document around a position, and whether it began earlier.
 
-    borders: the document starts in the data. end: the end of the data. A document that began in
-    earlier data begins at 0.
+    borders: the document starts in a block of text. end: the end of the block. A document that
+    began before the block has 0 as its begin.
     """
     number = bisect_right(borders, position)
     low = borders[number - 1] if number else 0
@@ -476,7 +475,7 @@ def _document_around(borders: list[int], position: int, end: int) -> tuple[int, 
 class _SpecialTokenFilter:
     """Cuts the allowed special tokens out of a text; see `llmgpu.text.documents.TextFilter`.
 
-    blanks: white space that belongs before the text that the last call of `feed` returned.
+    blanks: white space that belongs right before the text that the last call of `feed` returned.
     """
 
     def __init__(
@@ -492,11 +491,11 @@ class _SpecialTokenFilter:
         self._flags = Flags(*(ids.intersection(allowed.values()) for ids in flags))
         self._guard = guard
         self._boundaries = boundaries
-        self._held = b""  # bytes at the end that wait for the next block
-        self._held_starts = np.empty(0, np.int64)  # document starts in the held bytes
+        self._held = b""  # bytes of earlier blocks that were held back
+        self._held_starts = np.empty(0, np.int64)  # document starts in `_held`
         self._handed_over = 0  # bytes of filtered text returned so far
         self.blanks: Iterable[bytes] = ()
-        self._blanks = Blanks()  # white space before the held bytes, in the same document
+        self._blanks = Blanks()  # white space right before `_held`, in the same document
         self._context = b""  # up to LONGEST bytes before `_held`, in the same document
         self._swallows = False  # whether the last token swallows the white space after it
 
@@ -518,7 +517,7 @@ class _SpecialTokenFilter:
         return self._hand_over(data, starts, matches, decided, decided, final)
 
     def matches(self, document: bytes) -> list[tuple[int, int, int, int]]:
-        """Return the positions of the tokens in a document; see `special_matches`."""
+        """Return the positions of the allowed tokens in a whole document; see `special_matches`."""
         spans, decided = self._find(document, [0], final=True)
         spans = self._valid(document, [0], spans)
         widened = self._widen(document, [0], spans, decided)
@@ -535,13 +534,13 @@ class _SpecialTokenFilter:
     ) -> Piece:
         """Return the text up to `end` without `matches`, and hold back the data from `decided` on.
 
-        The data between `end` and `decided` is white space, which was moved to `_blanks`.
+        The data between `end` and `decided` is white space, which is already in `_blanks`.
         """
-        # Hold back the document starts in the bytes that are held back.
+        # Hold back the last bytes with the document starts among them.
         own = len(starts) if final else int(np.searchsorted(starts, decided))
         self._held, self._held_starts = data[decided:], starts[own:] - decided
         piece, kinds = self._cut(data[:end], starts[:own], matches, final)
-        # Documents that start at the very end of the data do not end with the data.
+        # A document that starts at the very end of the data has not ended.
         begun = int((starts == len(data)).sum())
         ended = len(kinds) - begun if final else None
         self._boundaries.add(kinds, piece.starts + self._handed_over, ended)
@@ -556,12 +555,12 @@ class _SpecialTokenFilter:
         decided: int,
         final: bool,
     ) -> Piece:
-        """Return the result of `feed`, with the flags of tokens applied to the spans found."""
+        """Apply the flags of tokens to the spans that were found; return the result of `feed`."""
         borders = starts.tolist()
         spans = self._valid(data, borders, spans)
         before, last = (b"", borders[-1]) if borders else (self._context, 0)
         self._context = (before + data[last:decided])[-LONGEST:]
-        # Cut off white space at the beginning if the last token has rstrip and swallows it.
+        # Cut off white space at the beginning that the previous token with rstrip swallows.
         if self._swallows:
             lead = blank_after(data, 0, min([decided, *borders[:1], *(b for b, _ in spans[:1])]))
             self._boundaries.add_swallowed(self._handed_over, lead)
@@ -571,8 +570,8 @@ class _SpecialTokenFilter:
             spans = [(begin - lead, end - lead) for begin, end in spans]
         self.blanks = ()
         matches = self._widen(data, borders, spans, decided)
-        # Hold back white space at the end, which a following token with lstrip may swallow. Release
-        # it as soon as other text, a token or a document follows.
+        # Hold back white space at the end, because a following token with lstrip may swallow it.
+        # Release it as soon as other text, a token or a document follows.
         taken = max([0, *borders[-1:], *(end for _, end, _ in matches[-1:])])
         end = decided
         if self._flags.lstrip and not final:
@@ -586,9 +585,9 @@ class _SpecialTokenFilter:
     def _valid(
         self, data: bytes, borders: list[int], spans: list[tuple[int, int]]
     ) -> list[tuple[int, int]]:
-        """Return the spans of the tokens that match in spite of their flags."""
+        """Return the spans that remain after the flags are applied."""
         valid: list[tuple[int, int]] = []
-        # The last token with rstrip swallows white space from `swallowed` up to `until` at most.
+        # A previous token with rstrip swallows white space from `swallowed` up to `until` at most.
         swallowed, until = 0, min([len(data), *borders[:1]]) if self._swallows else 0
         for begin, end in spans:
             token = self._ids[data[begin:end]]
@@ -599,7 +598,7 @@ class _SpecialTokenFilter:
                 after = data[end : min(high, end + LONGEST)]
                 if ends_in_word(before) or begins_with_word(after):
                     continue
-            # This token is white space with lstrip, so the last token swallows all of it.
+            # A token with lstrip that is itself white space is swallowed by the previous token.
             swallows = token in self._flags.lstrip and begin < until
             if swallows and blank_after(data, swallowed, end) == end:
                 continue
@@ -610,12 +609,12 @@ class _SpecialTokenFilter:
     def _widen(
         self, data: bytes, borders: list[int], spans: list[tuple[int, int]], decided: int
     ) -> list[_Match]:
-        """Return matches for the spans, widened by the white space that their tokens swallow."""
+        """Return a match for each span, with the white space that its token swallows."""
         matches: list[_Match] = []
         removed = taken = 0  # bytes cut out so far, and the end of the last match
         tokens = [self._ids[data[begin:end]] for begin, end in spans]
-        # The end of the white space that the previous token may swallow. A token that begins with
-        # white space keeps it, unless the token has lstrip.
+        # limits: for each token, the end of the white space that the token before it may swallow.
+        # White space at the start of a token stays in the token, unless the token has lstrip.
         limits = [
             decided if token in self._flags.lstrip else begin
             for (begin, _), token in zip(spans, tokens, strict=True)
@@ -627,7 +626,7 @@ class _SpecialTokenFilter:
             held = 0
             if token in self._flags.lstrip:
                 first = blank_before(data, max(low, taken), first)
-                # The white space began in earlier data, and is stored in `_blanks`.
+                # The white space began in earlier data: cut out the bytes that were held back, too.
                 if first == 0 and continues:
                     held = self._blanks.length
                     self._blanks.take()
@@ -646,14 +645,14 @@ class _SpecialTokenFilter:
     ) -> tuple[list[tuple[int, int]], int]:
         """Return the (begin, end) of allowed tokens, and the end of the decided text.
 
-        In decided text, no later text can change the tokens.
+        Text is decided if later text can't change the tokens in it.
         """
         search, position = self._search, 0
         if search is None:
             return [], len(data)
         spans: list[tuple[int, int]] = []
-        # Find the tokens that begin before `safe`. They are certain, because the longest token, and
-        # for single_word the character after it, fits into the data or a document ends earlier.
+        # Find the tokens that begin before `safe`. Later text can't change them: the longest token,
+        # and for single_word the character after it, is in the data, or its document ends before.
         longest = search.longest + (LONGEST if self._flags.single_word else 0)
         safe = len(data) if final else max(len(data) - longest + 1, *borders[-1:], 0)
         while (found := search.find(data, position, borders)) and found[0] < safe:
@@ -688,7 +687,8 @@ class _SpecialTokenFilter:
             text, cuts = remove_spans(text, places[:, :2])
             ends = places[:, 1]
             removed = np.concatenate([np.zeros(1, np.int64), ends - cuts])
-            # A document start comes before a token that begins there, after one that ends there.
+            # Where a token begins, a document start comes before it. Where it ends, one comes after
+            # it.
             order = np.argsort(np.concatenate([2 * starts, 2 * places[:, 0] + 1]), kind="stable")
             starts = starts - removed[np.searchsorted(ends, starts, side="right")]
             starts = np.concatenate([starts, cuts])[order]

@@ -20,8 +20,8 @@ class SpecialOptions:
 
     allowed: special tokens whose text is encoded as their id; "all" for all special tokens.
     disallowed: special tokens whose text is an error; "all" for all that are not allowed.
-    bos, eos: the tokens before and after each document. A token is an id, the text of a special
-    token, or a text that exactly one ordinary token has. A tuple has several tokens.
+    bos, eos: the tokens before and after each document. A token is given by its id, by the text of
+    a special token, or by a text that is exactly one ordinary token. A tuple gives several tokens.
     """
 
     allowed: Collection[str] = ()
@@ -50,5 +50,5 @@ NO_SPECIAL_TOKENS = SpecialOptions()
 
 
 def several(tokens: Tokens | None) -> tuple[int | str, ...]:
-    """Return one token or several tokens as a tuple; None gives an empty tuple."""
+    """Return one token, or several tokens in order, as a tuple; () for None."""
     return tokens if isinstance(tokens, tuple) else () if tokens is None else (tokens,)

@@ -16,13 +16,14 @@ from llmgpu.errors import InputError, TextError
 from llmgpu.input_files import quote
 from llmgpu.spelling import spelled
 
-# Most nested groups in a regular expression, because the parser recurses into each group.
+# Greatest depth of groups in a regular expression, because the parser recurses into each group.
 _MOST_NESTED = 50
 
 
 def search_for(texts: Collection[bytes]) -> Search:
     """Return a search for one or more byte strings, none of which is empty."""
-    # Sorting thousands of texts takes longer than the search in a short text, so it is done once.
+    # Sorting thousands of texts takes longer than searching a short text, so sorted texts are
+    # cached.
     return _search_for(tuple(texts))
 
 
@@ -34,7 +35,8 @@ def _search_for(texts: tuple[bytes, ...]) -> Search:
 class Search:
     """Finds byte strings: the leftmost match, and of several at one position the longest.
 
-    longest: bytes of the longest string. pattern: matches the longest string at a position.
+    longest: number of bytes of the longest string. pattern: matches the longest string at a
+    position.
     """
 
     def __init__(self, texts: Sequence[bytes]) -> None:
@@ -46,7 +48,7 @@ class Search:
         self._first = re.compile(b"[" + b"".join(map(re.escape, sorted(firsts))) + b"]")
 
     def find(self, data: bytes, position: int, starts: Sequence[int]) -> tuple[int, int] | None:
-        """Return the (begin, end) of the first match from a position on; None without a match.
+        """Return the (begin, end) of the first match at or after `position`; None without a match.
 
         starts: document starts in the data, ascending. A match never extends across a start.
         """
@@ -66,7 +68,7 @@ class Search:
         return match.start() if match else len(data)
 
     def may_continue(self, data: bytes, position: int) -> bool:
-        """Whether the data from a position on is the beginning of a longer string."""
+        """Whether the data from `position` on is the beginning of a string that is longer."""
         rest = data[position:]
         return any(len(text) > len(rest) and text.startswith(rest) for text in self._texts)
 
@@ -74,8 +76,8 @@ class Search:
 def _longest_of(texts: Sequence[bytes], depth: int = 0) -> bytes:
     """Return a regular expression that matches the longest possible of sorted, distinct texts.
 
-    Texts with a common beginning share one branch, so that few branches are tried at a position.
-    depth: the number of groups around the expression.
+    Texts with a common beginning share one branch, so that the matcher tries few branches at a
+    position. depth: the number of groups around the expression.
     """
     first, last = texts[0], texts[-1]
     alike = next((k for k, byte in enumerate(first) if byte != last[k]), len(first))
@@ -101,8 +103,8 @@ class Guard:
         """
         self._search = search_for(texts)
         self._is_normalized = is_normalized
-        # The last bytes of the current document, one less than the longest string has, and their
-        # offset in the whole text.
+        # The last bytes of the current document, one byte fewer than the longest string, and the
+        # offset of these bytes in the whole text.
         self._before = b""
         self._offset = 0
 

@@ -12,16 +12,16 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.input_files import number_of
 from llmgpu.spelling import spelled
 
-SEARCHED_BYTES = 64 << 20  # most bytes of a text that are searched
+SEARCHED_BYTES = 64 << 20  # bytes of a text that are searched at most
 _SEARCHED_AT_ONCE = 1 << 16  # bytes searched at a time
-_MOST_TIME = 0.01  # most of a command's time that the search may take, as a fraction
+_MOST_TIME = 0.01  # share of the time of a command that the search may take
 
 
 class SpelledTokens:
     """Counts special tokens that a text spells but that are encoded as text; a `TextWatch`.
 
-    At most SEARCHED_BYTES of the text are searched, and only while the search has taken at most a
-    hundredth of the time since the object was made.
+    At most SEARCHED_BYTES of the text are searched. A block is skipped if the search has taken more
+    than a hundredth of the time since this object was made.
 
     is_complete: whether all text so far was searched.
     """
@@ -38,15 +38,16 @@ class SpelledTokens:
         self._search = search_for(texts) if any(texts) else None
         self._clock, self._begin, self._spent = clock, clock(), 0.0
         self._left = SEARCHED_BYTES
-        self._tail = b""  # the last bytes of the text so far, in which a token may begin
+        # the last bytes of the text so far, where a token may begin that ends in later text
+        self._tail = b""
         self._found, self.is_complete = 0, True
 
     def see(self, nbytes: int, read: Callable[[int, int], bytes]) -> None:
-        """Search the next `nbytes` of the text.
+        """Search the next `nbytes` of the text, as far as the search has bytes and time left.
 
-        read: returns the bytes between two positions, counted from the first of these bytes.
+        read: returns the bytes between two positions; position 0 is the first of the `nbytes`.
 
-        If a stretch is not searched, a token that begins or ends in the stretch is not found.
+        A token that begins or ends in bytes that are not searched is not found.
         """
         if self._search is None:
             return
@@ -65,7 +66,7 @@ class SpelledTokens:
         position = 0
         for match in search.pattern.finditer(data):
             position = match.start()
-            # A longer token may begin here and end in the next bytes.
+            # A token may begin here and end in the next bytes: search again when they arrive.
             if position + search.longest > len(data) and search.may_continue(data, position):
                 break
             position = match.end()

@@ -15,11 +15,11 @@ from llmgpu.text.normalizing import NFC, get_normalizer
 
 
 def check_unmerged(tokens: set[bytes], ignore_merges: bool) -> None:
-    """Check that a model without merges gets the same ids in the library and by merging by rank.
+    """Check that a model without merges has the same ids in the library and in llmgpu.
 
-    llmgpu merges by rank if there are no merges: two neighbours that spell a token become the
-    token. The library uses a token of several bytes only for a whole pre-token (ignore_merges). So
-    no token may consist of two others.
+    Without merges, llmgpu lets two neighbours become a token if together they spell it. The library
+    uses a token of several bytes only for a whole pre-token (ignore_merges). So the check fails if
+    a token consists of two other tokens.
     """
     longer = sorted(token for token in tokens if len(token) > 1)
     if longer and not ignore_merges:
@@ -44,11 +44,11 @@ def find_whole(
 
     Usually no pre-token has the text of a special token, because the search for special tokens
     finds this text before the pattern cuts. The search misses the text if the normalizer produces
-    it, or if the token counts only as a word of its own.
+    it, or if the token has the flag single_word and stands inside a word.
 
     special: ids by text of special tokens that are tokens of the model, too. normalized: ids of the
     special tokens that are searched after the normalizer. single_words: ids of the special tokens
-    that count only as words of their own.
+    with the flag single_word.
 
     Raises VocabularyError if such a pre-token has other bytes than the special token.
     """

@@ -1,4 +1,4 @@
-"""The formats of other tools' vocabularies: each is a module, listed in the tables below."""
+"""The formats of other tools' vocabularies; the tables list a module for each format."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Reader(Protocol):
     """The functions of a module for a format that is read."""
 
     def recognizes(self, data: bytes) -> bool:
-        """Whether a single file is of this format; data: the first bytes of the file."""
+        """Whether a vocabulary's only file is of this format; data: the first bytes of the file."""
 
     def read(
         self,
@@ -57,8 +57,8 @@ class Reader(Protocol):
         merges_path: the second file, for a format of two files.
         pattern: a name in PATTERNS, for files that do not name a pattern.
         special_tokens: ids by text of special tokens that are not in the files.
-        note: called with a note on each part of the files that does not change the ids inside a
-            text and is dropped.
+        note: called with a text about each part of the files that is dropped because it does not
+        change the ids inside a text.
 
         Raises VocabularyError for files that can't be read exactly and for arguments that the
         format does not use; LlmgpuError for an unknown pattern.
@@ -70,7 +70,7 @@ class Format(Reader, Writer, Protocol):
 
 
 _ROOM = "llmgpu.bpe.interchange"
-# The summaries name the files of each format.
+# The summaries, which `--help` prints, name the files of each format.
 _FORMATS = {
     "tiktoken": Entry(f"{_ROOM}.tiktoken", "a .tiktoken file with its side file .json"),
     "huggingface": Entry(f"{_ROOM}.huggingface", "a tokenizer.json or a folder"),
@@ -89,27 +89,29 @@ WRITERS: Registry[Writer] = Registry(
     _FORMATS | {"gguf": Entry(f"{_ROOM}.gguf", "a .gguf file for llama.cpp")}
 )
 ALIASES = {"hf": "huggingface"}
-# formats of a single file, by the kind that `llmgpu.outputs.kind_of` recognizes
+# Formats with a single file, by the kind of file that `llmgpu.outputs.kind_of` returns.
 KINDS = {RANKS: "tiktoken", TEKKEN: "tekken", SENTENCEPIECE: "sentencepiece", GGUF: "gguf"}
-# Formats by the name of a file in a folder. If a folder has several, the first name here is read.
+# Formats by a file's name. Of several such files in a folder, the first in this table is read.
 NAMES = {
     "tokenizer.json": "huggingface",
     "tekken.json": "tekken",
     "tokenizer.model": "sentencepiece",
 }
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's special token after each text
-# Types of weights in GGUF files, with llama.cpp's numbers for files of mostly this type.
+# Types of weights in GGUF files. A number is llama.cpp's number for a file in which most weights
+# are of the type.
 WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q5_0": 8, "q4_0": 2}
 
 
 def guess_format(path: str | Path, merges_path: str | Path | None) -> str:
     """Return the name of the format of a file; VocabularyError if it can't be read."""
-    if merges_path is not None:  # no other format has two files
+    if merges_path is not None:  # only gpt2 has two files
         return "gpt2"
     with naming(path):
-        # the file may contain weights of any size
+        # Recognize GGUF without reading the whole file: the file may contain weights of any size.
         if kind_of(str(path)) == GGUF:
             return "gguf"
-        # tiktoken or huggingface recognizes any file.
+        # One format is always found: tiktoken recognizes any file that is not JSON, huggingface
+        # JSON.
         data = read_limited(path)
         return next(name for name, format in READERS.items() if format.recognizes(data))

@@ -6,7 +6,7 @@
 - If llama.cpp's expression differs slightly from the pattern, a note says which texts get other
   ids.
 - Tokens are written in GPT-2's alphabet. Special tokens are written with their own text, as control
-  tokens. Ids without a token get a text that no merge produces.
+  tokens. An id without a token gets a text that no merge produces.
 - The package gguf, an extra, writes the files.
 """
 
@@ -141,17 +141,18 @@ def describe(
     eos_id: int | None = None,
     rows: int = 0,
 ) -> dict[str, Any]:
-    """Return the metadata of a vocabulary; the value of key X is for `GGUFWriter.add_X`.
+    """Return the metadata of a vocabulary: its key X has the argument of `GGUFWriter.add_X`.
 
     rows: number of rows of the model's tables, if there are more rows than ids in the vocabulary.
     bos_id, eos_id: the first and the last id of a text. By default, the ids that the vocabulary
-        adds around a text; if it adds no last id, the end-of-text token; if it adds no first id,
-        the last id. The file tells llama.cpp to add the ids only if the vocabulary adds them.
+    adds around a text. If the vocabulary adds no last id, the end-of-text token is the default; if
+    it adds no first id, the last id. The file tells llama.cpp to add the ids only if the vocabulary
+    adds them.
     note: called with a note on texts that get other ids in llama.cpp.
 
     Raises VocabularyError if llama.cpp can't give the same ids.
     """
-    # Choose llama.cpp's names and ids.
+    # Choose llama.cpp's names for tokens and pattern, and the ids around a text.
     if vocabulary.pieces is None:
         texts, kinds, model = _describe_bytes(vocabulary)
     else:
@@ -160,7 +161,7 @@ def describe(
     bos_id, eos_id = _around(vocabulary, bos_id, eos_id, note)
     if eos_id is None and end is not None:
         eos_id = vocabulary.special_tokens[end]
-    # List the text of every id. Texts must differ, so an id without a token gets [PADn].
+    # List the text of every id. No two texts may be equal, so an id without a token gets [PADn].
     numbers = range(max(rows, vocabulary.size))
     names = [texts.get(number, f"[PAD{number}]") for number in numbers]
     if len(set(names)) < len(names):
@@ -185,7 +186,7 @@ def describe(
 def _describe_bytes(
     vocabulary: Vocabulary,
 ) -> tuple[dict[int, str], dict[int, int], dict[str, Any]]:
-    """Return texts and kinds by id, and the metadata, of a byte-level vocabulary with merges."""
+    """Return texts and kinds by id, and further metadata, of a byte-level vocabulary."""
     ids = exportable_ids(vocabulary, _TOOL)
     merges = listed_merges(vocabulary)
     special = set(vocabulary.special_tokens.values())
@@ -201,9 +202,9 @@ def _describe_bytes(
 def _describe_pieces(
     vocabulary: Vocabulary, rows: int, note: Note
 ) -> tuple[dict[int, str], dict[int, int], dict[str, Any]]:
-    """Return texts and kinds by id, and the metadata, of a vocabulary of SentencePiece's kind.
+    """Return texts and kinds by id, and further metadata, of a vocabulary of SentencePiece's kind.
 
-    Such metadata has scores in place of merges.
+    The further metadata has scores in place of merges.
     """
     assert vocabulary.pieces is not None
     plain = replace(vocabulary, normalized_tokens=()) if vocabulary.pieces.ranks else vocabulary
@@ -218,10 +219,10 @@ def _describe_pieces(
 def _around(
     vocabulary: Vocabulary, bos_id: int | None, eos_id: int | None, note: Note
 ) -> tuple[int | None, int | None]:
-    """Return the first and the last id of a text, None where there is no such id.
+    """Return the first and the last id of a text, each None if there is no such id.
 
-    llama.cpp adds at most one id on either side. `note` reports the ids that llama.cpp does not
-    add.
+    llama.cpp adds at most one id on either side. `note` reports ids of the vocabulary that
+    llama.cpp does not add.
     """
     found = []
     for ids, given in ((vocabulary.prefix_ids, bos_id), (vocabulary.suffix_ids, eos_id)):
@@ -234,7 +235,8 @@ def _around(
 def _name_split(vocabulary: Vocabulary, made: int) -> str:
     """Return llama.cpp's name for the pattern.
 
-    The name also says whether a pre-token that is a token is taken without merges (ignore_merges).
+    The name also tells llama.cpp whether a pre-token that spells a token becomes this token without
+    merging (ignore_merges).
 
     made: the number of tokens that merges produce.
 

@@ -1,11 +1,11 @@
 """Vocabularies in GGUF files of llama.cpp, with or without a model's weights.
 
-- Only the metadata at the beginning of the file is read. Every length is compared with the number
-  of bytes left before memory is allocated.
-- The tokenizer ``gpt2`` is byte-level BPE; ``tokenizer.ggml.pre`` names the pattern, and whether a
-  pre-token that is a token stays whole. If llama.cpp's expression differs from the pattern of the
-  model, llmgpu uses the pattern of the model, and a note says which texts get other ids in
-  llama.cpp.
+- Only the metadata at the beginning of the file is read. Every length in it is compared with the
+  number of bytes left before memory is allocated.
+- The tokenizer ``gpt2`` is byte-level BPE. ``tokenizer.ggml.pre`` names the pattern, and decides
+  whether a pre-token that spells a token becomes that token without merging. If llama.cpp's
+  expression differs from the pattern of the model, llmgpu uses the pattern of the model, and a note
+  says which texts get other ids in llama.cpp.
 - The tokenizer ``llama`` is SentencePiece BPE: pieces with scores, whose types have SentencePiece's
   numbers. User-defined tokens have spaces in the file, and a model's pieces have U+2581.
 - llama.cpp does not normalize text, so a vocabulary from a GGUF file lacks the model's normalizer.
@@ -43,7 +43,8 @@ from llmgpu.outputs import GGUF, binary_kind
 
 _MOST = MAX_BYTES["vocabulary of another tool"]
 _VERSIONS = (2, 3)
-# Formats of values by type: numbers first, then strings and arrays.
+# How values are stored, by the file's number of their type: `struct` formats of numbers, then the
+# numbers of strings and arrays.
 _NUMBERS = dict(enumerate(["<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?"])) | {
     10: "<Q",
     11: "<q",
@@ -62,9 +63,9 @@ Content = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Cut:
-    """How text is cut: by a pattern, or by expressions one after the other.
+    """A way to cut text: by a pattern of llmgpu, or by expressions one after the other.
 
-    whole: a pre-token that is a token stays whole.
+    whole: whether a pre-token that spells a token becomes this token without merging.
     """
 
     pattern: str = ""
@@ -73,7 +74,7 @@ class _Cut:
 
 
 _DIGITS = _Cut(expressions=(_DIGIT, splits.GPT2))
-# llama.cpp's names for each way of cutting.
+# llama.cpp's names, several in one text, for each way to cut text.
 _NAMES = {
     "gpt-2 phi-2 mpt olmo jina-es jina-de jina-v2-es jina-v2-de": _Cut("gpt2"),
     "llama-bpe llama3 llama-v3 falcon3 pixtral": _Cut("llama3", whole=True),
@@ -88,7 +89,7 @@ CUTS = {name: cut for names, cut in _NAMES.items() for name in names.split()}
 
 
 def recognizes(data: bytes) -> bool:
-    """Whether the file begins as a GGUF file."""
+    """Whether a file that begins with `data` is a GGUF file."""
     return binary_kind(data[:64]) == GGUF
 
 
@@ -124,7 +125,8 @@ def _read_bytes(content: Content, texts: list[str], kinds: list[int], note: Note
             f"{', '.join(sorted(CUTS))}. Use the model's tokenizer.json"
         )
     chosen = get_pattern(cut.pattern or splits.pattern_of_expressions(cut.expressions, note))
-    # tekken's expression is that of o200k, except for numbers and contractions.
+    # For "tekken", the notes on o200k apply: the expressions differ in numbers and contractions
+    # only.
     if differs := DIFFERENCES.get("o200k" if name == "tekken" else cut.pattern):
         note(f"llama.cpp gives different ids for {differs}")
     merges = _list(content, "tokenizer.ggml.merges", str)
@@ -186,7 +188,7 @@ def _tokens(content: Content) -> tuple[list[str], list[int]]:
 def _around(content: Content, texts: list[str], note: Note, *, adds_bos: bool) -> dict[str, Any]:
     """Return the ids around a text and the chat template, as fields of a vocabulary.
 
-    adds_bos: whether llama.cpp adds the first id to a text if the file does not say so.
+    adds_bos: whether llama.cpp adds the first id to a text if the file has no entry about this.
     """
     found: dict[str, Any] = {}
     tokens: dict[str, str] = {}
@@ -236,13 +238,13 @@ def read_metadata(data: bytes) -> dict[str, Any]:
 
 
 class _Parts:
-    """Parses a file from its beginning."""
+    """Parses a file from its beginning; VocabularyError if the file ends too early."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
 
     def take(self, form: str) -> Any:
-        """Parse a number; form: its format in `struct`."""
+        """Parse a number; form: the number's format in `struct`."""
         (value,) = struct.unpack(form, self._bytes(struct.calcsize(form)))
         return value
 
@@ -255,7 +257,10 @@ class _Parts:
             raise VocabularyError(f"a text that is not UTF-8: {data[:40]!r}") from error
 
     def value(self, kind: int) -> Callable[[], Any]:
-        """Skip a value, and return a function that parses it."""
+        """Read a value, and return a function that returns it.
+
+        An array of numbers is converted only when the function is called.
+        """
         if kind == _STRING:
             text = self.string()
             return lambda: text
@@ -270,7 +275,7 @@ class _Parts:
             return lambda: np.frombuffer(data, _NUMBERS[kind]).tolist()
         if kind != _STRING:
             raise VocabularyError(f"the GGUF file has an array of the unsupported type {kind}")
-        # each string takes at least 8 bytes, for its length
+        # Each string takes at least the 8 bytes of its length, which limits the count.
         if count > (len(self._data) - self._at) // 8:
             raise self._cut()
         texts = [self.string() for _ in range(count)]

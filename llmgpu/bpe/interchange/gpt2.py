@@ -1,12 +1,11 @@
 """GPT-2's pair of files: vocab.json with ids by token, and merges.txt with one merge per line.
 
 - Tokens are written in the byte-level alphabet. Neither file names a pattern: `read` assumes gpt2
-  unless its caller names another pattern. GPT-2's tokenizers know no other pattern, so `write`
-  refuses vocabularies of other patterns.
+  unless its caller names another pattern. GPT-2's tokenizers have no other pattern, so `write`
+  refuses vocabularies with other patterns.
 - Neither file marks special tokens. A token of several characters that is in no merge, for example
-  ``<|endoftext|>``, is never the result of text. So `read` makes it a special token if its
-  characters are ASCII, or not all in the byte-level alphabet. In any other case the token stands
-  for bytes.
+  ``<|endoftext|>``, is never the result of text. `read` makes such a token a special token if its
+  characters are ASCII, or not all in the byte-level alphabet. Every other token stands for bytes.
 - vocab.json is written like GPT-2's: ids ascending, ASCII only, on one line.
 """
 
@@ -146,7 +145,7 @@ def _check_expressible(vocabulary: Vocabulary, made: int) -> None:
 def _find_special(
     ids: Mapping[str, int], merged: set[int], given: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the special tokens, ids by text: the given ones, and tokens that text never produces.
+    """Return the special tokens, ids by text: the given tokens, and tokens that no text produces.
 
     ids: all ids by text. merged: ids that are in merges.
 

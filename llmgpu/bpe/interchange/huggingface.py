@@ -12,31 +12,31 @@
 - The chat template beside a tokenizer.json is kept. An export to a folder writes the template into
   tokenizer_config.json.
 - If an added token is not among the model's tokens, the library ignores the token's id in the file
-  and numbers it anew. So special tokens are written in both places, as in GPT-2's file, and a file
-  whose tokens the library would number differently is refused.
+  and numbers the token anew. For this reason special tokens are written in both places, as in
+  GPT-2's file. A file is refused if the library would number its tokens differently.
 - With ignore_merges, a pre-token that spells one of the model's tokens becomes this token, even if
-  it is an added token. The search for added tokens leaves such a pre-token in a text if the
-  normalizer makes the token's text, or if the token counts only as a word of its own. The
+  it is an added token. The search for added tokens misses such a pre-token if only the normalizer
+  makes the token's text, or if the token has the flag single_word and stands inside a word. The
   vocabulary lists these tokens in `whole_tokens`. If another special token could become a
-  pre-token, an export leaves the special tokens out of the model's tokens. The export is refused
-  if the library would then give the special tokens other ids.
+  pre-token, an export leaves the special tokens out of the model's tokens. The export is refused if
+  the library would then give the special tokens other ids.
 
-The chat template is in chat_template.jinja, or else in tokenizer_config.json. There it is a text,
-or a list of templates, of which "default" is used. The template's special tokens, such as
-``bos_token``, are in tokenizer_config.json or else in special_tokens_map.json, as texts or as
-objects with a ``content``. Most commands need no template, so unreadable files about templates only
-cause a note.
+The chat template is in chat_template.jinja, or else in tokenizer_config.json. In
+tokenizer_config.json it is a text, or a list of templates, of which "default" is used. The
+template's special tokens, such as ``bos_token``, are in tokenizer_config.json or else in
+special_tokens_map.json, as texts or as objects with a ``content``. Most commands need no template,
+so unreadable files about templates only cause a note.
 
 The post-processor:
 
-- A template for one text becomes ids before and after the text, and so do the two tokens that
-  RoBERTa's and BERT's processors name. The ids come from the post-processor, because the library
-  uses the ids stated there.
+- A template for one text becomes ids before and after the text. The two tokens that RoBERTa's and
+  BERT's processors name become such ids, too. The ids come from the post-processor, because the
+  library uses the ids stated there.
 - Templates for two texts are not kept, because each text is a document of its own in llmgpu. The
   written template treats both texts alike, as Llama 3's template does.
 - In a Sequence of templates, the library passes the tokens of one template to the next template as
-  several texts. Such a Sequence is refused, and so is a template that does not have the text
-  exactly once.
+  several texts. Such a Sequence is refused. A template that does not have the text exactly once is
+  refused, too.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ _FOLDER = {
     "special_tokens_map.json": SPECIAL_TOKENS_MAP,
 }
 
-_SEQUENCES = {  # names of the list of components in a Sequence
+_SEQUENCES = {  # key of the list of components in each kind of Sequence
     "normalizer": "normalizers",
     "pre_tokenizer": "pretokenizers",
     "post_processor": "processors",
@@ -128,7 +128,7 @@ _PARTS = {"version", "truncation", "padding", "added_tokens", "model", *_SEQUENC
 _MODEL_PARTS = {"type", "vocab", "merges", "unk_token", "ignore_merges"}
 _MODEL_AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 _MODEL_REFUSED = ("dropout", *_MODEL_AFFIXES, "fuse_unk", "byte_fallback")
-_ADDED_FLAGS = {  # the field of a vocabulary for each flag
+_ADDED_FLAGS = {  # for each flag in the file, the field of a vocabulary that lists the tokens
     "single_word": "single_word_tokens",
     "lstrip": "lstrip_tokens",
     "rstrip": "rstrip_tokens",
@@ -136,13 +136,13 @@ _ADDED_FLAGS = {  # the field of a vocabulary for each flag
 
 
 def recognizes(data: bytes) -> bool:
-    """Whether the file is a JSON object."""
+    """Whether a file that begins with `data` is a JSON object."""
     return data.lstrip().startswith(b"{")
 
 
 @complete("a tokenizer.json")
 def read(path: str | Path, note: Note) -> Vocabulary:
-    """Read a tokenizer.json, which holds everything; see `formats.Format.read`."""
+    """Read a tokenizer.json, and the chat template beside it; see `formats.Format.read`."""
     content = _as_map("the file", parse_json(read_limited(path)))
     return read_content(content, lambda: read_chat_template(Path(path).parent, note), note)
 
@@ -161,7 +161,7 @@ def read_content(
     model = _model_of(content)
     if metaspace.is_of_pieces(content):
         return _read_pieces(content, model, chat(), note)
-    # Read the components around the model.
+    # Read the components other than the model.
     steps = _steps("pre_tokenizer", content.get("pre_tokenizer"), SUPPORTED)
     cut = get_pattern(read_pattern(steps, note))
     steps = _steps("normalizer", content.get("normalizer"), STEPS)
@@ -172,12 +172,12 @@ def read_content(
     for part in ("truncation", "padding"):
         if content.get(part) is not None:
             note(f"{part} is not applied")
-    # The library searches for an added token before or after the normalizer runs.
+    # Read the added tokens. The library searches for each before or after the normalizer runs.
     added, normalized, flagged = _read_added(content.get("added_tokens"), note)
     if normalizer is not None:
         _check_different(added, normalized, get_normalizer(normalizer).apply)
     elif len(normalized) == len(added):
-        normalized = ()  # without a normalizer, both searches see the same text
+        normalized = ()  # without a normalizer, the searches before and after it see the same text
     vocabulary = _read_model(
         model,
         added,
@@ -194,7 +194,7 @@ def read_content(
 
 
 def outputs(path: str | Path) -> list[Output]:
-    """Return the file, or with a folder the files, that `write` would write."""
+    """Return the file that `write` would write, or the files if `path` is a folder."""
     if not (os.path.isdir(path) or str(path).endswith(("/", os.sep))):
         return [Output(str(path), TOKENIZER_JSON)]
     return [Output(os.path.join(path, name), kind) for name, kind in _FOLDER.items()]
@@ -243,7 +243,8 @@ def describe_config(
 ) -> dict[str, Any]:
     """Return the content of a tokenizer_config.json.
 
-    tokens: texts of special tokens by role. max_length: the most ids that a model accepts.
+    tokens: texts of special tokens by role. max_length: the largest number of ids that a model
+    accepts.
     """
     chat = vocabulary.chat
     content = {
@@ -316,10 +317,11 @@ def to_transformers(vocabulary: Vocabulary) -> Any:
 def _model_ids(vocabulary: Vocabulary, ids: Mapping[str, int]) -> Mapping[str, int]:
     """Return the ids by text of the tokens to be written into the model.
 
-    ids: all ids by text. Special tokens are left out if a pre-token could spell a special token
-    that is not in `whole_tokens`. Otherwise all ids are returned.
+    ids: all ids by text. All are returned unless a pre-token could spell a special token that is
+    not in `whole_tokens`. In this case the special tokens are left out.
 
-    Raises VocabularyError if the library would give the tokens left out other ids.
+    Raises VocabularyError if the library would give other ids to the special tokens that are left
+    out.
     """
     whole = set(vocabulary.whole_tokens)
     special = {k: v for k, v in vocabulary.special_tokens.items() if v not in whole}
@@ -398,7 +400,8 @@ def _type_of(what: str, component: object) -> str:
 def _steps(what: str, component: object, supported: Set[str]) -> list[tuple[str, dict[str, Any]]]:
     """Return the type and content of a component, or of each component of a Sequence.
 
-    Empty if `component` is None. Raises VocabularyError for a type that is not in `supported`.
+    component: content of the file; None gives no components. Raises VocabularyError for a type that
+    is not in `supported`.
     """
     if component is None:
         return []
@@ -431,7 +434,7 @@ def _read_pieces(
     content: Mapping[str, Any], model: Mapping[str, Any], chat: ChatTemplate | None, note: Note
 ) -> Vocabulary:
     """Return the vocabulary of a file of SentencePiece's kind; see `metaspace`."""
-    # Read the components around the model.
+    # Read the components other than the model.
     _refuse_unknown("part of the model", model, _MODEL_PARTS | set(_MODEL_REFUSED))
     for name in ("dropout", *_MODEL_AFFIXES):
         if model.get(name):
@@ -448,7 +451,7 @@ def _read_pieces(
         for entry in content.get("added_tokens") or ()
         if entry.get("special") is not True
     ]
-    # Combine the normalizer and the Metaspace, if there is one, into one normalizer.
+    # Combine the normalizer and the Metaspace, which may be missing, into one normalizer.
     steps, space = metaspace.read_steps(before, cut)
     scheme, has_normalizer = metaspace.scheme_of(space), bool(before)
     steps, late = metaspace.check_prefix(
@@ -484,8 +487,8 @@ def _read_added(
 ) -> tuple[dict[str, int], tuple[int, ...], dict[str, tuple[int, ...]]]:
     """Return the added tokens: ids by text, ids of the normalized tokens, and ids by flag.
 
-    A flag is a field of Vocabulary in _ADDED_FLAGS. always: the vocabulary matches added tokens
-    that are not special in any text, as the library does, so no note is needed.
+    A flag is a field of Vocabulary in _ADDED_FLAGS. always: set if the vocabulary matches added
+    tokens that are not special in any text, as the library does. Then no note reports a difference.
     """
     added: dict[str, int] = {}
     normalized: list[int] = []
@@ -517,7 +520,7 @@ def _read_added(
 def _check_different(
     added: dict[str, int], normalized: tuple[int, ...], normalize: Callable[[str], str]
 ) -> None:
-    """Check that normalization leaves the normalized added tokens distinct and not empty."""
+    """Check that the normalized added tokens stay distinct and not empty if they are normalized."""
     found: dict[str, str] = {}
     late = set(normalized)
     for text in added:
@@ -574,7 +577,7 @@ def _read_model(
 def _check_apart(
     merges: NDArray[np.uint32], added: dict[str, int], ids: dict[str, int], unknown: dict[str, int]
 ) -> None:
-    """Check that added and unknown tokens are in no merge, and no added token is a single byte."""
+    """Check that added and unknown tokens are in no merge, and no added token is one byte."""
     merged = set(merges.reshape(-1).tolist())
     for text, number in (added | unknown).items():
         if number in merged:
@@ -588,7 +591,7 @@ def _check_apart(
 
 
 def _read_unknown(text: object, ids: dict[str, int]) -> dict[str, int]:
-    """Return the unknown token's id by its text; empty if there is no unknown token."""
+    """Return the unknown token as an id by its text; an empty dict if there is no unknown token."""
     if text is None:
         return {}
     if not isinstance(text, str) or text not in ids:
@@ -617,7 +620,8 @@ _TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls"
 def read_chat_template(folder: Path, note: Note) -> ChatTemplate | None:
     """Return the chat template in a folder's files.
 
-    None if there is no template. None also if the files are unreadable; `note` then reports this.
+    None if there is no template, or if the files are unreadable; in the second case `note` reports
+    it.
     """
     try:
         config = _read_object(folder / _CONFIG)
@@ -653,7 +657,7 @@ def _read_source(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _named(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of special tokens in a file's content by role, a key of _TOKENS."""
+    """Return the texts of special tokens by role. The roles are the keys of _TOKENS."""
     found = {name: config.get(name) for name in _TOKENS}
     texts = {k: v.get("content") if isinstance(v, dict) else v for k, v in found.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -10,7 +10,7 @@
 - Added tokens that are not special are found in every text. Special tokens are found only where a
   caller allows them, as with any other vocabulary.
 - With `ignore_merges`, a pre-token that spells a token becomes this token. In llmgpu the whole text
-  is one pre-token, so `ignore_merges` together with a Metaspace that splits is refused.
+  is one pre-token, so a file with `ignore_merges` and a Metaspace that splits is refused.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def read_steps(
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """Return the steps of llmgpu's normalizer, and the Metaspace, None if there is none.
 
-    After the returned steps, a text has a space wherever it has U+2581 after the library's steps.
+    The returned steps give the text that the library's steps give, with spaces in place of U+2581.
 
     Raises VocabularyError if a text may still have spaces after the library's steps.
     """
@@ -84,8 +84,8 @@ def read_steps(
     last = len(steps) - 1 - steps[::-1].index(TO_MARKS)
     if any(" " in str(step.get("content", step.get("prepend", ""))) for step in steps[last + 1 :]):
         raise VocabularyError("the normalizer makes spaces after U+2581: not supported")
-    # Add a step that turns U+2581 into spaces. It would undo a last step that does the reverse, so
-    # that step is dropped.
+    # Add a step that turns U+2581 into spaces. If the last step turns spaces into U+2581, drop it,
+    # since the added step would undo it.
     if last == len(steps) - 1:
         del steps[last]
         if steps and steps[-1] == {"prepend": SPACE_MARK, "type": "Prepend"}:
@@ -95,7 +95,11 @@ def read_steps(
 
 
 def scheme_of(metaspace: Mapping[str, Any] | None) -> str:
-    """Return when a Metaspace adds a space before a text: "always", "first" or "never"."""
+    """Return for which texts a Metaspace adds a space in front: "always", "first" or "never".
+
+    A document has several texts if special tokens were cut out. "first" means only the first of
+    them.
+    """
     if metaspace is None:
         return "never"
     default = "never" if metaspace.get("add_prefix_space") is False else "always"
@@ -115,11 +119,11 @@ def check_prefix(
 ) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
     """Return the normalizer's steps with the prefix of a Metaspace, and the normalized tokens' ids.
 
-    The library searches all added tokens before a Metaspace adds its prefix. So with a prefix no
-    token is normalized, and no ids are returned.
+    The library searches for all added tokens before a Metaspace adds its prefix. With a prefix, no
+    ids of normalized tokens are therefore returned.
 
-    steps: of the normalizer. scheme: see `scheme_of`. added: ids by text. normalized: ids of the
-    normalized tokens in the file.
+    steps: the normalizer's steps. scheme: see `scheme_of`. added: ids by text. normalized: ids of
+    the normalized tokens in the file.
 
     Raises VocabularyError if the ids could differ from the library's.
     """
@@ -131,8 +135,8 @@ def check_prefix(
         )
     if {step["type"] for step in steps} & _CHANGES_STARTS:
         raise VocabularyError("Metaspace after a normalizer other than Replace is not supported")
-    # The library searches normalized tokens after the others, llmgpu all at once. Both find the
-    # same tokens unless a normalized token overlaps another one.
+    # The library searches for normalized tokens after the other tokens, llmgpu for all at once.
+    # Both find the same tokens unless a normalized token overlaps another token.
     late = [text for text, number in added.items() if number in set(normalized)]
     early = [text for text, number in added.items() if number not in set(normalized)]
     for text in late if early else ():
@@ -186,7 +190,7 @@ def make_vocabulary(
         raise VocabularyError(
             "ignore_merges and a Metaspace that splits are not supported together"
         )
-    # Read the model's tokens and their kinds. Added tokens then replace some of them.
+    # Read the model's tokens and their kinds, then let added tokens replace some of them.
     merged = set(merges.reshape(-1).tolist())
     tokens, kinds = _read_tokens(ids, merged, added, unknown, model.get("byte_fallback") is True)
     for text, number in added.items():
@@ -250,7 +254,7 @@ def _read_tokens(
             raise VocabularyError(f"a merge names the token {quote(text)}, which stands for bytes")
         if kinds[number] == NORMAL and text not in added and (" " in text or not text):
             raise VocabularyError(f"the token {quote(text)} is empty or has a space")
-    # Every character of a text must have ids.
+    # Check that every character of a text gets ids: by a token, by byte tokens or as unknown.
     missing = 256 - list(kinds.values()).count(BYTE)
     needed = [
         value

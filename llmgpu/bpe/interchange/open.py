@@ -1,7 +1,7 @@
-"""How to open a vocabulary by the path of a tool's file or folder, or by a published name.
+"""Opening a vocabulary by the path of a tool's file or folder, or by a published name.
 
-The content of a file decides its format; if the content is not clear, the file's name decides. An
-existing path wins over a published name.
+The content of a file decides its format; if the content is not clear, the file's name decides. If a
+path exists that is also a published name, the path is opened.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from llmgpu.outputs import (
 )
 
 _VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
-# formats of files whose content is not recognized
+# Formats of files whose content is not recognized, by the ending of the name.
 _BY_ENDING = {".model": "sentencepiece", ".gguf": "gguf"}
-_UNREADABLE = {  # formats that can't be read, by ending
+_UNREADABLE = {  # endings of formats that can't be read, with the reason
     ".pkl": "pickles are not read, since they can run code",
 }
 
@@ -48,7 +48,7 @@ class VocabularyFiles:
 
     @property
     def inputs(self) -> list[str]:
-        """The files that `read` may read."""
+        """The paths of all files that `read` may read."""
         side = [f"{self.path}.json"] if self.format == "tiktoken" else []
         return [self.path, *filter(None, [self.merges]), *side]
 
@@ -71,18 +71,18 @@ def open_vocabulary(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
 
 
 def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFiles:
-    """Return the files of the vocabulary that a path or a published name stands for.
+    """Return the files of the vocabulary with a path or a published name.
 
     path: a vocabulary file, a tokenizer.json, a tekken.json, a tokenizer.model, a rank file, a
-        vocab.json or merges.txt with the other file beside it, a folder with such files, or the
-        name of a published encoding or of a model with a published encoding, such as ``cl100k`` and
-        ``gpt-4-turbo``.
+    vocab.json or merges.txt with the other file beside it, a folder with such files, or the name of
+    a published encoding or of a model with a published encoding, such as ``cl100k`` and
+    ``gpt-4-turbo``.
     format: the format to prefer in a folder.
 
     Raises VocabularyError for a folder without a vocabulary, for a vocab.json or merges.txt without
     the other file, and for a published encoding that this machine does not have.
     """
-    # The path is a folder, or no file has this name.
+    # A folder, a published name, or a name without a file.
     name = str(path)
     if os.path.isdir(name):
         return find_in_folder(name, format)
@@ -93,7 +93,7 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
         if ranks is None:
             raise VocabularyError(f"can't read the vocabulary {name}: {_missing(name)}")
         return VocabularyFiles(ranks, "tiktoken", special_tokens=added_tokens(name))
-    # The content tells the format.
+    # A file whose content tells the format.
     kind = kind_of(name)
     if kind == VOCABULARY or kind in KINDS:
         return VocabularyFiles(name, KINDS.get(kind))
@@ -101,7 +101,7 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
         return _pair(name, _VOCAB, _MERGES)
     if kind == MERGES_TXT or name.endswith(_MERGES):
         return _pair(name, _MERGES, _VOCAB)
-    # Otherwise the ending of the name decides.
+    # A file whose name tells the format.
     ending = os.path.splitext(name)[1]
     if kind is None and ending in _BY_ENDING:
         return VocabularyFiles(name, _BY_ENDING[ending])
@@ -112,8 +112,8 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
 
 
 def _missing(name: str) -> str:
-    """Return a remedy for a name that is neither a file nor a published encoding."""
-    # An ending of letters marks a file name. The dot in -1.5 may be part of a model's version.
+    """Return the rest of the error message for a name that is neither a file nor published."""
+    # An ending of letters belongs to a file name. A dot as in -1.5 may belong to a model's version.
     if os.path.splitext(name)[1][1:].isalpha():
         return "No such file or directory"
     if advice := download_advice(name, "tokenizer.json "):

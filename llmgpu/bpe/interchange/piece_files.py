@@ -1,21 +1,23 @@
 """Vocabularies of SentencePiece's kind as a tokenizer.json, and for llama.cpp's tokenizer `llama`.
 
 SentencePiece and llama.cpp merge two neighbours that together are a piece, in the order of the
-pieces' scores. A tokenizer.json lists pairs. Both orders give the same ids for these reasons:
+pieces' scores. A tokenizer.json lists pairs instead. Both orders give the same ids for these
+reasons:
 
 - Merge the characters of one piece alone, by score. The last pair merged is the only pair that ever
   makes the piece, in any text (`llmgpu.bpe.vocabulary.recovery`). This holds for equal scores, too,
-  because the leftmost pair then merges first both in the text and in the piece alone.
+  because the leftmost pair then merges first both in the text and in the piece alone. Call it the
+  last pair of the piece.
 - So a list with the last pair of each piece, by score, makes the same merges, unless two of these
-  pieces have equal scores (`_is_run` has an exception). A list can't merge characters that are no
-  piece by themselves, and can't split an unused piece again.
+  pieces have equal scores (`_is_run` has an exception). A list can't merge characters that are not
+  pieces themselves, and can't split an unused piece again.
 - A list that contains the last pair of each piece makes no other merge, because no other pair ever
-  appears. So llama.cpp gives the ids of a tokenizer.json if the list contains all last pairs, in an
-  order in which these pairs are indeed the last ones. llama.cpp looks for every token by its text,
-  so a control symbol, byte token or token without merges must have no last pair.
+  appears. So llama.cpp gives the ids of a tokenizer.json if its list contains the last pairs of all
+  pieces, in an order in which these pairs are indeed the last ones. llama.cpp looks up every token
+  by its text, so a control symbol, byte token or token without merges must have no last pair.
 
 No tool merges user-defined symbols with other text. SentencePiece adds the dummy prefix only before
-the whole text, other tools also after each symbol. llama.cpp searches long symbols first,
+the whole text, other tools also after each symbol. llama.cpp searches for long symbols first,
 SentencePiece searches from the left. The difference matters only if symbols overlap.
 """
 
@@ -46,7 +48,7 @@ from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, quote
 
 _PREFIX = {"prepend": " ", "type": "Prepend"}
-_LONGEST_RUN = 64  # most characters of a run that `_is_run` tries
+_LONGEST_RUN = 64  # characters; `_is_run` refuses pieces with more
 _LLAMA = "llama.cpp's tokenizer llama"
 
 
@@ -89,7 +91,7 @@ def describe_steps(vocabulary: Vocabulary) -> tuple[dict[str, Any] | None, dict[
             "prepend_scheme": scheme,
             "split": rules.splits,
         }
-    if steps[-1] == TO_SPACES:  # the Metaspace, or TO_MARKS below, would undo this step
+    if steps[-1] == TO_SPACES:  # a Metaspace, or TO_MARKS below, would undo this step
         del steps[-1]
     if cut is None:
         if steps and steps[-1] == _PREFIX:
@@ -114,7 +116,7 @@ def describe_decoder(rules: PieceRules) -> dict[str, Any]:
 
 
 def name_pieces(vocabulary: Vocabulary) -> dict[int, str]:
-    """Return the text of each id in a model's spelling; VocabularyError if two are equal."""
+    """Return each id's text as a model spells it; VocabularyError if two texts are equal."""
     rules = _rules(vocabulary)
     special = {number: text for text, number in vocabulary.special_tokens.items()}
     names: dict[int, str] = {}
@@ -123,12 +125,13 @@ def name_pieces(vocabulary: Vocabulary) -> dict[int, str]:
         if kind == BYTE:
             names[number] = f"<0x{token[0]:02X}>"
         elif number in special:
-            # SentencePiece searches its symbols in normalized text.
+            # SentencePiece searches for its symbols in normalized text, where spaces are U+2581.
             spelled = special[number]
             is_symbol = bool(rules.ranks) and kind == USER
             names[number] = spelled.replace(" ", SPACE_MARK) if is_symbol else spelled
         elif kind == UNKNOWN and rules.ranks:
-            names[number] = "<unk>"  # the token of the unknown id is the text to which it decodes
+            # its bytes in the vocabulary are the text to which the id decodes
+            names[number] = "<unk>"
         elif kind != ABSENT:
             names[number] = token.decode().replace(" ", SPACE_MARK)
     text, count = max(Counter(names.values()).items(), key=lambda item: item[1])
@@ -138,7 +141,10 @@ def name_pieces(vocabulary: Vocabulary) -> dict[int, str]:
 
 
 def _pairs_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Return the last pair of each piece, by score; VocabularyError if no list gives the ids."""
+    """Return the last pair of each piece, sorted by score, as the merges of a tokenizer.json.
+
+    Raises VocabularyError if no list of merges gives the same ids.
+    """
     symbols, rules = vocabulary.piece_symbols, _rules(vocabulary)
     assert symbols is not None
     scores = np.frombuffer(rules.ranks, "<u4").tolist()
@@ -173,13 +179,14 @@ def _pairs_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _is_run(texts: Sequence[str], pairs: Mapping[str, tuple[str, str]]) -> bool:
-    """Whether pieces of equal scores are runs of one character that a list merges as scores do.
+    """Whether a list of pairs merges pieces of equal scores as the scores do.
+
+    True only if the pieces consist of one repeated character, and are no parts of other pieces. A
+    text then has stretches of this character that do not affect each other. If the first characters
+    of a long stretch become the longest piece before any other merge, this piece stays, and the
+    rest is a shorter stretch. So it is enough to compare list and scores on short stretches.
 
     texts: the pieces, the longest first. pairs: the last pairs of all pieces.
-
-    No other piece may have a run as a part, so that runs of a text do not affect each other. If the
-    first characters of a long run become the longest piece before any other merge, this piece stays
-    and the rest is a shorter run. So it suffices to try the shorter runs.
     """
     longest = len(texts[0])
     parts = {part for text, pair in pairs.items() if text not in texts for part in pair}
@@ -201,7 +208,7 @@ def _is_run(texts: Sequence[str], pairs: Mapping[str, tuple[str, str]]) -> bool:
 
 
 def _merge_run(length: int, rank: Callable[[int, int], int | None]) -> list[list[int]]:
-    """Return the lengths of the parts of a run after each merge.
+    """Merge `length` equal characters; return the lengths of the symbols after each merge.
 
     rank: given the lengths of two neighbours, returns their rank; None if they do not merge.
     """
@@ -246,12 +253,12 @@ def describe_llama(
     texts, known = dict(names), dict(enumerate(rules.kinds))
     kinds = {number: known.get(number) or UNUSED for number in names}
     for number in rules.ids_of(UNUSED):
-        # Rename an unused token of one character. Otherwise llama.cpp would give its id to a text
-        # of this character.
+        # Rename an unused token of one character. Otherwise llama.cpp would use the token's id for
+        # this character in a text.
         if len(vocabulary.tokens[number].decode()) == 1:
             texts[number] = f"[UNUSED{number}]"
     ranks = _ranks_for_llama(vocabulary, texts, kinds)
-    if rules.ranks:  # symbols are searched before spaces become U+2581
+    if rules.ranks:  # llama.cpp searches for symbols before it turns spaces into U+2581
         for number in rules.ids_of(USER):
             texts[number] = texts[number].replace(SPACE_MARK, " ")
             if texts[number] != names[number]:
@@ -295,7 +302,8 @@ def _ranks_for_llama(
                 ranks[result] = min(ranks[result], place)
     by_text = {text: ranks[number] for number, text in texts.items()}
     ids = {text: number for number, text in texts.items()}
-    order: list[tuple[int, int, str]] = []  # token's rank, position of its last pair, token's text
+    # rank, position of the last pair, and text of each token
+    order: list[tuple[int, int, str]] = []
     for number, text in texts.items():
         stands_alone = kinds[number] == USER and (rules.ranks or SPACE_MARK not in text)
         pair = None if len(text) < 2 or stands_alone else last_pair(text, by_text)
@@ -320,7 +328,7 @@ def _ranks_for_llama(
 
 
 def _refuse_overlaps(symbols: list[str]) -> None:
-    begun: dict[str, set[str]] = {}  # symbols by the text with which they begin
+    begun: dict[str, set[str]] = {}  # symbols by each text with which they begin
     for text in symbols:
         for end in range(1, len(text)):
             begun.setdefault(text[:end], set()).add(text)
