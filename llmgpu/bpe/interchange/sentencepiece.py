@@ -3,13 +3,13 @@
 The file is a message of protocol buffers; `_fields` reads the wire format. See
 `llmgpu.bpe.vocabulary.symbols` for the merges, and `llmgpu.text.charsmap` for the normalizer.
 
-- Control symbols become special tokens. SentencePiece never finds them in text, and neither does
-  llmgpu unless a caller allows them. Text after an allowed token gets a dummy prefix of its own.
+- Control symbols become special tokens. SentencePiece never finds them in text. llmgpu finds them
+  only if a caller allows them; the text after an allowed token gets a dummy prefix of its own.
 - User-defined symbols are found in all texts, after the text is normalized.
 - If the text of a control symbol, the unknown piece or a byte piece is a single character,
   SentencePiece gives this character the piece's id. Models with such pieces are refused. Pieces
   with a space are refused, too, because normalized text has no space.
-- For bytes that are not UTF-8, SentencePiece writes U+FFFD, and llmgpu keeps the bytes.
+- In place of bytes that are not UTF-8, SentencePiece puts U+FFFD, but llmgpu keeps the bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, quote, read_limited
 
-# Kinds of pieces by SentencePiece's number.
+# The kinds of pieces as vocabularies store them, by SentencePiece's number.
 _KINDS = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER, 5: UNUSED, 6: BYTE}
 _MODEL_TYPES = {1: "Unigram", 2: "BPE", 3: "Word", 4: "Char"}
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
@@ -49,13 +49,13 @@ _UNKNOWN_SURFACE = " \u2047 "
 
 
 def recognizes(data: bytes) -> bool:
-    """Whether the file begins with a piece."""
+    """Whether a file that begins with `data` begins with a piece."""
     return _START.match(data[:5]) is not None
 
 
 @complete("a tokenizer.model", merges="no merges", names="no pattern, and its own special tokens")
 def read(path: str | Path, note: Note) -> Vocabulary:
-    """Read a tokenizer.model, which holds everything; see `formats.Reader.read`."""
+    """Read a tokenizer.model; see `formats.Reader.read`."""
     return _read_model(read_limited(path))
 
 
@@ -95,8 +95,8 @@ def make_model(
 
     Raises VocabularyError for a model that can't be read exactly.
     """
-    # Check the options: the trainer's 3 is the model's type and 35 byte_fallback, and the
-    # normalizer's 5 is escape_whitespaces.
+    # Check the options. Field 3 of the trainer is the model's type, and field 35 is byte_fallback.
+    # Field 5 of the normalizer is escape_whitespaces.
     kind = trainer.get(3, 1)
     if kind != 2:
         name = _MODEL_TYPES.get(kind if isinstance(kind, int) else 0, quote(kind))
@@ -130,13 +130,13 @@ def _make_vocabulary(
             tokens.append(spelled.encode())
             if kind in (CONTROL, USER) and special.setdefault(spelled, number) != number:
                 raise VocabularyError(f"two special pieces are spelled {quote(spelled)}")
-    # Turn scores into uint32 ranks by id. The highest score has rank 0. Equal scores share a rank.
+    # Turn scores into uint32 ranks by id. The highest score gets rank 0, and equal scores one rank.
     levels = {
         score: rank for rank, score in enumerate(sorted({p[1] for p in pieces}, reverse=True))
     }
     ranks = np.array([levels[score] for _, score, _ in pieces], "<u4").tobytes()
-    # Read the normalizer: 2 is the character map, 3 add_dummy_prefix, 4 remove_extra_whitespaces.
-    # The trainer's 24 is treat_whitespace_as_suffix.
+    # Read the normalizer: field 2 is the character map, 3 add_dummy_prefix, and 4
+    # remove_extra_whitespaces. Field 24 of the trainer is treat_whitespace_as_suffix.
     prefix, removes = bool(normalizer.get(3, 1)), bool(normalizer.get(4, 1))
     symbols = tuple(number for number, kind in enumerate(kinds) if kind == USER)
     cut = get_pattern("none")
@@ -165,7 +165,8 @@ def _make_vocabulary(
         ),
     )
     assert vocabulary.piece_symbols is not None
-    _ = vocabulary.piece_symbols.merges  # refuses unused pieces whose ids would depend on the text
+    # raises an error for unused pieces whose ids would depend on the surrounding text
+    _ = vocabulary.piece_symbols.merges
     return vocabulary
 
 
@@ -174,11 +175,12 @@ def _spell_normalizer(
 ) -> str:
     """Return the normalizer as a vocabulary stores it.
 
-    charsmap: the character map, see `llmgpu.text.charsmap`; may be empty. prefix, removes,
-    suffix: add_dummy_prefix, remove_extra_whitespaces and treat_whitespace_as_suffix. symbols:
-        user-defined pieces, which stay unchanged.
+    charsmap: the character map, see `llmgpu.text.charsmap`; may be empty. prefix, removes, suffix:
+    add_dummy_prefix, remove_extra_whitespaces and treat_whitespace_as_suffix. symbols: user-defined
+    pieces, which stay unchanged.
 
-    If plain steps have the same effect, they are returned, because they run faster.
+    If the steps Prepend and Replace have the same effect, they are stored, because they run faster
+    than SentencePiece's rules.
     """
     steps: list[dict[str, object]] = [{"prepend": " ", "type": "Prepend"}] if prefix else []
     steps.append({"content": " ", "pattern": {"String": SPACE_MARK}, "type": "Replace"})
@@ -198,7 +200,7 @@ def _spell_normalizer(
 def _check_pieces(pieces: list[tuple[str, float, int]], *, has_bytes: bool) -> bytes:
     """Return the kinds of pieces, a byte for each id.
 
-    Raises VocabularyError for pieces for which llmgpu would give other ids than SentencePiece.
+    Raises VocabularyError for pieces with which llmgpu would give other ids than SentencePiece.
     """
     seen: set[str] = set()
     for text, score, kind in pieces:

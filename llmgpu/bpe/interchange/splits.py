@@ -3,12 +3,13 @@ r"""How a tokenizer.json cuts text: a ByteLevel, possibly after Splits and Digit
 - One Split with the expression of a known pattern is read as this pattern. Any other pre-tokenizer
   becomes a pattern of the expressions of all steps, which the package regex runs one after the
   other (`llmgpu.bpe.pretokens.custom_regex`).
-- Such a pattern is exact only if regex and Oniguruma agree. So an expression is accepted only if it
-  consists of parts that mean the same to both engines: characters, ``\s \S \d \r \n \t`` and
-  classes such as ``\p{Lu}``, sets of these without nested sets, groups, alternatives, lookahead,
-  and repetitions. Repetitions in braces may be neither possessive nor lazy. Ignoring case is
-  accepted only for English contractions, because ignoring case may join characters. ``$`` and ``^``
-  are refused: they match at the ends of lines in one engine, at the ends of the text in the other.
+- Such a pattern is exact only if regex and Oniguruma agree. An expression is therefore accepted
+  only if it consists of elements with the same meaning in both engines: characters, ``\s \S \d \r
+  \n \t`` and classes such as ``\p{Lu}``, sets of these without nested sets, groups, alternatives,
+  lookahead, and repetitions. Repetitions in braces may be neither possessive nor lazy. Ignoring
+  case is accepted only for English contractions, because ignoring case may join characters. ``$``
+  and ``^`` are refused: they match at the ends of lines in one engine, at the ends of the text in
+  the other.
 - Character classes follow the Unicode version of the package regex. A note says that other tools
   may have another version.
 """
@@ -41,8 +42,9 @@ _PORTABLE = re.compile(
 def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
     """Return the name of the pattern by which a pre-tokenizer cuts text.
 
-    steps: types and contents of its components; the types are in SUPPORTED. note: called if the
-    package regex cuts, because its Unicode version may differ from that of the other tool.
+    steps: types and contents of the pre-tokenizer's components; the types are in SUPPORTED. note:
+    called if the package regex cuts, because its Unicode version may differ from that of the other
+    tool.
 
     Raises VocabularyError for components that can't be read exactly.
     """
@@ -68,7 +70,8 @@ def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
             return name_of_huggingface(cuts[0][0])
         except VocabularyError:
             pass
-    # Any other pattern consists of expressions and loses no text, so no step may remove matches.
+    # Any other pattern consists of expressions, and its pre-tokens contain all text. So a step that
+    # removes matches is refused.
     for expression, is_isolated in cuts:
         if not is_isolated:
             raise VocabularyError(
@@ -127,7 +130,7 @@ def describe_pattern(pattern: str, byte_level: dict[str, Any]) -> dict[str, Any]
 
 
 def check_portable(expression: str) -> None:
-    """Raise VocabularyError for an expression that may mean something else to another engine."""
+    """Raise VocabularyError for an expression that another engine may match differently."""
     found = _PORTABLE.match(expression)
     end = found.end() if found else 0
     if end < len(expression):
@@ -145,7 +148,8 @@ def _read_cut(kind: str, step: dict[str, Any]) -> tuple[str, bool]:
     if kind == "Digits":
         return (r"\p{N}" if step.get("individual_digits") is True else r"\p{N}+"), True
     how = (step.get("behavior"), step.get("invert", False))
-    # The patterns match all text, so "Removed" finds no text between matches to remove.
+    # "Removed" and inverted removes the text between matches. The known patterns match all text, so
+    # there is no text to remove.
     if how not in (("Isolated", False), ("Removed", True)):
         raise VocabularyError("pre_tokenizer Split must be Isolated, or Removed and inverted")
     given = step.get("pattern")

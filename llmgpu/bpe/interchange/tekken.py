@@ -28,7 +28,7 @@ EXPRESSION = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Files of these versions may lack the list of special tokens. Their special tokens are then _EARLY.
+# In files of these versions the list of special tokens may be missing; the tokens are then _EARLY.
 _WITHOUT_SPECIAL = ("v1", "v2", "v3", "v7")
 _EARLY = (
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] "
@@ -38,13 +38,13 @@ _EARLY = (
 
 
 def recognizes(data: bytes) -> bool:
-    """Whether the file is a JSON object with ranks."""
+    """Whether a file that begins with `data` is a JSON object with ranks."""
     return data.startswith(b"{") and b'"token_bytes"' in data
 
 
 @complete("a tekken.json", merges="no merges")
 def read(path: str | Path, note: Note) -> Vocabulary:
-    """Read a tekken.json, which holds everything; see `formats.Reader.read`."""
+    """Read a tekken.json; see `formats.Reader.read`."""
     content = parse_json(read_limited(path))
     config = content.get("config") if isinstance(content, dict) else None
     if not isinstance(config, dict):
@@ -79,7 +79,8 @@ def _number(content: Mapping[str, Any], name: str, most: int) -> int:
 def _read_special(entries: object, count: int) -> dict[str, int]:
     """Return the ids of the first `count` special tokens by text.
 
-    entries: the list in the file. A rank without an entry gets Mistral's name, ``<SPECIAL_7>``.
+    entries: the list in the file. An id without an entry gets Mistral's text for it, such as
+    ``<SPECIAL_7>``.
     """
     if not isinstance(entries, list):
         raise VocabularyError("there are no special_tokens: use a file of version 7 or later")

@@ -1,10 +1,10 @@
 """tiktoken's rank files. A line has a token in base64, a space, and the token's rank, its id.
 
 - A vocabulary read from ranks has no merges: two neighbours that together spell a token may merge,
-  lowest id first, and a pre-token that is a token becomes that token.
+  lowest id first, and a pre-token that spells a token becomes that token without merging.
 - The file names neither the pattern nor the special tokens. Both come from the side file
-  ``PATH.json`` that `write` makes, from the caller, or, for the encodings of OpenAI, Qwen and
-  Whisper, from a table by the SHA-256 of the content, since a file name proves nothing.
+  ``PATH.json`` that `write` makes, or from the caller. For the encodings of OpenAI, Qwen and
+  Whisper, they come from a table by the SHA-256 of the content, since a file name proves nothing.
 - A token may be empty, like one token of Whisper: no text gives its id.
 - A vocabulary with merges can be written if ids and merges are in the same order: then ranks give
   the same ids.
@@ -56,7 +56,7 @@ _EMPTY = b"="  # spelling of the empty token
 
 @dataclass(frozen=True)
 class _Encoding:
-    """The facts of an encoding that are not in its rank file."""
+    """The pattern, the special tokens and other facts of an encoding, which its rank file lacks."""
 
     name: str
     pattern: str
@@ -91,7 +91,7 @@ ENCODINGS = {
         "o200k_base", "o200k", {_END: 199999, "<|endofprompt|>": 200018}
     ),
 }
-# The languages of Whisper's special tokens, in order. Models from large-v3 on also have yue.
+# The languages of Whisper's special tokens, in order. Only models from large-v3 on have "yue".
 _LANGUAGES = (
     "en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta no th "
     "ur hr bg lt la mi ml cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk sq sw gl mr "
@@ -116,7 +116,7 @@ _OTHERS = {
 
 
 def recognizes(data: bytes) -> bool:
-    """Whether the file is not a JSON object."""
+    """Whether a file that begins with `data` is not a JSON object."""
     return not data.lstrip().startswith(b"{")
 
 
@@ -131,7 +131,7 @@ def read(
     """Read a rank file; see `llmgpu.bpe.interchange.formats.Format.read`.
 
     pattern: used in place of the pattern in the side file or the table. special_tokens: added to
-    the known special tokens; each replaces a known token of the same text or id.
+    the known special tokens; a known token of the same text or id is replaced.
     """
     if merges_path is not None:
         raise VocabularyError("a tiktoken file has no merges; merges.txt is for gpt2")
@@ -162,7 +162,7 @@ def read(
             chosen,
             ignore_merges=True,
             normalizer=normalizer,
-            # Qwen's tokenizer normalizes the whole text before it searches special tokens.
+            # Qwen's tokenizer normalizes the whole text before it searches for special tokens.
             normalized_tokens=tuple(sorted(special.values())) if normalizer else (),
         )
 
@@ -215,7 +215,7 @@ def side_path(path: str | Path) -> str:
 
 
 def exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
-    """Return ids by token, ascending; VocabularyError unless ranks give the vocabulary's ids."""
+    """Return ids by token, ascending; VocabularyError if ranks alone would give other ids."""
     require_merging(vocabulary, "tiktoken")
     refuse_normalizing(vocabulary, "a tiktoken file")
     ranks = ordinary_ranks(vocabulary)
@@ -232,7 +232,7 @@ def exportable_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
 def to_tiktoken(vocabulary: Vocabulary, name: str, kind: Any = None) -> Any:
     """Return a `tiktoken.Encoding` with the same ids; kind: a subclass of it to use.
 
-    Raises VocabularyError if ranks can't give the same ids, or tiktoken is not installed.
+    Raises VocabularyError if ranks alone would give other ids, or if tiktoken is not installed.
     """
     ranks = exportable_ranks(vocabulary)
     return (kind or require_package("tiktoken").Encoding)(
@@ -244,12 +244,12 @@ def to_tiktoken(vocabulary: Vocabulary, name: str, kind: Any = None) -> Any:
 
 
 def _check_order(vocabulary: Vocabulary, ranks: Mapping[bytes, int]) -> None:
-    """Check that merges by list and merges by rank give the same ids.
+    """Check that merging in the order of the list and merging by rank give the same ids.
 
-    Merging by rank always makes a token from the same pair. The ids are the same if the list has
-    this pair for every token, in the order of the tokens' ids. Some tokens have no such pair:
-    merging by rank never makes them, and only a pre-token that spells the token becomes it. For
-    such tokens the vocabulary must have `ignore_merges`.
+    Merging by rank always makes a token from the same pair. The ids are the same if the list of
+    merges has this pair for every token, in the order of the tokens' ids. Some tokens have no such
+    pair: merging by rank never makes them, and only a pre-token that spells such a token becomes
+    the token. If there are such tokens, the vocabulary must have `ignore_merges`.
     """
     # position: index in the list of each merge (left, right, result).
     position: dict[tuple[int, ...], int] = {}
@@ -324,7 +324,7 @@ def _join_special(known: _Encoding | None, given: Mapping[str, int], note: Note)
     """Return the known and the given special tokens as ids by text.
 
     A given token replaces the known token of the same text or id. A note names each known token
-    whose id is given to another text.
+    whose id belongs to a given token with another text.
     """
     ids = set(given.values())
     special = dict(given)
@@ -359,7 +359,7 @@ def _describe(vocabulary: Vocabulary, ranks: bytes) -> bytes:
 
 
 def _read_side(path: str | Path, canonical: bytes, note: Note) -> _Encoding | None:
-    """Return the facts in the side file; None if it is missing or belongs to other ranks."""
+    """Return the facts in the side file; None if the file is missing or belongs to other ranks."""
     side = side_path(path)
     if not Path(side).is_file():
         return None

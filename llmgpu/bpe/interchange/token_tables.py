@@ -1,8 +1,8 @@
 r"""Tokens and patterns in the spelling of other tools' files.
 
-- GPT-2's byte-level alphabet writes a token as text: a printable character for each byte. Printable
-  Latin-1 characters stand for their own byte; the other bytes get the characters from U+0100 on, in
-  order.
+- GPT-2's byte-level alphabet writes a token as text: a printable character for each byte. A byte
+  that is a printable Latin-1 character is written as this character. The other bytes are written as
+  the characters from U+0100 on, in order.
 - tokenizer.json and merges.txt contain one map of ids by text, and merges as pairs of texts.
   Special tokens are in the map with their own text, so two tokens with the same spelling can't both
   be written.
@@ -45,10 +45,11 @@ from llmgpu.text.normalizing import get_normalizer
 # Special tokens that end a text. If a vocabulary has several, the first in this list is used.
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<|eos|>", "<eos>", "</s>", "[EOS]")
 
-MAX_IDS = 1 << 22  # without a limit, one short line could request any number of empty tokens
+# limits memory: without a limit, a line with a large id would request as many empty tokens
+MAX_IDS = 1 << 22
 
 _TO_TEXT = dict(enumerate(ALPHABET))
-# Latin-1 characters outside of the alphabet map to U+FFFD, which can't be encoded as Latin-1.
+# U+FFFD, which Latin-1 can't encode, marks the Latin-1 characters that are not in the alphabet.
 _TO_BYTES = {value: 0xFFFD for value in range(256)} | {
     ord(character): value for value, character in enumerate(ALPHABET)
 }
@@ -60,7 +61,7 @@ def to_text(token: bytes) -> str:
 
 
 def to_bytes(text: str) -> bytes:
-    """Return the token spelled by `text`; VocabularyError for a character that is not a byte."""
+    """Return the token spelled by `text`; VocabularyError if a character is not in the alphabet."""
     try:
         return text.translate(_TO_BYTES).encode("latin-1")
     except UnicodeEncodeError as error:
@@ -70,7 +71,7 @@ def to_bytes(text: str) -> bytes:
 
 
 def stands_for_bytes(text: str) -> bool:
-    """Whether `text` is written in the byte-level alphabet."""
+    """Whether all characters of `text` are in the byte-level alphabet."""
     try:
         to_bytes(text)
     except VocabularyError:
@@ -88,9 +89,9 @@ def complete(
     The decorated function gets the path and the note. Other arguments are refused. Errors name the
     path.
 
-    file: kind of file, with which the message of a refusal begins. merges, names: the words after
-        "FILE has" in this message: merges if merges.txt is given, names if a pattern or special
-        tokens are given.
+    file: kind of file, with which the message of a refusal begins. merges, names: the text after
+    "FILE has" in this message. `merges` is used if merges.txt is given, `names` if a pattern or
+    special tokens are given.
     """
 
     def decorate(read: Callable[[str | Path, Note], Vocabulary]) -> Callable[..., Vocabulary]:
@@ -133,8 +134,8 @@ def check_id(what: str, number: object) -> int:
 def place_tokens(ordinary: Mapping[int, bytes], special: Mapping[str, int]) -> tuple[bytes, ...]:
     """Return the tokens by id, empty for ids without a token.
 
-    Raises VocabularyError if there are no tokens, two tokens share an id, or a special token is not
-    valid Unicode.
+    ordinary: tokens by id. special: ids by text. Raises VocabularyError if there are no tokens, two
+    tokens share an id, or a special token is not valid Unicode.
     """
     size = max([*ordinary, *special.values()], default=-1) + 1
     if size == 0:
@@ -204,7 +205,8 @@ def check_vocabulary_map(content: object) -> dict[str, int]:
 def number_merges(pairs: Iterable[tuple[str, str]], ids: Mapping[str, int]) -> NDArray[np.uint32]:
     """Convert pairs of texts to merges of ids: uint32 (M, 3), each row (left, right, result).
 
-    Raises VocabularyError for a part or a result without an id, and for a repeated pair.
+    Raises VocabularyError for a text without an id, for a pair that together spells no token, and
+    for a repeated pair.
     """
     try:
         flat = list(
@@ -224,7 +226,7 @@ def number_merges(pairs: Iterable[tuple[str, str]], ids: Mapping[str, int]) -> N
 
 
 def require_merging(vocabulary: Vocabulary, tool: str) -> None:
-    """Raise VocabularyError unless the vocabulary applies merges to bytes, as `tool` does."""
+    """Raise VocabularyError unless the vocabulary merges bytes, which `tool` requires."""
     if vocabulary.pieces is not None:
         raise VocabularyError(
             f"a vocabulary of SentencePiece's kind can't be exported: {tool} has tokens of bytes, "
@@ -238,7 +240,10 @@ def require_merging(vocabulary: Vocabulary, tool: str) -> None:
 
 
 def refuse_normalizing(vocabulary: Vocabulary, files: str) -> None:
-    """Raise VocabularyError if a vocabulary normalizes text: `files` can't express this."""
+    """Raise VocabularyError for a normalizer, and for flags of special tokens.
+
+    files: the files that can't hold them, for the message.
+    """
     refuse_added_flags(vocabulary, f"{files} can't hold")
     if vocabulary.normalizer is not None:
         name = get_normalizer(vocabulary.normalizer).name
@@ -246,7 +251,7 @@ def refuse_normalizing(vocabulary: Vocabulary, files: str) -> None:
 
 
 def refuse_added_flags(vocabulary: Vocabulary, refusal: str) -> None:
-    """Raise VocabularyError if the search for special tokens has flags that a format lacks.
+    """Raise VocabularyError if special tokens have flags, because a format lacks them.
 
     refusal: the beginning of the message, such as "llama.cpp does not support".
     """
@@ -284,7 +289,7 @@ def exportable_ids(vocabulary: Vocabulary, tool: str) -> dict[str, int]:
 
 
 def name_pairs(vocabulary: Vocabulary, merges: NDArray[np.uint32]) -> list[tuple[str, str]]:
-    """Return the texts of the two parts of each merge; merges: ids, uint32 (M, 3)."""
+    """Return the texts of the two tokens of each merge; merges: ids, uint32 (M, 3)."""
     texts = [to_text(token) for token in vocabulary.tokens]
     return [(texts[left], texts[right]) for left, right, _ in merges.tolist()]
 
@@ -298,7 +303,7 @@ def note_missing_bytes(vocabulary: Vocabulary, note: Note) -> None:
 
 
 def note_unicode(vocabulary: Vocabulary, note: Note) -> None:
-    """Write a note if other tools have the character classes of another Unicode version."""
+    """Write a note if other tools classify characters by another Unicode version."""
     version = vocabulary.classes_version
     if version not in (None, DEFAULT_VERSION):
         note(
@@ -313,19 +318,20 @@ def note_around(vocabulary: Vocabulary, note: Note) -> None:
         note("the format can't hold the tokens that --add-special-tokens adds around a text")
 
 
-_SHOWN = 400  # most characters of an expression in a message
+_SHOWN = 400  # characters of an expression that a message shows at most
 
 
 def _spellings(engine: str) -> dict[str, str]:
-    """Return an engine's spellings of patterns by name; some patterns have no spelling."""
+    """Return the spellings of patterns by name for an engine; some patterns have no spelling."""
     found = {name: p.spellings.get(engine, p.expression) for name, p in PATTERNS.items()}
     return {name: expression for name, expression in found.items() if expression is not None}
 
 
-# The expressions that `export` writes, by the name of the pattern.
+# The expressions that `export` writes, by the name of the pattern. None: the tool can't express the
+# pattern.
 TIKTOKEN, HUGGINGFACE = _spellings("tiktoken"), _spellings("huggingface")
 
-# Names of patterns by each expression that `import` accepts.
+# Names of patterns by expression, for all expressions that `import` accepts.
 _HUGGINGFACE_NAMES = {expression: name for name, expression in HUGGINGFACE.items()} | {
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
@@ -341,7 +347,7 @@ def name_of_huggingface(expression: str) -> str:
     name = _HUGGINGFACE_NAMES.get(expression)
     if name is None or name not in PATTERNS:
         shown = expression if len(expression) <= _SHOWN else f"{expression[:_SHOWN]}..."
-        shown = repr(shown).replace("\\\\", "\\")  # backslashes as a user types them
+        shown = repr(shown).replace("\\\\", "\\")  # show each backslash once, as a user types it
         raise VocabularyError(f"the expression {shown} is not that of a known pattern")
     return name
 

@@ -1,8 +1,8 @@
 """Tokenizing on a GPU: greedy longest match by a trie walk, kernels in wgsl/trie.
 
-A slice is one submission: upload, marking of pre-tokens' starts, six dispatches, and a copy of the
-number of ids. Then exactly this number of ids is fetched. The position of the next slice's first
-token stays on the device.
+A slice takes one submission: the text is uploaded, the starts of pre-tokens are marked, six kernels
+run, and the number of ids is copied to the host. Then the host fetches exactly this number of ids.
+The position of the next slice's first token stays on the device.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SOFTWARE_SLICE_BYTES = 2 << 20
 CHUNK_BYTES = 256
 MAX_CHUNK_BYTES = constant("trie/01_long_exit.wgsl", "MAX_CHUNK")
 COMPACT_WORKGROUP = 64
-# loop iterations of a match for each byte: one step, and a binary search among 256 children
+# loop iterations for each byte of a match: one step, and a binary search among 256 children
 STEPS_PER_BYTE = 9
 
 
@@ -62,8 +62,8 @@ class GpuGreedyEncoder:
     ) -> None:
         """Compile the kernels and upload the trie.
 
-        slice_bytes, chunk_bytes: most bytes of a slice, and of a chunk; one thread matches a chunk.
-            The ids depend on neither.
+        slice_bytes, chunk_bytes: largest size of a slice, and of a chunk, which one thread matches.
+        The ids depend on neither.
 
         Raises:
             CapacityError: the adapter's limits are too small for the vocabulary.
@@ -93,7 +93,7 @@ class GpuGreedyEncoder:
         self._idle: list[_Slot] = []  # slots of finished texts, for the next text
 
     def make_shared_buffers(self) -> dict[str, Buffer]:
-        """Create the buffers that all slots share, because slices use them one after the other."""
+        """Create the buffers that all slots share; slices use the buffers one after the other."""
         chunks = -(-self._slice_bytes // self._chunk_bytes)
         sizes = {
             "chunk_entries": 8 * chunks,
@@ -104,7 +104,7 @@ class GpuGreedyEncoder:
             "long_args": 24,
         }
         create = self._device.create_buffer
-        # The keys are the names of the buffers in the kernels.
+        # A buffer is found by the name that it has in the kernels.
         made = {name: create(name.replace("_", " "), size) for name, size in sizes.items()}
         return self._shared | made
 
@@ -127,7 +127,7 @@ class GpuGreedyEncoder:
         return host_slices(self._vocabulary)
 
     def encode_on_host(self, piece: Slice) -> EncodedSlice:
-        """Encode on the CPU a slice that is too large for the device, or has undecided cuts."""
+        """Encode on the CPU a slice that is too large for the device, or has undecided starts."""
         return self._host.encode(piece, 0)[0]
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
@@ -148,7 +148,7 @@ class GpuGreedyEncoder:
         for slot, piece in submitted_slices(
             reader, slots, lambda: _Slot(self, shared), self._slice_bytes
         ):
-            # The device can't encode these slices.
+            # The device can't encode this slice.
             if piece.oversized:
                 yield self.encode_on_host(piece)
                 continue
@@ -171,7 +171,7 @@ class GpuGreedyEncoder:
     ) -> NDArray[np.int64]:
         """Convert positions in the slice's bytes to indices in `ids`, int64 (documents,).
 
-        carry: offset of the first token in the slice, in bytes.
+        carry: offset of the slice's first token in the slice, in bytes.
         """
         if len(positions) == 0 or positions[-1] == 0:
             return np.zeros(len(positions), np.int64)
@@ -241,16 +241,17 @@ class _Slot:
         params["unknown_token"] = NO_TOKEN if unknown is None else unknown
         params["chunk_count"] = chunks
         self._device.write(self._params, params)
-        # The workgroups (x, y, z) of the kernels long_exit and long_chain. If a chunk needs these
-        # kernels, the kernel trie_chunk_entry writes both x.
+        # Write the dispatch arguments, (x, y, z) in workgroups, of the kernels long_exit and
+        # long_chain. Their x stays 0 unless the kernel trie_chunk_entry finds a chunk that needs
+        # them.
         rows = [-(-chunks // 65_535), -(-chunks // encoder._wg // 65_535)]
         long_args = [0, max(1, rows[0]), 1, 0, max(1, rows[1]), 1]
         self._device.write(self._long_args, np.array(long_args, np.uint32))
 
     def wait(self) -> tuple[bool, NDArray[np.uint32]]:
-        """Wait for the slice; return whether its pre-tokens are decided, and its final state.
+        """Wait for the slice; return whether all pre-token starts are decided, and the final state.
 
-        The state is uint32 (STATE_WORDS,), indexed by STATE_CARRY and so on.
+        The state is uint32 (STATE_WORDS,), indexed by STATE_CARRY and the other STATE_ constants.
         """
         state, undecided = np.empty(STATE_WORDS, np.uint32), np.empty(1, np.uint32)
         self._state_copy.finish(state.view(np.uint8))
@@ -264,14 +265,14 @@ class _Slot:
         return replace(piece, buffer=buffer, text=buffer[: piece.length])
 
     def fetch(self, ids: NDArray[np.uint32]) -> None:
-        """Write the slice's ids to `ids`, an array of exactly the right length."""
+        """Copy the slice's ids to `ids`, whose length is the number of ids."""
         if len(ids):
             self._ids_copy.start(self._compact, ids.nbytes)
             self._ids_copy.finish(ids.view(np.uint8))
 
 
 def _positions_per_thread(device: Device, vocabulary: Vocabulary) -> int:
-    """Return at how many positions a thread may match in one dispatch, 1 or more.
+    """Return the number of positions at which a thread may match in one dispatch, 1 or more.
 
     Adapters limit the loop iterations of a thread. Matching at one position reads up to as many
     bytes as the longest token has, and takes STEPS_PER_BYTE iterations for each byte.

@@ -19,7 +19,7 @@ class GreedyMatcher:
     def __init__(self, vocabulary: Vocabulary) -> None:
         trie = vocabulary.trie
         unknown = vocabulary.unknown_token
-        # The id for a byte at which no token begins.
+        # The id of a byte at which no token begins.
         self._unknown = NO_TOKEN if unknown is None else unknown
         self._tokens = trie.nodes[:, 2].tolist()
         parents = np.repeat(np.arange(len(trie.nodes)), trie.nodes[:, 1])
@@ -29,7 +29,7 @@ class GreedyMatcher:
     def match(self, words: Sequence[bytes]) -> Matches:
         """Return the ids of words end to end, and the number of ids of each word.
 
-        A byte at which no token begins gets the unknown token, or NO_TOKEN if there is none.
+        A byte at which no token begins gets the unknown token's id, or NO_TOKEN if there is none.
         """
         ids = array("I")
         counts = np.empty(len(words), np.int64)
@@ -40,20 +40,20 @@ class GreedyMatcher:
         return np.frombuffer(ids, np.uint32), counts
 
     def match_until(self, text: bytes, stop: int) -> tuple[NDArray[np.uint32], int]:
-        """Return the tokens that start before `stop`, uint32, and the end of the last token."""
+        """Return the ids, uint32, of tokens that start before `stop`, and the last token's end."""
         ids = array("I")
         end = self._match(text, stop, ids)
         return np.frombuffer(ids, np.uint32), end
 
     def _match(self, text: bytes, stop: int, ids: array[int]) -> int:
-        """Append the tokens that start before `stop`; return the end of the last token."""
+        """Append the ids of tokens that start before `stop`; return the last token's end."""
         tokens, children = self._tokens, self._children
         at, size = 0, len(text)
         while at < stop:
             token, end = self._unknown, at + 1
             node, next_at = children.get(text[at]), at + 1  # the root is node 0
             while node is not None:
-                # A token that ends here is longer than any token found before.
+                # Keep the longest token so far.
                 if tokens[node] != NO_TOKEN:
                     token, end = tokens[node], next_at
                 if next_at == size:

@@ -29,11 +29,11 @@ from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.progress import Progress, no_progress
 from llmgpu.spelling import spelled
 
-MAX_TOKENS = 65_536  # ranks of symbols have 16 bits
+MAX_TOKENS = 65_536  # symbols are ranked by numbers of 16 bits
 _STATE_FILE = "recount/iter_state.wgsl"
 STATE = struct_dtype(_STATE_FILE, "IterState")
 RUNNING, TABLE_FULL = constant(_STATE_FILE, "RUNNING"), constant(_STATE_FILE, "TABLE_FULL")
-# Byte offsets of the indirect dispatches in dispatch_args; a dispatch is three u32.
+# Byte offsets in the buffer dispatch_args: arguments of an indirect dispatch are three u32.
 ARGS_COUNT, ARGS_BLOCKS, ARGS_SCAN, ARGS_SINGLE, ARGS_RUNS, ARGS_RUN_SCAN, ARGS_BYTES = (
     12 * constant(_STATE_FILE, f"ARGS_{name}")
     for name in ("COUNT", "BLOCKS", "SCAN", "SINGLE", "RUNS", "RUN_SCAN", "COUNT_OF")
@@ -43,8 +43,9 @@ SOFTWARE_COUNT_TILE = 4096  # with 1024, Mesa's driver takes 2.5 times as long
 SCAN_TILE = 1024  # block sums scanned by one workgroup
 FIRST_TABLE_SLOTS = 1 << 16
 TABLE_GROWTH = 4
-BYTES_PER_TEXT_BYTE = 13  # two symbol buffers and the mask, 4 bytes each, and the text itself
-# goal for the time of a submission, because progress and Ctrl-C are handled between submissions
+# memory for a byte of text: two symbol buffers and the mask, 4 bytes each, and the text itself
+BYTES_PER_TEXT_BYTE = 13
+# Goal for the time of a submission. Progress and Ctrl-C are handled between submissions.
 SUBMIT_SECONDS = 0.2
 FIRST_ITERATIONS, MAX_ITERATIONS = 4, 512  # least and most iterations in one submission
 
@@ -88,7 +89,7 @@ def train(
 
 
 def most_text_bytes(device: Device) -> int:
-    """Return the most bytes of text to train on: one binding holds all symbols, 4 bytes each."""
+    """Return the longest text in bytes: one binding must hold 4 bytes for each byte of text."""
     return device.max_binding_bytes // 4
 
 
@@ -111,12 +112,13 @@ class _RecountLoop:
         self._wg = workgroup_size
         self._compile(count_tile)
         self._table_slots = table_slots
-        self._recorded = 0  # iterations recorded; after a halt, the number of merges made
+        # number of the next iteration to record; after a halt, the number of merges made
+        self._recorded = 0
         blocks = -(-text_bytes // workgroup_size)
         create = device.create_buffer
         # An iteration reads one of these two buffers and writes the other.
         self._symbols = [create(f"symbols {k}", 4 * text_bytes) for k in range(2)]
-        # The keys are the names of the buffers in the kernels.
+        # A buffer is found by the name that it has in the kernels.
         self._buffers = {
             "valid_mask": create("valid mask", 4 * text_bytes),
             "block_sums": create("block sums", 4 * blocks),
@@ -160,7 +162,7 @@ class _RecountLoop:
         state["symbol_count"] = state["next_symbol_count"] = self._size
         state["table_size"] = self._table_slots
         state["merge_limit"] = self._options.merges
-        # Pair counts have 32 bits, so a larger minimum changes nothing.
+        # A pair count has 32 bits, so a larger minimum has the effect of the largest 32-bit number.
         state["min_frequency"] = min(max(self._options.min_frequency, 1), 0xFFFFFFFF)
         device.write(self._buffers["state"], state)
         text_buffer = device.upload("text", text)
@@ -179,7 +181,7 @@ class _RecountLoop:
     def _mark_starts(
         self, text: NDArray[np.uint8], document_starts: NDArray[np.int64], text_buffer: Buffer
     ) -> Buffer:
-        """Mark the starts of pre-tokens in the whole text; return a buffer of bits."""
+        """Mark the starts of pre-tokens in the text; return a buffer with a bit for each byte."""
         whole = Slice(text, document_starts, closed=True, end=True, buffer=text, main_end=len(text))
         cut = self._options.cut
         pretokenizer = GpuPretokenizer(self._device, cut, text_buffer, len(text))
@@ -212,16 +214,17 @@ class _RecountLoop:
         slots, args = self._table_slots, self._buffers["dispatch_args"]
         bound = self._bound[self._recorded & 1]
         self._recorded += 1
-        # Count all pairs and find the most frequent pair.
+        # Count all pairs, and choose the most frequent pair.
         commands.dispatch(bound["bpe_clear_table"], -(-slots // self._wg))
         commands.dispatch_indirect(bound["bpe_pair_count_b"], args, ARGS_COUNT)
         commands.dispatch(bound["bpe_find_max4"], -(-slots // (4 * self._wg)))
         commands.dispatch(bound["bpe_find_max_final_det"], 1)
-        # Choose this pair as the merge. Merging a run of equal symbols needs the run's start.
+        # Set up the merge of the chosen pair, and find the starts of runs of equal symbols. In a
+        # run, the distance from its start decides which symbols merge.
         commands.dispatch(bound["bpe_setup_merge"], 1)
         commands.dispatch_indirect(bound["bpe_run_reduce"], args, ARGS_RUNS)
         commands.dispatch_indirect(bound["bpe_run_scan"], args, ARGS_RUN_SCAN)
-        # Merge, and count the symbols left in each block, to compact the text.
+        # Merge, count the symbols left in each block, and compact the text.
         commands.dispatch_indirect(bound["bpe_merge_reduce_b"], args, ARGS_BLOCKS)
         commands.dispatch_indirect(bound["bpe_scan_pass1"], args, ARGS_SCAN)
         commands.dispatch_indirect(bound["bpe_scan_pass2"], args, ARGS_SINGLE)
@@ -242,15 +245,18 @@ class _RecountLoop:
         ):
             done = int(state["merge_count"][0])
             progress("merging", done, self._options.merges)
-            # After a halt, later submissions change nothing: wait until they have ended.
+            # Later submissions that are already queued change nothing after a halt: wait for their
+            # end.
             if state["status"][0] == TABLE_FULL and is_idle:
                 self._make_table(self._table_slots * TABLE_GROWTH)
                 state["table_size"], state["status"] = self._table_slots, RUNNING
                 self._device.write(self._buffers["state"], state)
-                self._recorded = done  # iterations after the halt did not swap the symbol buffers
+                # because iterations after the halt did not swap the symbol buffers
+                self._recorded = done
         log = self._device.read(self._buffers["merge_log"], 4 * done, np.uint32).reshape(done, 4)
         ids = np.arange(256 + done, dtype=np.uint32)
-        ids[self._byte_ranks] = np.arange(256, dtype=np.uint32)  # rank -> id
+        # ids by symbol: the symbols of bytes are ranks
+        ids[self._byte_ranks] = np.arange(256, dtype=np.uint32)
         symbols = int(state["next_symbol_count"][0])
         return Merges(ids[log[:, :2]], log[:, 2].astype(np.int64), symbols)
 

@@ -1,13 +1,13 @@
-"""Patterns, and the patterns that are rules on characters: how they mark starts and find cuts.
+"""The class of all patterns, and the class of patterns that are rules on characters.
 
 No pattern looks back: pre-tokens after the start of a pre-token do not depend on the text before
 it. So a long text is cut into blocks at starts of pre-tokens, and each block is matched as a whole
 text.
 
-A document may be cut where a pre-token starts in any surroundings (`certain_starts`): the two parts
-have the same pre-tokens as the whole. No separator of documents may lie across the cut or next to
-the characters that decide the start. The cut may not follow white space, since some patterns take
-all white space at the end of a text as one pre-token.
+A document may be cut where a pre-token starts in any surroundings (`certain_starts`): the two
+halves have the same pre-tokens as the whole. No separator of documents may lie across the cut or
+next to the characters that decide the start. The cut may not follow white space, since some
+patterns take all white space at the end of a text as one pre-token.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from llmgpu.bpe.pretokens.unicode_classes import LETTERS, code_tables, decode
 from llmgpu.cpu.library import TEXT_PADDING, CPattern, library
 from llmgpu.text.parts import CutText
 
-# bytes marked at once; with smaller blocks, threads would mostly wait for each other
+# Bytes marked at once. With smaller blocks, threads would mostly wait for each other.
 _BLOCK = 1 << 19
 _LONGEST_BLOCK = 1 << 22
-_WINDOW = 1 << 12  # bytes at the end of a text in which a start is searched first
-# bytes at the end of a text in which a plain start is searched before anything else
+_WINDOW = 1 << 12  # bytes at the end of a text that are searched for a start first
+# Bytes at the end of a text that are searched for a plain start, a space after a letter, before
+# anything else is tried.
 PLAIN_WINDOW = 1 << 8
 _PLAIN_START = re.compile(rb" (?=[A-Za-z])")  # matches reversed text: a space after a letter
-_INCOMPLETE = 3  # most bytes of an incomplete character at the end of a text
+_INCOMPLETE = 3  # largest number of bytes that an incomplete character has at the end of a text
 
 Text = NDArray[np.uint8]
 Positions = NDArray[np.int64]
@@ -72,7 +73,7 @@ class Pattern(ABC):
 
     @abstractmethod
     def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
-        """Return the last position found at which a pre-token certainly starts.
+        """Return the last position at which a pre-token is known to start, whatever text follows.
 
         text: uint8 (n,), n > 0. begin: start of the last document, less than n. If the document
         began before the text, begin is 0, and a pre-token starts there. closed: whether the last
@@ -80,7 +81,7 @@ class Pattern(ABC):
         """
 
     def last_plain_start(self, end: Text) -> int:
-        """Return the distance from the last certain start to the end of a text; 0: none found.
+        """Return the distance from the last certain start to the end of a text; 0 if none is found.
 
         end: uint8, the last bytes of the text; no document begins in these bytes.
         """
@@ -89,13 +90,13 @@ class Pattern(ABC):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RulePattern(Pattern):
-    """A pattern that is a rule on characters. NumPy's version runs its expression by `re`."""
+    """A pattern that is a rule on characters. In NumPy, `re` runs the pattern's expression."""
 
     unicode: str = unicode_classes.DEFAULT_VERSION
 
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
         """Mark starts block by block. A pre-token always starts at the first byte."""
-        # Insert a zero byte (an edge) wherever a document ends.
+        # Insert a zero byte, called an edge, at the end of each document.
         inner = np.unique(inner)
         spread = np.insert(text, inner, 0) if len(inner) else text
         data = np.append(spread, np.uint8(0)) if closed else spread
@@ -121,17 +122,18 @@ class RulePattern(Pattern):
     def _mark_long(self, data: Text, edges: Positions, mask: Marks) -> int:
         """Mark the first pre-token, which is too long for a block; return the start of the next.
 
-        If the end depends on text that has not been read, the pre-token ends with the text here.
-        Starts found this way lie after the position that `last_start` returns.
+        Text after the end of `data` is not known, so a pre-token may end here that continues there.
+        This is harmless: it lies after the position that `last_start` returns, and its marks are
+        not used.
         """
         limit = int(edges[0]) if len(edges) else len(data)
-        if limit == 0:  # the previous block ended at the end of a document
+        if limit == 0:  # the previous block ended where a document ends: skip the edge
             return 1
         end = long_pretoken_end(data[:limit], self.expression, self.unicode, closed=True)
         assert end is not None
         mask[:end] = False
         mask[0] = True
-        return end + (end == limit < len(data))  # skip an edge
+        return end + (end == limit < len(data))  # skip the edge, if the pre-token ends at one
 
     def last_plain_start(self, end: Text) -> int:
         """Return the distance from the last space after an ASCII letter to the end of a text.
@@ -149,7 +151,8 @@ class RulePattern(Pattern):
         size = _WINDOW
         while size <= _LONGEST_BLOCK:
             low = max(begin, len(text) - size)
-            # Copy the window, because reading a device's mapped memory is slow.
+            # Copy the window, because the text may be mapped memory of a device, which is slow to
+            # read.
             window = text[low:].copy()
             starts = certain_starts(window, self.unicode) if low > begin else np.zeros(1, np.int64)
             if len(starts):
@@ -169,9 +172,9 @@ class RulePattern(Pattern):
         return last_set(marked[: len(data) - 1 if closed else decided])
 
     def _reaches_end(self, text: Text) -> bool:
-        """Whether the CPU engine finds that the first pre-token reaches the last bytes of the text.
+        """Whether the first pre-token reaches the last bytes of the text, as the CPU engine finds.
 
-        The engine needs no memory, and less time than the expression.
+        The engine answers faster than the expression, and without memory.
         """
         if library() is None:
             return False
@@ -203,7 +206,7 @@ class RulePattern(Pattern):
 
 @lru_cache(maxsize=16)
 def make_rule(rule: str, unicode: str, digits: int, whole_at_end: bool) -> CPattern:
-    """Return a pattern of the CPU engine; see `CPattern`."""
+    """Return a rule as a pattern of the CPU engine; see `CPattern`."""
     classes = unicode_classes.code_point_classes(unicode)
     return CPattern(rule, classes, digits, whole_at_end=whole_at_end)
 
@@ -253,7 +256,7 @@ _CODES = code_tables(
 
 
 def _certain_starts() -> NDArray[np.bool_]:
-    """Return whether a pre-token always starts between characters of two kinds: bool (7, 7).
+    """Return whether a pre-token always starts between two kinds of characters: bool (7, 7).
 
     The kind "other" includes marks, because some patterns join marks to letters, and the
     apostrophe, because an apostrophe may begin a contraction. A slash may join newlines before it.
@@ -270,7 +273,7 @@ _CERTAIN_STARTS = _certain_starts()
 
 
 def certain_starts(data: NDArray[np.uint8], unicode: str) -> Positions:
-    """Return positions at which pre-tokens start in any surroundings, by any `RulePattern`.
+    """Return positions at which every rule pattern starts a pre-token, in any surroundings.
 
     Such a position is between two kinds of characters that never join, or before the last of
     several spaces. Only the characters next to the position decide.
@@ -296,13 +299,13 @@ NONE = DocumentPattern(
 )
 
 
-# No separator may be within this many bytes of a cut. The characters that decide a cut have fewer.
+# No separator may be within this many bytes of a cut. Fewer bytes decide whether a cut is allowed.
 _NEAR = 16
-_CUT_WINDOW = 1 << 14  # bytes in which a cut is searched first
+_CUT_WINDOW = 1 << 14  # bytes that are searched for a cut first
 
 
 def cut_text_by(pattern: Pattern, separators: Sequence[bytes]) -> CutText | None:
-    """Return a function that finds cuts of texts by a pattern; None if no cut is ever certain."""
+    """Return a function that finds cuts of texts by a pattern; None if the pattern has no cuts."""
     if not isinstance(pattern, RulePattern):
         return None
     return partial(_find_cut, pattern, separators)

@@ -2,8 +2,8 @@
 
 The classes are newline (0x0A), space (0x20), digit (0-9), letter (A-Z, a-z and every byte >= 0x80)
 and punctuation (all other bytes, with TAB and CR). A pre-token starts at and after every newline
-and where the class changes. But no pre-token starts at a letter or digit after a space: a run of
-spaces belongs to the word or number after the run.
+and where the class changes. But no pre-token starts at a letter or digit after a space: spaces
+belong to the word or number after them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 from llmgpu.bpe.pretokens.blocks import Marks, Pattern, Positions, Text, last_set
 
 _BLOCK = 1 << 17  # bytes marked at once, so that the temporary arrays fit in the processor's cache
-_WINDOW = 1 << 12  # bytes at the end of a text in which a start is searched first
+_WINDOW = 1 << 12  # bytes at the end of a text that are searched for a start first
 
 
 def _continuation_table() -> bytes:
-    """Return a table by byte: its class, and the classes of bytes that continue its pre-token.
+    """Return a table by byte: the byte's class, and the classes that continue its pre-token.
 
-    The class is in the low nibble, the classes that continue the pre-token in the high nibble. Each
-    class is one bit. A newline has no bits, so the pre-token of a newline is one byte.
+    Each class is one bit of a nibble. The low nibble has the byte's class, the high nibble the
+    classes that continue the pre-token. A newline has no bits, so the pre-token of a newline is one
+    byte.
     """
     letter, digit, space, punctuation = 1, 2, 4, 8
     table = np.full(256, punctuation | punctuation << 4, np.uint8)
@@ -43,7 +44,8 @@ def _class_changes(text: NDArray[np.uint8]) -> NDArray[np.bool_]:
     before = 0
     for first in range(0, len(text), _BLOCK):
         piece = text[first : first + _BLOCK].tobytes()
-        # bytes.translate is faster than NumPy's indexing, which widens bytes to 8-byte indices.
+        # bytes.translate is faster than indexing in NumPy, which turns bytes into indices of 8
+        # bytes.
         here = np.frombuffer(piece.translate(_CONTINUATION), np.uint8)
         out = mask[first : first + len(here)]
         out[0] = (before >> 4) & int(here[0]) == 0
@@ -65,12 +67,13 @@ class _ClassPattern(Pattern):
             last = last_set(_class_changes(text[low:end].copy()))
             if last > 0 or low == begin:
                 return low + last
-            # The next window includes `low`, because only the byte before `low` decides whether a
-            # pre-token starts there.
+            # The next window must include `low`: whether a pre-token starts there depends on the
+            # byte before `low`, which this window lacks.
             end, size = low + 1, min(2 * size, _BLOCK)
 
 
-# The expression over characters: characters beyond ASCII count as letters, as their bytes do.
+# The expression over characters. Its letters include all characters beyond ASCII, because the bytes
+# of these characters are letters.
 _CHARACTERS = (
     r" *[^\x00-@\[-\x60\{-\x7F]+| *[0-9]+| +|\n"
     r"|[\x00-\x09\x0B-\x1F!-/:-@\[-\x60\{-\x7F]+"

@@ -3,9 +3,9 @@
 The CPU engine matches many expressions in place of `regex`; see `llmgpu.bpe.pretokens.programs`.
 
 - Text between the matches of an expression is a pre-token, too, so no text is lost.
-- Several expressions cut one after the other: each expression cuts the pieces left by the
-  expressions before it. The pattern's name is ``splits:`` and a JSON list of the expressions. Such
-  patterns come with vocabularies of other tools.
+- Several expressions cut one after the other: each expression cuts the stretches of text left by
+  the expressions before it. The pattern's name is ``splits:`` and a JSON list of the expressions.
+  Such patterns come with vocabularies of other tools.
 - An expression may look anywhere in a document, so text is cut only between documents.
 - A byte that is not valid UTF-8 is a character by itself, a lone surrogate as Python decodes it.
 - The expression of a downloaded vocabulary may be malicious. Limits on its length, nesting and
@@ -37,20 +37,21 @@ from llmgpu.input_files import quote
 REGEX_PREFIX = "regex:"
 SPLITS_PREFIX = "splits:"
 MAX_EXPRESSION_BYTES = 1 << 16  # also the limit of vocabulary files
-MAX_SPLITS = 16  # most expressions that cut one after the other
-MAX_NESTING = 50  # most groups and sets inside each other
-MAX_REPEATED = 1 << 16  # most items, with all counted repetitions of groups written out
+MAX_SPLITS = 16  # limit of the number of expressions that cut one after the other
+MAX_NESTING = 50  # limit of the number of groups and sets inside each other
+# limit of the items in an expression, with all counted repetitions of groups written out
+MAX_REPEATED = 1 << 16
 DEFAULT_MATCH_SECONDS = 30.0
 
 _PART = r"\\.|\(\?\#[^)]*\)|\{(\d*)(?:,(\d*))?\}|."
 _PARTS = re.compile(rf"\[\^?\]?(?:\\.|[^\]\\])*\]|{_PART}", re.DOTALL)
-# in version 1 of the syntax of `regex`, sets may be nested
+# In version 1 of the syntax of `regex`, sets may be nested.
 _PARTS_V1 = re.compile(_PART, re.DOTALL)
 _match_seconds = DEFAULT_MATCH_SECONDS
 
 
 def limit_match_seconds(seconds: float) -> None:
-    """Limit matching to this CPU time for each megabyte of text, or part of a megabyte.
+    """Limit matching to this CPU time for each started megabyte of text.
 
     The limit applies to all custom patterns of the process.
     """
@@ -83,9 +84,9 @@ def _check_cost(expression: str) -> None:
         raise LlmgpuError(
             f"the regular expression has {length} bytes, but the limit is {MAX_EXPRESSION_BYTES}"
         )
-    sizes = [0]  # for each open group, the number of items written out so far
-    last = sets = 0  # number of items of the last part; number of open sets
-    # Count the open groups, and the items that the regex compiler will write out.
+    sizes = [0]  # number of items written out so far, for each open group
+    last = sets = 0  # number of items of the previous element; number of open sets
+    # Count the open groups and sets, and the items that the regex compiler will write out.
     parts = _PARTS_V1 if "V1" in expression else _PARTS
     for part in parts.finditer(expression):
         text = part[0]
@@ -98,14 +99,15 @@ def _check_cost(expression: str) -> None:
         elif text == ")" and len(sizes) > 1:
             last = max(sizes.pop(), 1)
             sizes[-1] += last
-        elif text[0] == "{" and len(text) > 1 and last > 1:  # a single item isn't written out
+        # a single item isn't written out repeatedly
+        elif text[0] == "{" and len(text) > 1 and last > 1:
             count = max(int(number[:9] or 0) for number in (part[1], part[2] or ""))
             sizes[-1] += last * max(count - 1, 0)
             last *= max(count, 1)
         elif text not in "*+?":
             last = 1
             sizes[-1] += 1
-        # Stop at the first part that exceeds a limit.
+        # Stop at the first element that exceeds a limit.
         if len(sizes) + sets - 1 > MAX_NESTING:
             raise LlmgpuError(
                 f"the regular expression {quote(expression)} nests more than {MAX_NESTING} groups "
@@ -121,8 +123,8 @@ def _check_cost(expression: str) -> None:
 class _TimeLimit:
     """A limit on the CPU time of the process.
 
-    The limit is asked for every piece, and a piece may be a single character. Reading the CPU time
-    takes longer than reading the clock, so the CPU time is read at most every 10 ms.
+    `left` is called for every stretch of text, and a stretch may be a single character. Reading the
+    CPU time takes longer than reading the clock, so the CPU time is read at most every 10 ms.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -141,8 +143,8 @@ class _TimeLimit:
 class HostPattern(DocumentPattern):
     """A pattern of expressions. The host marks starts; the kernel marks only starts of documents.
 
-    Each expression cuts the pieces left by the expressions before it, as if a piece were the whole
-    text. Raises LlmgpuError if an expression is wrong or can't be compiled here.
+    Each expression cuts the stretches of text left by the expressions before it, as if a stretch
+    were a whole text. Raises LlmgpuError if an expression is wrong or can't be compiled here.
 
     expressions: regular expressions, in cutting order.
     """
@@ -179,13 +181,13 @@ class HostPattern(DocumentPattern):
         return mask
 
     def _bounds(self, characters: str, limit: _TimeLimit) -> list[int]:
-        """Return the bounds of the pieces of a document, ascending."""
+        """Return the bounds of the pre-tokens of a document, ascending."""
         bounds = [0, len(characters)]
         for expression in self.expressions:
             compiled = compile_expression(expression)
             found = [0]
             for begin, end in pairwise(bounds):
-                try:  # `regex` measures CPU time itself
+                try:  # a time limit that `regex` takes also counts CPU time
                     for match in compiled.finditer(characters, begin, end, timeout=limit.left()):
                         if match.end() > match.start():
                             found += match.span()
@@ -237,7 +239,7 @@ def _is_splits(content: Any) -> bool:
 
 
 def describe_splits(expressions: Sequence[str]) -> str:
-    """Return the name, without its prefix, of a `SplitsPattern` of these expressions."""
+    """Return the name of a `SplitsPattern` of these expressions, without "splits:"."""
     return json.dumps(list(expressions))
 
 
@@ -245,5 +247,5 @@ def _byte_offsets(characters: str) -> NDArray[np.int64]:
     """Return the UTF-8 offset of each character's start, then of the last character's end."""
     points = np.frombuffer(characters.encode("utf-32-le", "surrogatepass"), "<u4")
     lengths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
-    lengths[(points >= 0xD800) & (points < 0xE000)] = 1  # an invalid byte
+    lengths[(points >= 0xD800) & (points < 0xE000)] = 1  # a lone surrogate is an invalid byte
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])

@@ -1,13 +1,13 @@
 """Pre-tokens by the expression of a pattern, with 1 byte for each character.
 
 The standard library's `re` runs the expression on bytes: an ASCII character is its own byte, and
-any other character is a byte for its class.
+any other character is replaced by a byte for its class.
 
-When can no later text change the end of a match? The end depends only on the rest of a run of
-characters that a pattern may match together, and on the letters of a contraction. So an end is
-certain up to the start of the last such run, if the end is further from the end of the text than a
-contraction is long. The last bytes of a text don't count, because they may begin an incomplete
-character.
+The end of a match is certain if no later text can change it. The end depends only on the last run
+of characters that a pattern may match together, and on the letters of a contraction. So all ends up
+to the start of the last such run are certain, if they are further from the end of the text than a
+contraction is long. The last bytes of a text are left out of this, because they may begin an
+incomplete character.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.unicode_classes import CodeTable, code_tables, decode
 
 _BLOCK = 1 << 19  # bytes decoded at once
-_FIRST = 1 << 22  # bytes matched first; doubled as long as the result is undecided
+_FIRST = 1 << 22  # bytes matched at first; doubled as long as the end of the match is not certain
 _LOOKAHEAD = 4  # characters; every contraction is shorter
-_INCOMPLETE = 3  # most bytes of an incomplete character at the end of a text
-_NEAR = 64  # characters at the end in which the start of the last run is searched first
-# the only letter beyond ASCII that case folding maps to a letter of a contraction
+_INCOMPLETE = 3  # largest number of bytes that an incomplete character has at the end of a text
+_NEAR = 64  # characters at the end that are searched for the start of the last run first
+# The only letter beyond ASCII that equals a letter of a contraction if case is ignored.
 _LONG_S = "\u017f"
 _LONG_S_CODE = 0x8F
 
-# The bytes for characters beyond ASCII. OTHER is also the byte for invalid bytes.
+# The bytes that replace characters beyond ASCII. OTHER also replaces invalid bytes.
 _CODES = {number: 0x80 + number for number in range(7)}
 _UPPER, _LOWER, _LETTER, _MARK, _NUMBER, _SPACE = (
     rf"\x{_CODES[number]:02x}"
@@ -44,7 +44,7 @@ _UPPER, _LOWER, _LETTER, _MARK, _NUMBER, _SPACE = (
     )
 )
 _LOWER += rf"\x{_LONG_S_CODE:02x}"
-_SETS = {  # names of sets in expressions, with their classes; Lm and Lo occur only together
+_SETS = {  # classes of each set in expressions; Lm and Lo always occur together
     r"\p{L}": rf"A-Za-z{_UPPER}{_LOWER}{_LETTER}",
     r"\p{Lu}": rf"A-Z{_UPPER}",
     r"\p{Lt}": "",
@@ -65,7 +65,7 @@ _TABLES = code_tables(
 
 @cache
 def _compiled(expression: str) -> re.Pattern[bytes]:
-    """Compile the expression of a named pattern, rewritten for one byte per character."""
+    """Compile the expression of a named pattern, with its sets of characters as sets of bytes."""
     written = ""
     in_set = False
     for part in _PARTS.findall(expression):
@@ -77,7 +77,7 @@ def _compiled(expression: str) -> re.Pattern[bytes]:
             part = r"\Z"
         in_set = (part.startswith("[") and not part.endswith("]")) or (in_set and part != "]")
         written += part
-    # Where case is ignored, a long s counts as an s of a contraction.
+    # Where case is ignored, a long s may be the s of a contraction.
     long_s = rf"\x{_LONG_S_CODE:02x}"
     written = written.replace("(?i:[sdmt]", f"(?i:[sdmt{long_s}]")
     written = written.replace("(?i:'s|", f"(?i:'[s{long_s}]|")
@@ -90,7 +90,8 @@ def _members(*names: str, others: bool = False) -> bytes:
     return b"".join(re.findall(f"[{written}]".encode(), bytes(range(256)), re.DOTALL))
 
 
-# Runs of characters that a pattern may match together: marks with letters, or with others.
+# Sets of characters of which a pattern may match several together: marks are in two sets, with
+# letters and with other characters.
 _RUNS = (
     _members(r"\p{N}"),
     _members(r"\s"),
@@ -137,14 +138,14 @@ def long_pretoken_end(
 ) -> int | None:
     """Return the end of the first pre-token of a text; None if the end depends on later text.
 
-    text: uint8 (n,), n > 0, within one document. expression: of a `RulePattern`.
-    unicode: version of the character classes. closed: a document ends with the text.
+    text: uint8 (n,), n > 0, within one document. expression: of a `RulePattern`. unicode: version
+    of the character classes. closed: whether a document ends with the text.
 
     Memory: 1 byte for each character, up to twice as many as the pre-token has.
     """
     pattern, table = _compiled(expression), _TABLES[unicode]
     characters = bytearray()
-    blocks = [(0, 0)]  # the end of each block: in characters, and in bytes of the text
+    blocks = [(0, 0)]  # the end of each block, as a number of characters and of bytes
     wanted = _FIRST
     while True:
         done = blocks[-1][1]
@@ -156,7 +157,7 @@ def long_pretoken_end(
         found = pattern.match(characters)
         assert found is not None  # the expression of a named pattern matches any text
         last = found.end()
-        del found  # the match refers to `characters`
+        del found  # a match keeps `characters` from growing
         if (closed and done == len(text)) or last <= _decided(characters):
             return _byte_place(text, blocks, last)
         if done == len(text):
@@ -196,7 +197,7 @@ def _decided(characters: bytes | bytearray) -> int:
 
 
 def _byte_place(text: NDArray[np.uint8], blocks: list[tuple[int, int]], character: int) -> int:
-    """Convert a character's index to the byte at which the character begins.
+    """Convert the index of a character to the position of the character's first byte.
 
     Also accepts the number of characters, for the end of the last character.
     """
@@ -204,7 +205,7 @@ def _byte_place(text: NDArray[np.uint8], blocks: list[tuple[int, int]], characte
     if character == blocks[number][0]:
         return blocks[number][1]
     (first_character, first), (_, end) = blocks[number - 1 : number + 1]
-    # lengths of characters are the same in any version
+    # any version will do, because lengths of characters are the same in all
     table = _TABLES[unicode_classes.DEFAULT_VERSION]
     positions, _ = decode(text[first:end], table)
     return first + int(positions[character - first_character])

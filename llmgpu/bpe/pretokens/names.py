@@ -1,7 +1,7 @@
 r"""All patterns by name; see `llmgpu.bpe.pretokens.pattern`.
 
-A rule pattern is declared entirely here: it is a regular expression. Its kernel and the CPU engine
-apply an equivalent rule on characters, below.
+A rule pattern is declared entirely in this module, by its regular expression. Its kernel and the
+CPU engine apply an equivalent rule on characters. The rules are:
 
 Pattern gpt2:
 
@@ -14,18 +14,18 @@ A character is a letter, a number, white space or other. A pre-token starts
 - at the last of several white-space characters before something else;
 - at a letter after a contraction.
 
-An apostrophe opens a contraction only if a pre-token starts there: after a letter, a number, white
-space other than a plain space, or nothing. A byte that is not part of a valid UTF-8 sequence (RFC
-3629) is a character of class other.
+An apostrophe opens a contraction only if a pre-token starts at the apostrophe: after a letter, a
+number, white space other than a plain space, or nothing. A byte that is not part of a valid UTF-8
+sequence (RFC 3629) is a character of class other.
 
 Patterns cl100k, rustbpe, llama3, qwen2 and nanochat:
 
     '(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
     |\s++$|\s*[\r\n]|\s+(?!\S)|\s+
 
-These patterns differ in the most numbers of a pre-token, and only cl100k has the fifth alternative.
-The published spellings differ further, without effect: newlines after `\s*` are the last newlines
-of the run, and a possessive repetition has nothing that it could give back.
+These patterns differ in the largest number of numbers in a pre-token, and only cl100k has the fifth
+alternative. The published spellings differ further, without effect: newlines after `\s*` are the
+last newlines of the run, and a possessive repetition has nothing that it could give back.
 
 The rule of o200k is largely the same. A character is a letter, a number, a newline (CR or LF),
 other white space, or other. A pre-token starts where the kind changes, except that
@@ -47,16 +47,16 @@ Pattern o200k:
     |[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|..)?
     |\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
 
-Pre-tokens are runs as in the family of cl100k, with marks counted as letters, and
+The rules of cl100k's family apply, and marks are treated as letters. In addition,
 
-- slashes after newlines that belong to other characters count as newlines;
+- after newlines that belong to other characters, slashes are treated as newlines;
 - if other characters make a pre-token, because they are several or follow a plain space, the
   pre-token continues over the marks after them and over any further other characters and marks;
-- a contraction after letters or marks belongs to their pre-token, unless it follows another
-  contraction: then its apostrophe begins the next word;
-- a word is divided before a capital (Lu, Lt) after a small letter (Ll), with or without letters of
-  other kinds or marks in between; and before capitals at its end if a letter of another kind or a
-  mark is before them.
+- a contraction after letters or marks belongs to their pre-token. But after a contraction, the
+  apostrophe of another contraction begins the next pre-token;
+- a pre-token ends before a capital (Lu, Lt) that follows a small letter (Ll), with or without
+  letters of other kinds or marks in between. It also ends before capitals that are its last
+  letters, if a letter of another kind or a mark is before them.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def _rule(
 ) -> Entry:
     """Return the entry of a `RulePattern`; constants: for the kernel and the CPU engine.
 
-    DIGITS: most numbers in a pre-token. WHOLE_AT_END: 1 if white space at the end of a document is
-    one pre-token, even with newlines in it.
+    DIGITS: largest number of characters of class number in a pre-token. WHOLE_AT_END: 1 if white
+    space at the end of a document is one pre-token, even with newlines in it.
     """
     fields = {"expression": expression, "spellings": spellings or {}, "constants": constants}
     return Entry(f"{_ROOM}.blocks:RulePattern", fields={"name": name, "kernel": kernel, **fields})
