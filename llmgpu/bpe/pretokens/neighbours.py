@@ -1,6 +1,6 @@
 """Cuts of text between characters that are neighbours in no token.
 
-In vocabularies of SentencePiece's kind, merges run over whole texts. But after every merge each
+In vocabularies of SentencePiece's kind, merges act on whole texts. But after every merge each
 symbol is a token or a single character, so a symbol that crosses a border between two characters is
 a token with these two characters as neighbours. If the characters are neighbours in no token, no
 merge crosses the border, merges on one side do not affect the other side, and the text may be cut
@@ -31,9 +31,9 @@ _WINDOW = 1 << 12  # bytes at the end of a text that `last_start` searches first
 
 
 def _indices(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the hash of each pair of characters, uint32 (n,): an index of `neighbours_of`.
+    """Return the hash of each pair of neighbouring characters, uint32 (n,), below 1 << PAIR_BITS.
 
-    before, after: numbers of the characters, uint32 (n,).
+    before, after: the left and the right characters as numbers, uint32 (n,).
     """
     hashed = (before * np.uint32(0x9E3779B1)) ^ (after * np.uint32(0x85EBCA77))
     plain = before << np.uint32(7) | after
@@ -48,8 +48,8 @@ def neighbours_of(
     The bit of a hash is set if a token contains a pair with this hash. The bit of a character is
     set if the character has a token.
 
-    texts: the tokens. known: the characters with a token; None for all characters. nowhere: set the
-    bits of all pairs, so that no text is cut.
+    texts: the tokens. known: the characters with a token; None if all characters have one. nowhere:
+    set the bits of all pairs, so that no text is cut.
 
     Returns packed bits, uint8, the lowest bit of a byte first.
     """
@@ -82,9 +82,9 @@ class NeighboursPattern(Pattern):
 
     @cached_property
     def _plain(self) -> re.Pattern[bytes] | None:
-        """An expression for reversed text that finds a space after a letter where a cut is allowed.
+        """An expression for reversed text that matches a space before a letter if a cut is allowed.
 
-        None if no cut between a letter and a space is allowed.
+        (In the text itself the letter precedes the space.) None if no letter allows a cut.
         """
         letters = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", np.uint8)
         points = letters.astype(np.uint32)
@@ -102,7 +102,7 @@ class NeighboursPattern(Pattern):
         only_valid: cut only between characters that are valid UTF-8.
         """
         # Number the characters. points: code points, or _POINTS + value for invalid bytes. sizes:
-        # bytes of each character. is_alone: whether it is an invalid byte.
+        # bytes of each character. is_alone: whether the character is an invalid byte.
         text = data.decode(errors="surrogateescape")
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         is_alone = (points >= 0xDC80) & (points < 0xDD00)
@@ -128,7 +128,7 @@ class NeighboursPattern(Pattern):
         return mask
 
     def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
-        """Return the last allowed cut; search in growing windows at the end of the text."""
+        """Return the last allowed cut, searched in growing windows at the end of the text."""
         size = _WINDOW
         while True:
             low = max(begin, len(text) - size)

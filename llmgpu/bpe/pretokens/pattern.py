@@ -46,7 +46,7 @@ from llmgpu.errors import LlmgpuError
 from llmgpu.input_files import quote
 from llmgpu.spelling import spelled
 
-_WINDOW = 1 << 12  # bytes after a span of text that are read first to decide the span's starts
+_WINDOW = 1 << 12  # bytes after a span of text that are read first to find the starts in the span
 
 
 def pattern_of_expression(expression: str) -> str:
@@ -100,11 +100,11 @@ def start_mask(
     text: uint8 (n,).
     pattern: a Pattern, or a name in PATTERNS for its default version; LlmgpuError for another name.
     document_starts: positions in text at which documents begin, in [0, n], maybe repeated; n itself
-        is ignored.
+    is ignored.
     continues: with pattern none, whether text[0] is inside a pre-token; with any other pattern, a
-        pre-token starts there.
+    pre-token starts at text[0].
     closed: whether the document ends at the end of text. If not, later text may change the entries
-        from the position that `last_start` returns on.
+    from the position that `last_start` returns on.
 
     Returns bool (n,).
     """
@@ -148,10 +148,10 @@ def _mask_from(
     *,
     closed: bool,
 ) -> NDArray[np.bool_]:
-    """Return a mask of the pre-token starts from the pre-token start `begin` on.
+    """Return a mask of the pre-token starts after `begin`, which is itself such a start.
 
-    The mask reaches at least to `end`. Only its entries before `end` are certain to be final,
-    because later text may change the entries near the end of the mask.
+    The mask reaches at least to `end`. Only entries before `end` are final: later text may change
+    the others.
     """
     starts = document_starts[document_starts >= begin] - begin
     window = _WINDOW
@@ -170,13 +170,13 @@ def last_start(
     *,
     closed: bool = False,
 ) -> int:
-    """Return the last position found at which a pre-token starts, whatever text follows.
+    """Return the last position that is known to start a pre-token, whatever text follows.
 
     text: uint8 (n,), beginning with a pre-token.
     pattern, document_starts: as for `start_mask`.
-    closed: whether the document ends at the end of text, so that nothing follows.
+    closed: whether the document ends at the end of text, so that no text follows.
 
-    Returns a position in [0, n), 0 if no other is found or n is 0.
+    Returns a position in [0, n): 0 if no other position is known, or n is 0.
     """
     found = as_pattern(pattern)
     inside = document_starts[document_starts < len(text)]
@@ -185,7 +185,7 @@ def last_start(
 
 
 def make_c_pattern(pattern: Pattern) -> CPattern:
-    """Return a pattern for the CPU engine. If the engine lacks the rule, NumPy marks starts."""
+    """Return a pattern for the CPU engine. If the engine lacks its rule, NumPy marks the starts."""
     if isinstance(pattern, NeighboursPattern):
         return CPattern(pattern.kernel, pattern.bits)
     if isinstance(pattern, HostPattern) and (program := pattern.compiled()) is not None:

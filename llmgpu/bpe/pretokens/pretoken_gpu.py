@@ -1,7 +1,8 @@
 """Marking the starts of pre-tokens on a device: kernels in wgsl/pretoken, one for each family.
 
-Kernels of patterns that depend on runs look only `reach` bytes far, so a longer run may leave
-segments undecided. The kernels list these segments in `undecided`, and the host marks their starts.
+Whether a pre-token starts may depend on a long run of characters. A kernel looks only `reach` bytes
+back and ahead, so it may leave a segment of SEGMENT_BYTES bytes undecided. The kernels list these
+segments in `undecided`, and the host marks their starts.
 """
 
 from __future__ import annotations
@@ -24,22 +25,26 @@ from llmgpu.kernel_source import compose, constant, struct_dtype
 
 PARAMS = struct_dtype("pretoken/params.wgsl", "PretokenParams")
 SEGMENT_BYTES = 32  # bytes of text that one thread marks
-# Bytes that a thread looks back and ahead, see walk.wgsl. On a software adapter the number is low,
-# because the host marks undecided segments faster than the adapter.
+# Bytes that a thread looks back and ahead, see walk.wgsl. The number is low on a software adapter,
+# because the host marks undecided segments faster than such an adapter walks.
 REACH, SOFTWARE_REACH = constant("pretoken/walk.wgsl", "REACH"), 256
-# Bytes of a part that the host marks. A part's bits begin at an aligned offset in the buffer.
+# The host marks blocks of this many bytes, so that a block's bits begin at an aligned offset in the
+# buffer.
 PART_BYTES = 1 << 16
-# Code points that share an entry of the first level; a u32 of the second level has 8 of them.
+# The table of classes has two levels. An entry of the first level is for this many code points; a
+# u32 of the second level has the classes of 8 code points.
 BLOCK = 8 * constant("pretoken/unicode.wgsl", "BLOCK_WORDS")
 
 
 class GpuPretokenizer:
     """Marks the pre-token starts of slices under one pattern on one device.
 
-    start_bits: on the device, a bit for each byte of the slice recorded last, lowest bit first.
+    start_bits: buffer on the device with a bit for each byte of the slice recorded last, lowest bit
+    first.
     reach: bytes that the kernel looks back and ahead.
-    undecided: on the device, u32: the number of undecided segments of this slice, whose bits are
-        not valid, then the indices of these segments. If there are any, call `mark_on_host`.
+    undecided: buffer of u32 on the device: the number of undecided segments of this slice, then the
+    indices of these segments. Their bits in `start_bits` are not valid. If there are any, call
+    `mark_on_host`.
     """
 
     def __init__(
@@ -61,7 +66,7 @@ class GpuPretokenizer:
         found = as_pattern(pattern)
         self._device, self._pattern = device, found
         self._by_host = isinstance(found, HostPattern)
-        # On a software adapter, kernels with walk.wgsl look only a short distance.
+        # Only kernels that include walk.wgsl have a reach.
         self.reach = reach or (SOFTWARE_REACH if device.is_software else REACH)
         file = f"pretoken/{found.kernel}_starts.wgsl"
         walks = "override REACH:" in compose(file, device.source_choices).text
@@ -122,12 +127,12 @@ class GpuPretokenizer:
         self._device.write(self.undecided, np.zeros(1, np.uint32))
 
     def _undecided_spans(self, length: int) -> list[tuple[int, int]]:
-        """Return the spans of text to mark on the host; adjacent undecided parts are one span."""
+        """Return the spans of text to mark on the host: undecided blocks, adjacent ones joined."""
         if self._by_host:
             return [(0, length)]
         count = int(self._device.read(self.undecided, 1, np.uint32)[0])
         segments = self._device.read(self.undecided, 1 + count, np.uint32)[1:]
-        # Round undecided segments to whole parts, whose bits begin at aligned offsets.
+        # Round undecided segments to whole blocks, whose bits begin at aligned offsets.
         parts = np.unique(segments // (PART_BYTES // SEGMENT_BYTES)).astype(np.int64)
         first = np.flatnonzero(np.diff(parts, prepend=-2) > 1)
         last = np.append(first[1:], len(parts)) - 1
@@ -137,11 +142,12 @@ class GpuPretokenizer:
 
 @cache
 def pack_classes(unicode: str) -> NDArray[np.uint32]:
-    """Return the table for wgsl/pretoken/unicode.wgsl: numbers of blocks, then the blocks.
+    """Return the table for wgsl/pretoken/unicode.wgsl: first level, then second level, as uint32.
+
+    The first level has the index of a block for every BLOCK code points. The second level has the
+    blocks, with the classes of BLOCK code points each, 4 bits a class.
 
     unicode: the version of the classes.
-
-    Returns uint32; a block has the classes of BLOCK code points, 4 bits each.
     """
     halves = code_point_classes(unicode).reshape(-1, BLOCK // 2, 2)
     numbers: dict[bytes, int] = {}

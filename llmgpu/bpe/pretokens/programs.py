@@ -1,9 +1,9 @@
 r"""Programs for the CPU engine: expressions as instructions, see `llmgpu/cpu/expressions.c`.
 
 - An expression is compiled if it consists of single characters, sets, classes such as ``\p{Lu}``,
-  repetitions of these, groups, optional groups, alternatives and lookahead. Any other expression is
-  left to the package regex, and so is an expression that may match without a character.
-- The package regex itself tells which characters match a set, by matching every code point. So the
+  repetitions of these, groups, optional groups, alternatives and lookahead. The package regex
+  matches all other expressions, and expressions that may match without a character.
+- To find the characters of a set, the package regex matches the set with every code point. So the
   engine and the package agree in every version of Unicode and under ``(?i:``.
 - A character of text has a bit for each set that it matches. Characters with the same bits form a
   class. Expressions with more than 31 sets or 256 classes are not compiled.
@@ -39,16 +39,17 @@ _LIMITS = {"?": (0, 1), "*": (0, _NO_LIMIT), "+": (1, _NO_LIMIT)}
 
 
 class _NotCompiledError(Exception):
-    """The expression has a part for which there is no instruction."""
+    """The expression has an element without an instruction."""
 
 
 @dataclass
 class _Node:
-    """A part of an expression.
+    """An element of an expression: a set, a group, a lookahead or a sequence.
 
     starts: numbers of sets; the first character of a match is in one of them. is_optional: whether
-    the part may match without a character. write: appends the part's instructions to a program; the
-    second argument tells whether the expression, or the lookahead, ends after the part.
+    the element may match without a character. write: appends the element's instructions to a
+    program; the second argument tells whether the expression, or the lookahead, ends after the
+    element.
     """
 
     starts: set[int]
@@ -111,7 +112,7 @@ class _Parser:
         return inner if least else _choice([inner, _joined([])])
 
     def _quantifier(self) -> tuple[int, int, bool]:
-        """Read a quantifier: the fewest and the most repetitions, and whether it is possessive."""
+        """Read a quantifier; return its lowest and highest number, and whether it is possessive."""
         found = _QUANTIFIER.match(self._text, self._at)
         if found is None:
             return 1, 1, False
@@ -126,7 +127,7 @@ class _Parser:
 
 
 def _bits_of(starts: set[int]) -> int:
-    """Return a number with the bits of these sets; _NotCompiledError if it exceeds an int32."""
+    """Return a number whose bits are these sets; _NotCompiledError if it exceeds an int32."""
     bits = sum(1 << number for number in starts)
     if bits >= 1 << _MOST_SETS:
         raise _NotCompiledError
@@ -203,8 +204,8 @@ def _classes(regex: Any, sets: Sequence[str]) -> tuple[NDArray[np.uint8], NDArra
     sets: expressions that match one character; set k has bit k. Raises _NotCompiledError if there
     are more than 256 classes.
     """
-    # Cut the code points wherever a run of some set's characters begins or ends. All code points
-    # between two cuts are in the same sets.
+    # Cut the code points wherever a run of some set's characters begins or ends. Code points that
+    # no cut separates are in the same sets.
     runs = [
         np.array([match.span() for match in regex.finditer(f"(?:{spelled})++", _every_character())])
         for spelled in sets
@@ -228,7 +229,7 @@ def _classes(regex: Any, sets: Sequence[str]) -> tuple[NDArray[np.uint8], NDArra
 def compiled(expressions: tuple[str, ...], regex: Any) -> CPattern | None:
     """Return a pattern of the CPU engine that cuts by expressions, one after the other.
 
-    regex: the package. Returns None without the engine, and if an expression can't be compiled.
+    regex: the package. Returns None without the engine, or if an expression can't be compiled.
     """
     if library() is None or len(expressions) > _MOST_EXPRESSIONS:
         return None

@@ -2,7 +2,8 @@
 
 One thread reads and submits slices. The caller's thread consumes the finished slices in order. So
 reading, computing and the caller's work on the results overlap. Once the caller stops, the reading
-thread does not call the driver again. Then the process can end while the thread still runs.
+thread never calls the driver again. The process can then end safely, even if the thread is still
+reading.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def begin_slots(
 
 
 def made_slots(slots: Sequence[Future[_Slot]]) -> list[_Slot]:
-    """Wait for the slots of `begin_slots`; return the slots for which there was memory.
+    """Wait for the slots of `begin_slots`; return all slots for which there was memory.
 
     A short text needs only the first slot, so only the error of the first slot is raised.
     """
@@ -61,16 +62,16 @@ def submitted_slices(
     slice_bytes: int,
     first_bytes: int | None = None,
 ) -> Iterator[tuple[_Slot, Slice]]:
-    """Yield slots with their submitted slices, in order; a slot is reused after its turn.
+    """Yield slots with their submitted slices, in order; after the next request a slot is reused.
 
     slots: slots of earlier texts, to be reused. When all are in use, a slot from `make_slot` is
-        added, up to SLOTS. Slots are added only when needed, because allocation takes long.
-    slice_bytes: most bytes of a slice. first_bytes: most bytes of the first slice, if fewer; the
-        limit then doubles from slice to slice, up to `slice_bytes`.
+    added, up to SLOTS. Slots are added only when needed, because allocation takes long.
+    slice_bytes: largest size of a slice. first_bytes: largest size of the first slice, if smaller;
+    the limit then doubles from slice to slice, up to `slice_bytes`.
 
     An oversized slice is yielded but not submitted; the caller must process it on the host.
 
-    Raises the error of reading or submitting a slice in place of the slice.
+    If reading or submitting a slice fails, the error is raised in place of the slice.
     """
     submitter = _Submitter(reader, slots, make_slot)
     taken = submitter.slices(min(first_bytes or slice_bytes, slice_bytes), slice_bytes)
@@ -87,7 +88,7 @@ def submitted_slices(
 class _Submitter(Generic[_Slot]):
     """Reads slices into free slots and submits them, in one thread.
 
-    free: slots to read into; None ends `slices`. After `stop`, `_make_slot` is None.
+    free: queue of slots to read into; None in it ends `slices`. `_make_slot` is None after `stop`.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class _Submitter(Generic[_Slot]):
             self.free.put(slot)
 
     def slices(self, size: int, slice_bytes: int) -> Iterator[tuple[_Slot, Slice]]:
-        """Yield slots with submitted slices; size: most bytes of the first slice."""
+        """Yield slots with submitted slices; size: limit for the first slice, in bytes."""
         while (slot := self._next_slot()) is not None:
             piece = self._submit_next(slot, min(size, slice_bytes))
             if piece is None:
@@ -136,7 +137,7 @@ class _Submitter(Generic[_Slot]):
     def stop(self) -> None:
         """Wait until the thread has left the driver, and let it make no further call."""
         with self._driver:
-            self._make_slot = None  # from here on, the object that owns `make_slot` may be freed
+            self._make_slot = None  # lets the caller free the object that owns `make_slot`
         self.free.put(None)
 
 

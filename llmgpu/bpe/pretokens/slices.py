@@ -27,11 +27,12 @@ from llmgpu.text.documents import MANY_DOCUMENTS, NO_TEXT, Piece
 from llmgpu.text.streams import FileBytes
 
 MAX_WORD_BYTES = 1 << 30
-_MORE_BYTES = 1 << 16  # bytes after the longest pre-token that may decide where it ends
+# longest text after a pre-token on which the pre-token's end may depend, in bytes
+_MORE_BYTES = 1 << 16
 
 
 def word_too_long(nbytes: int) -> InputError:
-    """Return the error for a pre-token of more than MAX_WORD_BYTES; nbytes: its known length."""
+    """Return the error for a pre-token above MAX_WORD_BYTES; nbytes: the bytes seen of it."""
     return InputError(
         f"a pre-token has {nbytes:,} bytes or more, but the limit is {MAX_WORD_BYTES:,}: cut the "
         f"text into smaller documents ({spelled('--doc-separator', 'separators')}, .jsonl, more "
@@ -48,12 +49,13 @@ class Slice(Piece):
 
     buffer: uint8, the text, then PADDING bytes or more.
     file: byte range of a text still to be read, while `text` and `buffer` are empty; None if the
-        text is in memory.
+    text is in memory.
     offset: bytes of the whole text before the slice.
     main_end: the end of the main part. Pre-tokens of the slice end there or before, unless the text
-        is cut anywhere.
+    is cut anywhere.
     continues: whether the slice begins inside a pre-token, because the text is cut anywhere.
-    oversized: whether the text did not fit into the caller's buffer; `buffer` is then a larger one.
+    oversized: whether the text did not fit into the caller's buffer; if so, `buffer` is a larger
+    array.
     """
 
     buffer: NDArray[np.uint8]
@@ -65,7 +67,7 @@ class Slice(Piece):
 
     @property
     def length(self) -> int:
-        """Bytes of the text, whether it was read or not."""
+        """Number of bytes of the text, whether it is in memory or in a file."""
         return len(self.text) if self.file is None else self.file.nbytes
 
     def read(self, buffer: NDArray[np.uint8]) -> Slice:
@@ -88,8 +90,8 @@ class Slice(Piece):
             return self.starts
         own = int(np.searchsorted(self.starts, self.main_end, side="left"))
         if len(self.starts) >= MANY_DOCUMENTS:
-            # The documents that start at the cut are empty, except for the last. Leave the empty
-            # ones in this slice, even if it has no text.
+            # Of several documents that start at the cut, all but the last are empty. Leave the
+            # empty documents in this slice, even if the slice has no text.
             own = max(own, int(np.searchsorted(self.starts, self.main_end, side="right")) - 1)
         return self.starts[:own]
 
@@ -162,7 +164,8 @@ class SliceReader:
         nbytes: size of the buffer that the slice must fit. is_full: return only a slice that fills
         the buffer, not the last slice of a file.
 
-        Returns None if the end of the slice can't be known without reading; then call `read`.
+        Returns None if the end of the slice can't be known without reading. The caller then calls
+        `read`.
         """
         held, source = len(self._tail), self._source
         most = nbytes - PADDING - held

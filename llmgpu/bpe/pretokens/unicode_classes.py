@@ -1,9 +1,9 @@
 """Classes of code points, by version of Unicode, and the characters of a text with their classes.
 
 - DEFAULT_VERSION is the Unicode version of tiktoken 0.14 and tokenizers 0.23, so that the named
-  patterns cut as in these tools. The two agree about every code point.
-- UNRECORDED_VERSION is the version of a vocabulary file with classes whose training data names no
-  version.
+  patterns cut as in these tools. The two tools agree about every code point.
+- UNRECORDED_VERSION is the version of a vocabulary file whose pattern has classes but whose
+  training data names no version.
 - A vocabulary, word counts and a checkpoint record the version with which they were made.
 - In a text, a byte that is not part of a valid UTF-8 sequence (RFC 3629) is a character by itself,
   neither letter, number, mark nor white space.
@@ -68,10 +68,10 @@ def code_point_classes(version: str) -> NDArray[np.uint8]:
 
 
 LETTERS = (UPPERCASE, LOWERCASE, OTHER_LETTER)
-_FIRST_LEAD = 0xC2  # first byte of any character of several bytes is at least this
-# first bytes from which characters have 3 bytes, have 4 bytes, and are invalid
+_FIRST_LEAD = 0xC2  # lowest first byte of a character of several bytes
+# Lowest first bytes of characters of 3 bytes, of characters of 4 bytes, and of invalid bytes.
 _LEADS = (0xE0, 0xF0, 0xF5)
-# smallest valid code point, by number of bytes
+# The smallest valid code point, by number of bytes.
 _LEAST = np.array([0, 0, 0x80, 0x800, 0x10000], np.uint32)
 _SURROGATES = (0xD800, 0xE000)
 
@@ -80,8 +80,8 @@ _SURROGATES = (0xD800, 0xE000)
 class CodeTable:
     """A code for each class of `unicode_classes`, and codes of single characters.
 
-    unicode: version of the classes. other: code of classes that are missing in `by_class`. own:
-    codes of single characters, used in place of the codes of their classes.
+    unicode: version of the classes. other: code of the classes that `by_class` lacks. own: codes of
+    single characters, used in place of the codes of their classes.
     """
 
     unicode: str
@@ -100,7 +100,7 @@ class CodeTable:
 
     @cached_property
     def of_bytes(self) -> bytes:
-        """The codes of single bytes: ASCII, and bytes that are not valid UTF-8."""
+        """The code of each byte that is an ASCII character, or not part of valid UTF-8."""
         codes = np.full(256, self.by_class.get(OTHER, self.other), np.uint8)
         codes[:128] = self.of_code_points[:128]
         return codes.tobytes()

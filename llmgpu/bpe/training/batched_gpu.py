@@ -42,12 +42,13 @@ PAIR_BYTES, ENTRY_BYTES, UNIT_BYTES, LINK_BYTES = (
     struct_dtype(_STATE_FILE, name).itemsize for name in ("Pair", "Entry", "Unit", "Link")
 )
 CHANGE_BYTES = LOG_BYTES = HOT_BYTES = 16  # bytes of a vec4<u32>
-# Number of batches recorded after each refill of the hot list. On average the list suffices for
-# half of these batches, and the other half does nothing.
+# Number of batches recorded after each refill of the hot list. On average the list lasts for half
+# of these batches, and the other batches do nothing.
 BATCHES_PER_REFILL = 32
-# goal for the time of a submission, because progress and Ctrl-C are handled between submissions
+# Goal for the time of a submission. Progress and Ctrl-C are handled between submissions.
 SUBMIT_SECONDS = 0.1
-MAX_ROUNDS = 16  # most rounds in one submission; a round is a refill and its batches
+# limit of the rounds in one submission; a round is a refill of the hot list and its batches
+MAX_ROUNDS = 16
 GROUPS, SOFTWARE_GROUPS = 512, 64
 MAX_SELECT_WORKGROUP = 1024  # must divide BINS
 SETUP_KERNELS = ("lay_out", "first_pairs", "first_links")
@@ -111,7 +112,7 @@ def compile_kernels(device: Device, workgroup_size: int = 256) -> dict[str, Kern
 
 
 def unfit(device: Device, words: SymbolWords, merges: int) -> str | None:
-    """Return the reason why a device can't train on these words, None if it can."""
+    """Return the reason why a device can't train on these words; None if the device can."""
     symbols = len(words.lengths) + merges
     if symbols > MAX_SYMBOLS:
         return f"{symbols} tokens asked for, but the limit of {device.name} is {MAX_SYMBOLS}"
@@ -144,12 +145,12 @@ def _suitable(words: SymbolWords) -> Capacities:
 def _first_pairs(words: SymbolWords) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Number the pairs in the words before any merge.
 
-    Returns the number of the pair that starts at each symbol, uint32 (n,), undefined at the ends of
-    words, and the pairs, uint32 (distinct, 2).
+    Returns numbers, uint32 (n,), and pairs, uint32 (distinct, 2). A symbol's number is the index of
+    the pair that starts there; undefined for the last symbol of a word.
     """
     symbols = words.symbols.astype(np.uint32)
     if len(words.lengths) == 256:
-        # Number every possible pair of bytes, which is cheaper than finding the distinct pairs.
+        # Number all pairs of bytes, which takes less time than finding the pairs that occur.
         numbers = symbols << np.uint32(8)
         numbers[:-1] |= symbols[1:]
         every = np.arange(1 << 16, dtype=np.uint32)
@@ -198,14 +199,14 @@ class _BatchedLoop:
             "hot_list": HOT_BYTES * HOT_CAPACITY,
             "state": STATE.itemsize,
         }
-        # The keys are the names of the buffers in the kernels.
+        # A buffer is found by the name that it has in the kernels.
         self._buffers = {
             name: device.create_buffer(name.replace("_", " "), size) for name, size in sizes.items()
         }
         self._buffers["hash_key"] = hash_key_buffer(device)
 
     def load(self, options: TrainingOptions) -> None:
-        """Upload the words, and lay out the symbols as linked positions with pairs."""
+        """Upload the words, and store the symbols as linked positions with their pairs."""
         device, kernels, words = self._device, self._kernels, self._words
         numbers, first_pairs = _first_pairs(words)
         self._reserve(len(first_pairs))
@@ -227,7 +228,7 @@ class _BatchedLoop:
         device.write(buffers["params"], params)
         by_position = -(-self._positions // self._wg)
         by_pair = -(-len(first_pairs) // self._wg)
-        # Only laying out the symbols needs these uploads; they are freed when `load` returns.
+        # Only these first kernels need the uploads, which are freed when `load` returns.
         commands = device.record()
         commands.clear(buffers["bins"])
         commands.dispatch(kernels["lay_out"].bind_from(buffers), by_position)
@@ -263,12 +264,12 @@ class _BatchedLoop:
         state = np.zeros(1, STATE)
         state["status"], state["digit_width"] = REFILL, NONE
         state["merge_limit"] = self._merges
-        # Pair counts have 32 bits, so a larger minimum changes nothing.
+        # A pair count has 32 bits, so a larger minimum has the effect of the largest 32-bit number.
         state["min_frequency"] = min(max(options.min_frequency, 1), NONE)
         state["first_symbol"] = len(self._words.lengths)
         state["max_length"] = min(options.max_token_length or NONE, NONE)
         state["last_count"] = NONE
-        state["pair_count"] = 1  # slot 0 means no pair
+        state["pair_count"] = 1  # no pair has slot 0
         self._write_capacities(state)
 
     def _write_capacities(self, state: NDArray[Any]) -> None:
@@ -291,7 +292,7 @@ class _BatchedLoop:
             commands.dispatch(count_ranks, self._groups)
             commands.dispatch(lower_threshold, 1)
         commands.dispatch(refill_hot_list, self._groups)
-        # If the hot list is too short for a batch, this batch and all later ones do nothing.
+        # If the hot list is too short for a batch, the batch and all batches after it do nothing.
         for _ in range(BATCHES_PER_REFILL):
             commands.dispatch(select, 1)
             for stage in stages:
@@ -316,13 +317,14 @@ class _BatchedLoop:
                 log = self._read_log(done)[reported:]
                 on_merges(log[:, :2], log[:, 2].astype(np.int64))
                 reported = done
-            # After a halt, later submissions change nothing: wait until they have ended.
+            # Later submissions that are already queued change nothing after a halt: wait for their
+            # end.
             if state["status"][0] == FULL and is_idle:
                 self._grow(state)
         return self._result(self._read_log(done), int(state["batches"][0]))
 
     def _grow(self, state: NDArray[Any]) -> None:
-        """Enlarge full buffers to twice the need of the next pair; set the state to RUNNING."""
+        """Enlarge full buffers to twice the next pair's need, and set the state to RUNNING."""
         # Each occurrence of the pair changes two more pairs: on its left and on its right.
         needed, old = int(state["needed"][0]), self._capacities
         changes = 2 * needed
@@ -343,13 +345,13 @@ class _BatchedLoop:
         self._write_capacities(state)
 
     def _compact_list(self, state: NDArray[Any]) -> int:
-        """Remove the positions of merged and too rare pairs; return the number left."""
+        """Remove the positions of merged and too rare pairs; return how many positions are left."""
         pair_count, listed = int(state["pair_count"][0]), int(state["list_length"][0])
         device, buffers = self._device, self._buffers
         counts = device.read(buffers["pair_counts"], pair_count, np.uint32)
         pairs = device.read(buffers["pairs"], 4 * pair_count, np.uint32).reshape(-1, 4)
         positions = device.read(buffers["position_list"], listed, np.uint32)
-        # Columns 2 and 3 are the first position and the size of a pair's range in the list.
+        # Column 2 of a pair has the first of its positions in the list, column 3 their number.
         kept = np.flatnonzero(counts >= state["min_frequency"])
         sizes = pairs[kept, 3].astype(np.int64)
         positions = concatenate_ranges(positions, pairs[kept, 2].astype(np.int64), sizes)
@@ -373,8 +375,9 @@ class _BatchedLoop:
         return self._device.read(self._buffers["merge_log"], 4 * done, np.uint32).reshape(done, 4)
 
     def _result(self, log: NDArray[np.uint32], batches: int) -> Merges:
-        # Every merge replaces two symbols by one. Occurrences of two equal symbols may overlap, so
-        # fewer are merged than counted: column 3 has the number merged.
+        # Every merge replaces two symbols by one. Column 2 has the occurrences of the pair. Those
+        # of a pair of equal symbols may overlap, so fewer are merged; column 3 has the number
+        # merged.
         equal = log[:, 0] == log[:, 1]
         taken = np.where(equal, log[:, 3], log[:, 2]).astype(np.int64)
         counts = log[:, 2].astype(np.int64)

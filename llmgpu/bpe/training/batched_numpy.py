@@ -8,26 +8,27 @@ can merge all pairs of this prefix:
 - Merging (a, b) changes only the counts of pairs (p, a) and (b, n). No such pair is in the prefix.
   Occurrences of pairs in the prefix do not overlap either, since they would share a symbol.
 - A new pair can't outrank a pair of the prefix. The new pair replaces occurrences of an older pair
-  (p, a) or (b, n), so the new pair is at most as frequent. If both pairs are equally frequent,
-  the new pair ranks after the older pair, because a new symbol ranks after all older symbols.
+  (p, a) or (b, n), so the new pair is at most as frequent. If both pairs are equally frequent, the
+  new pair ranks after the older pair, because a new symbol ranks after all older symbols.
 - A pair (a, a) is a prefix by itself; its occurrences are merged from the left.
 
 Data:
 
-- The symbols of all words lie end to end with a separator around each word, and are linked forwards
-  and backwards, so a merge touches nothing but its neighbours.
+- The symbols of all words lie end to end with a separator around each word. They are linked
+  forwards and backwards, so that a merge changes only the merged symbols and their neighbours.
 - Every pair has a slot, and every position has the slot of the pair that starts there. A pair gains
   occurrences only in the batch that makes the pair, because this batch also makes the newer of its
-  two symbols. So the pair's positions are one range of a list. A position whose slot has changed
-  since is stale.
+  two symbols. So the pair's positions are one range of a list. A position in the list is stale if
+  its slot has changed since.
 
 Decisions:
 
 - A merge may spell an existing token that no merge has made (see `symbols.Spellings`). The symbol
   of such a merge is not new, so its pairs may outrank the next pairs of the prefix, and the prefix
-  ends with this merge. Apart from its rank the symbol is like a new one: no word has it yet.
+  ends with this merge. Apart from its rank the symbol is like a new symbol: it occurs in no word
+  yet.
 - A pair that is too rare when it is made stays too rare, and a pair that is too long stays too
-  long: such a pair gets no slot. The result of merging a long pair would be longer yet, so leaving
+  long: such a pair gets no slot. Merging a long pair would give an even longer symbol, so leaving
   out long pairs does not change the argument above.
 - Candidates for the next batch are taken from a short list of the best-ranked pairs. An empty short
   list is filled again from all pairs.
@@ -53,8 +54,8 @@ from llmgpu.spelling import spelled
 SYMBOL_BITS = 20
 MAX_SYMBOLS = 1 << SYMBOL_BITS
 MAX_POSITIONS = (1 << 31) - 1
-SEPARATOR = -1  # symbol on either side of a word
-NO_SLOT = 0  # slot of positions at which no pair has a slot
+SEPARATOR = -1  # separates words, and stands before the first and after the last
+NO_SLOT = 0  # slot of positions without a pair that has a slot
 MERGING = -1  # slot of positions that the current batch merges
 _INDEX_BITS = 64 - 2 * SYMBOL_BITS
 
@@ -78,7 +79,7 @@ class LinkedSymbols:
     """The symbols of all words, as a linked list.
 
     All arrays have one entry for each position: a separator, then the symbols of the first word, a
-    separator, and so on. Of a merged symbol only the first position stays linked.
+    separator, and so on. After a merge, only the first position of the merged symbol stays linked.
     symbol: int32; the separator is -1.
     following, preceding: int32, the neighbours' positions.
     slot: int32, the slot of the pair that starts at the position.
@@ -122,23 +123,24 @@ class LinkedSymbols:
         )
 
 
-# A function of the keys and counts of new pairs that returns a mask of the pairs that get slots.
+# A function that gets the keys and counts of new pairs, and returns a mask of the pairs that get
+# slots.
 Keep = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
 
 
 class PairIndex:
     """The pairs of `symbols` that have slots.
 
-    When a pair first occurs, a function decides whether it gets a slot. All columns are indexed by
-    slot.
+    When a pair first occurs, the function `keep` decides whether it gets a slot. All columns are
+    indexed by slot.
 
     keys: int64, left symbol << 20 | right symbol.
-    counts: int64, weighted occurrences; 0 after the merge.
+    counts: int64, occurrences weighted by the counts of words; 0 after the pair is merged.
     first, size: int64 and int32, the pair's range in `positions`, stale entries included.
     """
 
     def __init__(self, symbols: LinkedSymbols, keep: Keep) -> None:
-        """Start without pairs; keep: returns for new pairs whether each gets a slot."""
+        """Start without pairs; keep: gets new pairs, and returns whether each pair gets a slot."""
         self.symbols, self._keep = symbols, keep
         self.keys = GrowableArray(np.int64)
         self.counts = GrowableArray(np.int64)
@@ -189,13 +191,13 @@ def count_pairs(pairs: PairIndex) -> None:
     else:
         order = sorted_order(pair_keys(symbol[positions], symbol[positions + 1]))
     positions = positions[order]
-    del order  # arrays here are as long as all words, so each is freed early
+    del order  # free early: each array here is as long as all words
     keys = pair_keys(symbol[positions], symbol[positions + 1])
     symbols.slot[positions] = pairs.add(keys, positions, symbols.weight[positions])
 
 
 def pair_keys(left: NDArray[np.integer], right: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return a key for each pair; keys ascend by the rank of the left symbol, then the right."""
+    """Return a key for each pair; keys sort by the left symbol's rank, then the right's."""
     return left.astype(np.int64) << SYMBOL_BITS | right
 
 
@@ -223,13 +225,13 @@ def sorted_order(keys: NDArray[np.int64]) -> NDArray[np.int64]:
 def merge_batch(pairs: PairIndex, slots: NDArray[np.int64], results: NDArray[np.int64]) -> None:
     """Merge the pairs with these slots everywhere, into the symbols `results`; both int64 (n,).
 
-    If a pair has two equal symbols, it must be the only pair.
+    A pair of two equal symbols must be merged alone.
     """
     symbols = pairs.symbols
     positions, weights = _merge_occurrences(pairs, slots, results)
     if len(positions) == 0:
         return
-    # Assign slots to the new pairs, which start at these positions.
+    # Assign slots to the new pairs, which start at `positions`.
     keys = pair_keys(symbols.symbol[positions], symbols.symbol[symbols.following[positions]])
     order = sorted_order(keys)
     positions = positions[order]
@@ -241,7 +243,8 @@ def _merge_occurrences(
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Merge all occurrences, and lower the counts of the neighbouring pairs that disappear.
 
-    Returns the positions at which new pairs start, int32 (n,), and the weights there, int64 (n,).
+    Returns the positions at which new pairs start, int32 (n,), and the weights of these positions,
+    int64 (n,).
     """
     symbols = pairs.symbols
     positions, merged = _occurrences(pairs, slots, results)
@@ -250,14 +253,14 @@ def _merge_occurrences(
     weights = symbols.weight[positions]
     symbols.total -= int(weights.sum())
 
-    # Boundaries that change: left of each merged pair, and right of it. Between two adjacent merged
-    # pairs this is the same boundary, which counts once.
+    # Find the boundaries that change: to the left and to the right of each merged pair. Two
+    # adjacent merged pairs share a boundary, which `left` has and `right` leaves out.
     symbols.slot[positions] = MERGING
     left = np.flatnonzero(symbols.symbol[before] != SEPARATOR)
     right = np.flatnonzero((symbols.symbol[after] != SEPARATOR) & (symbols.slot[after] != MERGING))
     changed = np.concatenate([weights[left], weights[right]])
     lost = np.concatenate([symbols.slot[before[left]], symbols.slot[seconds[right]]])
-    # `subtract.at` handles repeated slots. Pairs without a slot share the unused NO_SLOT.
+    # `subtract.at` handles repeated slots. Pairs without a slot change only the unused NO_SLOT.
     np.subtract.at(pairs.counts.values, lost, changed)
     pairs.counts.values[slots] = 0
 
@@ -267,7 +270,7 @@ def _merge_occurrences(
     symbols.preceding[after] = positions
     symbols.slot[positions] = NO_SLOT
     symbols.slot[seconds] = NO_SLOT
-    # At the changed boundaries there are new pairs, each with a new symbol.
+    # A new pair with a new symbol starts before each changed boundary.
     return np.concatenate([symbols.preceding[positions[left]], positions[right]]), changed
 
 
@@ -295,10 +298,10 @@ def _occurrences(
 def _every_other(positions: NDArray[np.int32], following: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return the positions at which a pair (a, a) is merged, from the left of each run.
 
-    positions: all positions of the pair, ascending. In a run of n equal symbols the pair occurs n -
-    1 times; every other occurrence is merged.
+    positions: all positions of the pair, ascending. A run of n equal symbols has n - 1 occurrences
+    of the pair, of which every other one is merged.
     """
-    # Number the occurrences of each run from 0: an index minus the index of the run's start.
+    # Number the occurrences of each run from 0: subtract the index of the run's first occurrence.
     in_run = np.arange(len(positions), dtype=np.int32)
     run_starts = in_run.copy()
     run_starts[1:][following[positions[:-1]] == positions[1:]] = 0
@@ -314,12 +317,13 @@ def apply_merges(
 ) -> SymbolWords:
     """Merge given pairs everywhere, one after the other, and return the resulting words.
 
-    This is training without ranking: only the pairs in `merges` get slots.
+    The algorithm is that of `train` without ranking: only the pairs in `merges` get slots.
 
     merges: uint32 (S, 3), left symbol, right symbol and result, first merge first. Pairs may be
-        absent from the words; results may be symbols that exist already.
+    absent from the words; results may be symbols that exist already.
     """
-    if len(merges) == 0 and (np.diff(words.offsets) > 1).all():  # nothing to merge or to drop
+    # no pair to merge, and no short word to drop
+    if len(merges) == 0 and (np.diff(words.offsets) > 1).all():
         return words
     results = merges[:, 2].astype(np.int64)
     size = max(len(words.lengths), int(results.max(initial=0)) + 1)
@@ -340,7 +344,8 @@ def apply_merges(
     slots_of: dict[int, list[int]] = {}
     known = 1  # slots below this number are in slots_of
     for done, (merged, result) in enumerate(zip(keys.tolist(), results.tolist(), strict=True), 1):
-        # Every merge that creates occurrences of a pair gives the pair another slot.
+        # A pair may have several slots: it gets another slot for each merge that makes occurrences
+        # of it.
         for slot, key in enumerate(pairs.keys.values[known:].tolist(), known):
             slots_of.setdefault(key, []).append(slot)
         known = len(pairs.keys)
@@ -354,7 +359,7 @@ def apply_merges(
     return replace(symbols.words(), lengths=np.array(lengths, np.uint32))
 
 
-MAX_BATCH = 256  # most merges in one pass
+MAX_BATCH = 256  # limit of the merges in one pass
 COSTS = Costs(fixed=10 << 20, per_byte=85, per_word=40)
 SHORT_LIST = 1024  # number of pairs that are ranked for the next batches
 
@@ -419,7 +424,8 @@ def _are_worth_merging(
 ) -> NDArray[np.bool_]:
     """Return a mask of the pairs that may ever be merged: frequent enough and not too long.
 
-    lengths: bytes of each symbol. least: lowest count. longest: most bytes of a result, or None.
+    lengths: bytes of each symbol. least: lowest count. longest: limit for the bytes of a merged
+    symbol, or None.
     """
     kept = counts >= least
     if longest is not None:
@@ -431,7 +437,8 @@ def _are_worth_merging(
 class ShortList:
     """All pairs whose rank is at or before a threshold, which is a count and a key.
 
-    `_update` adds new pairs, and removes pairs whose count has dropped below the threshold.
+    `_update` adds new pairs, and removes pairs that rank after the threshold because their counts
+    have dropped.
     """
 
     def __init__(self, pairs: PairIndex, least: int, spellings: Spellings | None) -> None:
@@ -448,12 +455,13 @@ class ShortList:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the longest prefix of the ranking that one pass can merge; empty at the end.
 
-        limit: most merges of the batch. next_symbol: the first new symbol.
+        limit: largest number of merges of the batch. next_symbol: the first new symbol.
 
         Returns the slots of the pairs, and their merged symbols, both int64 (n,).
         """
         self._update()
-        # The list has all pairs up to the threshold, so only an empty list has to be filled again.
+        # The list has all pairs up to the threshold, so it has to be filled again only if it is
+        # empty.
         if len(self._slots) == 0:
             self._refill()
         slots = self._slots
@@ -464,7 +472,7 @@ class ShortList:
         return slots[best[: len(results)]], results
 
     def _results(self, keys: NDArray[np.int64], next_symbol: int) -> NDArray[np.int64]:
-        """Return the results of the pairs, up to the first result that is an existing symbol."""
+        """Return the merged symbols of the pairs, up to the first symbol that already exists."""
         results = np.arange(next_symbol, next_symbol + len(keys))
         if self._spellings is None:
             return results
@@ -484,7 +492,7 @@ class ShortList:
         self._slots = slots[passed]
 
     def _refill(self) -> None:
-        """Lower the threshold until it admits the SHORT_LIST best pairs, or all if fewer."""
+        """Lower the threshold until it admits the SHORT_LIST best-ranked pairs, or all pairs."""
         live = np.flatnonzero(self._pairs.counts.values >= self._least)
         if len(live) == 0:
             return
@@ -497,7 +505,7 @@ class ShortList:
 def _best_ranked(
     counts: NDArray[np.int64], keys: NDArray[np.int64], limit: int
 ) -> NDArray[np.int64]:
-    """Return the indices of the `limit` best-ranked pairs, or of all if fewer, in rank order."""
+    """Return the indices of the `limit` best-ranked pairs, or of all pairs, in rank order."""
     # Select before sorting. least: the limit-th largest count. Choose all pairs with a larger
     # count, then the lowest keys among the pairs with this count.
     if len(counts) > limit:
@@ -514,7 +522,7 @@ def _best_ranked(
 
 
 def _independent_prefix(keys: NDArray[np.int64]) -> int:
-    """Return the length of the prefix that one pass can merge; see the head of this file."""
+    """Return the length of the prefix that one pass can merge; see the head of this module."""
     lefts: set[int] = set()
     rights: set[int] = set()
     mask = MAX_SYMBOLS - 1

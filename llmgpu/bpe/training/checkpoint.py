@@ -1,11 +1,13 @@
 """A checkpoint of training: a folder from which a killed run is resumed.
 
+A run is one execution of ``bpe-train`` here.
+
 - ``run.json`` has the inputs and options of the training. A run with other inputs or options is
   refused, and the error names the difference.
 - ``counts`` is the word counts file, written when counting is done.
 - ``merges`` is a log to which merges are appended as they are made. A block has a head (number of
   merges, CRC-32 of the content) and a content: the pairs as symbols, then their counts. A kill or a
-  full disk may leave part of a block at the end; reading the log cuts this part off.
+  full disk may leave an incomplete block at the end; reading the log cuts this block off.
 - Appended blocks reach the disk about once a second. A power failure therefore loses the merges of
   about one second more than a kill.
 - ``lock`` is locked by the run that writes the folder, see `llmgpu.locks`.
@@ -51,7 +53,7 @@ _PAIR_BYTES, _COUNT_BYTES = 8, 8
 
 
 def checkpoint_files(folder: str | Path) -> list[Path]:
-    """Return the folder of a checkpoint and the files that may be in it."""
+    """Return the folder of a checkpoint, then all files that may be in it."""
     return [
         Path(folder),
         *(Path(folder) / name for name in (_RUN, _COUNTS, _MERGES, _LOCK, _OPTIONS)),
@@ -65,7 +67,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Lock a folder; `begin` or `resume` has checked it."""
+        """Lock a folder that `begin` or `resume` has checked."""
         self.folder = folder
         self._lock = FileLock(folder / _LOCK, str(folder))
         self.counts_path = folder / _COUNTS
@@ -91,7 +93,7 @@ class Checkpoint:
         sync(folder.absolute().parent)
         checkpoint = cls(folder)
         try:
-            checkpoint._clear()  # removes the files of a finished run
+            checkpoint._clear()  # remove the files of a finished run
             checkpoint._write_run(run)
         except BaseException:
             checkpoint.remove()
@@ -102,14 +104,14 @@ class Checkpoint:
     def resume(cls, path: str | Path, run: Run) -> Checkpoint | None:
         """Open the folder of an interrupted run; None if `path` has no interrupted run.
 
-        Raises InputError if the folder is no checkpoint, or belongs to another run: the message
-        names the difference.
+        Raises InputError if the folder is no checkpoint, or belongs to another run. The message
+        then names the difference between the runs.
         """
         folder = Path(path)
         if not str(path) or not os.path.lexists(folder) or _outputs_of(folder) is not None:
             return None
         is_unused = _is_unused(folder)
-        if not is_unused:  # check before writing: the folder may belong to another program
+        if not is_unused:  # check before writing, because the folder may belong to another program
             begun = _read_run(folder / _RUN)
             is_recorded = UNICODE_FACT in begun or UNICODE_FACT not in run
             known = run if is_recorded else {**run, UNICODE_FACT: None}
@@ -142,7 +144,7 @@ class Checkpoint:
 
     @classmethod
     def may_have_made(cls, path: str | Path, output: str) -> bool:
-        """Whether the run of a folder may have written `output`; an unfinished run always may."""
+        """Whether the run of a folder may have written `output`; True if the run is unfinished."""
         made = _outputs_of(Path(path))
         if made is None:
             return os.path.isdir(path)
@@ -150,7 +152,7 @@ class Checkpoint:
 
     @classmethod
     def is_done(cls, path: str | Path, run: Run, outputs: Iterable[str]) -> bool:
-        """Whether the folder records `run` as finished, with `outputs` as its unchanged results."""
+        """Whether the folder records `run` as finished, and the `outputs` are unchanged since."""
         made = _outputs_of(Path(path))
         if made is None or _read_run(Path(path) / _RUN) != json.loads(json.dumps(run)):
             return False
@@ -170,7 +172,7 @@ class Checkpoint:
     def read_merges(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Read the merges logged so far, and truncate the log after the last whole block.
 
-        Returns pairs of symbols, uint32 (M, 2), and counts, int64 (M,), in their order.
+        Returns pairs of symbols, uint32 (M, 2), and counts, int64 (M,), in the order of the merges.
         """
         path = self.folder / _MERGES
         if file_size(str(path)) is None:
@@ -216,7 +218,7 @@ class Checkpoint:
         self._lock.remove()
 
     def remove(self) -> None:
-        """Remove the folder. Files in it that do not belong to a checkpoint remain."""
+        """Remove the checkpoint's files, and the folder unless it has any other file."""
         self._close_log()
         self._clear()
         self._lock.remove()
@@ -224,7 +226,7 @@ class Checkpoint:
             self.folder.rmdir()
 
     def _clear(self, keep: Sequence[str] = ()) -> None:
-        """Remove the files of a checkpoint, except the lock and `keep`."""
+        """Remove the files of a checkpoint, except the lock and the files named in `keep`."""
         with output_errors(str(self.folder)):
             for name in os.listdir(self.folder):
                 if name not in (_LOCK, *keep) and _OWN_FILES.fullmatch(name):
@@ -242,7 +244,7 @@ class Checkpoint:
 
 
 def _is_unused(folder: Path) -> bool:
-    """Whether a run was killed before it wrote run.json, so that the folder has only its files."""
+    """Whether the folder has only a checkpoint's files but no run.json, after an early kill."""
     if not folder.is_dir():
         return False
     names = os.listdir(folder)

@@ -1,4 +1,4 @@
-"""The options of training a vocabulary that the command line declares, without importing NumPy."""
+"""The options of training a vocabulary that the command line declares. Does not import NumPy."""
 
 from __future__ import annotations
 

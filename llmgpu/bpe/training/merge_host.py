@@ -1,7 +1,8 @@
 """Merging on the host: by the CPU engine, one merge after the other, or on NumPy, many at a time.
 
-Both make the same merges; llmgpu/cpu/merging.c has the engine's algorithm. If the free memory is
-too small for the index of all pairs, the engine indexes fewer pairs at a time, which takes longer.
+Engine and NumPy make the same merges; llmgpu/cpu/merging.c has the engine's algorithm. If the free
+memory is too small for the index of all pairs, the engine indexes fewer pairs at a time, which
+takes longer.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from llmgpu.spelling import spelled
 
 ENGINE_COSTS = Costs(fixed=14 << 20, per_byte=18, per_word=120)
 LITTLE_COSTS = Costs(fixed=176 << 20, per_byte=11.5, per_word=24)  # if few pairs are indexed
-# Pairs indexed at a time if memory is short: FEW_PAIRS, and one more for every 48 positions.
+# Pairs that the engine indexes at a time if memory is short: FEW_PAIRS, and one more for every
+# POSITIONS_A_PAIR positions.
 FEW_PAIRS, POSITIONS_A_PAIR = 1 << 20, 48
-SLICE_MERGES = 256  # most merges between two reports of progress
-# occurrences merged between two reports, which takes a fraction of a second
+SLICE_MERGES = 256  # limit of the merges between two reports of progress
+# Limit of the occurrences merged between two reports. Merging as many takes a fraction of a second.
 SLICE_OCCURRENCES = 1 << 22
 
 Piece = tuple[NDArray[np.uint32], NDArray[np.int64]]  # pairs and counts as in `Merges`
@@ -33,9 +35,9 @@ _NONE: Piece = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
 
 
 def memory_costs(words: float, nbytes: float) -> Costs:
-    """Return the memory that merging needs, given the memory that is free.
+    """Return the costs of merging: the costs in little memory if more memory is not free.
 
-    words: number of distinct words. nbytes: sum of their lengths.
+    words: number of distinct words. nbytes: sum of their lengths in bytes.
     """
     if library() is None:
         return batched_numpy.COSTS
@@ -45,7 +47,7 @@ def memory_costs(words: float, nbytes: float) -> Costs:
 
 
 def _require_free(words: SymbolWords) -> Costs:
-    """Return the memory that merging needs; raise InputError if less memory is free."""
+    """Return the costs of merging words; raise InputError if less memory is free."""
     count, nbytes, free = len(words.counts), len(words.symbols), free_memory()
     costs = memory_costs(count, nbytes)
     needed = costs.of(count, nbytes) - nbytes
@@ -79,7 +81,7 @@ def train(
     if library() is None:
         callbacks: dict[str, Any] = {"progress": progress, "on_merges": on_merges}
         return batched_numpy.train(words, options, merges=merges, spellings=spellings, **callbacks)
-    # If memory is short, the engine indexes only the most frequent pairs at a time.
+    # Open a trainer. If memory is short, it indexes only the most frequent pairs at a time.
     positions = len(words.counts) + len(words.symbols)
     few_pairs = FEW_PAIRS + positions // POSITIONS_A_PAIR
     trainer = _open(
@@ -91,7 +93,7 @@ def train(
     )
     if not keeps_words:
         words.let_go()
-    # Learn in short steps, so that progress and Ctrl-C are handled in between.
+    # Learn in short steps. Progress and Ctrl-C are handled between the steps.
     learned, made = [_NONE], 0
     while made < merges:
         if spellings is None:
@@ -112,7 +114,7 @@ def train(
 
 
 def _merge_best(trainer: CTrainer, spellings: Spellings, next_symbol: int) -> tuple[Piece, bool]:
-    """Merge the best pair; return the pair, and whether its result is a new symbol."""
+    """Merge the best-ranked pair; return the pair, and whether its result is a new symbol."""
     best = trainer.best()
     if best is None:
         return _NONE, False
@@ -128,7 +130,8 @@ def apply_merges(
     """Merge given pairs everywhere; see `batched_numpy.apply_merges`."""
     if library() is None:
         return batched_numpy.apply_merges(words, merges, progress)
-    if len(merges) == 0 and (np.diff(words.offsets) > 1).all():  # nothing to merge or to drop
+    # no pair to merge, and no short word to drop
+    if len(merges) == 0 and (np.diff(words.offsets) > 1).all():
         return words
     most = max(len(words.lengths), int(merges[:, 2].max(initial=0)) + 1)
     trainer = _open(words, most - len(words.lengths))
@@ -140,7 +143,10 @@ def apply_merges(
 
 
 def _open(words: SymbolWords, new_symbols: int, **limits: Any) -> CTrainer:
-    """Return a `CTrainer` for `words`, with room for `new_symbols`; limits: its other arguments."""
+    """Return a `CTrainer` for `words`, with room for `new_symbols` new symbols.
+
+    limits: further arguments of `CTrainer`.
+    """
     batched_numpy.check_limits(words, new_symbols)
     return CTrainer(
         *(words.symbols, words.offsets, words.counts, words.lengths, words.total),

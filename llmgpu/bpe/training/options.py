@@ -32,23 +32,23 @@ class TrainingOptions(DeclaredOptions):
 
     vocab_size: upper bound of the number of ids, special tokens included.
     pattern: name of the pattern; an alias is replaced by the name.
-    min_frequency: merge only pairs that occur at least this often; 0 means 1.
+    min_frequency: merge only pairs that occur at least this often; 0 has the effect of 1.
     special_tokens: texts of the last ids, in this order.
     tie: decides between equally frequent pairs, see `llmgpu.bpe.vocabulary.building`.
     max_token_length: make no token of more bytes; None for no limit.
-    match: how the vocabulary is applied, "bpe" or "greedy"; None for the seed's rule, or "bpe". The
-        merges are the same.
+    match: how the vocabulary is applied, "bpe" or "greedy"; None for the seed's rule, or "bpe"
+    without a seed. The merges are the same.
     seed: a vocabulary whose tokens keep their ids, and whose merges come first. Its tie rule must
-        be the `tie` of the options. With another pattern than the seed's own, the seed's merges are
-        applied to text cut by the new pattern, so that new tokens may cross the seed's boundaries.
+    be the `tie` of the options. With another pattern than the seed's own, the seed's merges are
+    applied to text cut by the new pattern, so that new tokens may cross the seed's boundaries.
     engine: "batched" merges the distinct words, many pairs at a time; "recount" counts the whole
-        text again for each merge, on a GPU.
+    text again for each merge, on a GPU.
     smaller_sizes: further vocabulary sizes, each less than `vocab_size`.
     recount_slots: size of the recount engine's table in workgroup memory, a power of two. The size
-        changes only the speed.
+    changes only the speed.
     threads: CPU threads that count words; None: see `llmgpu.bpe.words.count_host`.
     unicode: version of the pattern's character classes. With a seed of the same pattern, it must be
-        the seed's version.
+    the seed's version.
 
     Raises:
         LlmgpuError: an option is out of range, or contradicts the seed.
@@ -85,7 +85,7 @@ class TrainingOptions(DeclaredOptions):
             raise LlmgpuError("special tokens must differ from one another and not be empty")
         if self.seed is not None:
             self._check_seed(self.seed)
-            _ = self.symbols  # raises VocabularyError for a seed that can't be extended
+            _ = self.symbols  # raises VocabularyError if the seed can't be extended
 
     @cached_property
     def cut(self) -> Pattern:
@@ -94,7 +94,7 @@ class TrainingOptions(DeclaredOptions):
 
     @property
     def merges(self) -> int:
-        """Number of merges for the full size; merges without a new token are not counted."""
+        """Number of merges that make a new token, for the largest vocabulary."""
         return self.new_tokens(self.vocab_size)
 
     @property
@@ -202,7 +202,7 @@ def _as_int(number: object, what: str) -> int:
 def require_counted_for(
     counts: WordCounts, options: TrainingOptions, special_tokens: Iterable[str]
 ) -> None:
-    """Raise InputError unless the words were counted as this training would count them."""
+    """Raise InputError unless the words were counted as the options of this training require."""
     for what, counted, wanted in (
         ("pattern", counts.pattern, options.pattern),
         ("Unicode version", counts.cut.unicode, options.cut.unicode),

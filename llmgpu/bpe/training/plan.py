@@ -2,7 +2,7 @@
 
 - The counts of words are added up in memory until they fill a share of the free memory, and from
   then on in files. Merging needs all words in memory.
-- While a text is counted, the estimate extrapolates the distinct words of the text read so far.
+- While a text is counted, its number of distinct words is extrapolated from the text read so far.
   Words repeat, so the estimate is too high, unless later text is of another kind. After the whole
   text has been counted, the estimate is close.
 """
@@ -66,13 +66,13 @@ def _check_recount(options: TrainingOptions, backend: Backend) -> None:
             raise LlmgpuError(f"the recount engine can't {what}: use the batched one")
 
 
-HOST_BYTES = 192 << 20  # staging memory, and memory of the driver
+HOST_BYTES = 192 << 20  # memory of the driver, and memory for transfers to the device
 _WRITING_BYTES, _NODE_BYTES, _TOKEN_COPIES = 16 << 20, 60, 4
 _UPLOAD = Costs(fixed=HOST_BYTES, per_byte=16, per_word=64)
 
 
 def words_memory(plan: Plan, words: float, nbytes: float, *, merges: bool = True) -> Memory:
-    """Estimate the memory for counting distinct words, and with `merges` for merging them.
+    """Estimate the memory for counting distinct words, and for merging them if `merges` is set.
 
     words: number of distinct words. nbytes: bytes of all distinct words.
     """
@@ -90,7 +90,7 @@ def recount_memory(plan: Plan, text_bytes: int) -> Memory:
 
 
 def writing_memory(vocabularies: Iterable[Vocabulary]) -> int:
-    """Return the bytes of memory for writing vocabularies. Their tries need the most."""
+    """Return the memory, in bytes, for writing vocabularies. Their tries need the most."""
     sizes = [len(vocabulary.token_data) for vocabulary in vocabularies]
     of_nodes = sum(_NODE_BYTES * min(size, FEW_NODES) for size in sizes)
     return _WRITING_BYTES + _TOKEN_COPIES * sum(sizes) + of_nodes
@@ -115,5 +115,5 @@ def _merging(plan: Plan, words: float, nbytes: float) -> Memory:
 
 
 def _on_device(plan: Plan, host: int, device: int) -> Memory:
-    """Return host and device memory. A software adapter has its device memory on the host, too."""
+    """Return host and device memory. On a software adapter, device memory is host memory, too."""
     return Memory(host + device if plan.merging.is_software else host, device)

@@ -31,13 +31,13 @@ from llmgpu.charts import (
 from llmgpu.input_files import number_of
 from llmgpu.progress import Progress, no_progress
 
-MOST_LENGTH = 16  # bytes; all longer tokens are one group
+MOST_LENGTH = 16  # all longer tokens, in bytes, are one group
 PARTS, DIGITS, SPACE, SIGNS = "parts of characters", "digits", "white space", "punctuation, symbols"
 SPECIAL = "special tokens"
 
 
-# First words of Unicode's letter names that are not the name of a script: the letter belongs to
-# several scripts, or the script comes later in the name.
+# First words of those letter names in Unicode that do not begin with a script: the letter belongs
+# to several scripts, or another word of the name is the script.
 _NO_SCRIPTS = {
     *("", "Combining", "Double", "Feminine", "Masculine", "Mathematical", "Micro", "Modifier"),
     "Variation",
@@ -53,8 +53,8 @@ def scripts_of(vocabulary: Vocabulary) -> list[str]:
 def script_of(token: bytes) -> str:
     """Return the script of a token's first letter, as Unicode names letters: Latin, Cyrillic, CJK.
 
-    A token without letters and marks gets the name of a group: PARTS (parts of characters) if it is
-    not valid UTF-8, else DIGITS, SPACE for white space, or SIGNS for punctuation and symbols.
+    A token without letters and marks gets the name of a group: PARTS (incomplete characters) if it
+    is not valid UTF-8, else DIGITS, SPACE for white space, or SIGNS for punctuation and symbols.
     """
     text = token.decode(errors="ignore")
     kinds = {unicodedata.category(character)[0]: character for character in reversed(text)}
@@ -77,7 +77,7 @@ def _script_of_letter(letter: str) -> str:
 
 
 def lengths_of(vocabulary: Vocabulary) -> list[str]:
-    """Return the length group of each token, by id; see `length_group`."""
+    """Return the group of each token by its length, in the order of ids; see `length_group`."""
     return _groups(vocabulary, lambda token: length_group(len(token)))
 
 
@@ -99,7 +99,7 @@ def length_group(length: int) -> str:
 def bytes_a_token(
     vocabulary: Vocabulary, words: DistinctWords, progress: Progress = no_progress
 ) -> Iterator[tuple[int, float]]:
-    """Yield pairs: a number of merges, and the bytes per token with only these merges.
+    """Yield pairs of a number of merges, and the bytes per token with only the first merges.
 
     The numbers are 2^k - 256, ascending, and then the number of all merges. words: words of a text,
     cut by the vocabulary's pattern. A vocabulary with another match rule than "bpe" yields nothing.
@@ -121,8 +121,9 @@ def bytes_a_token(
         yield count, words.text_bytes / left.total
 
 
-_MOST_SCRIPTS = 15  # scripts in the chart; all other scripts share one bar
-_LONGEST = 40  # rows of the table of the longest tokens
+# scripts that have a bar of their own in the chart; all other scripts share one bar
+_MOST_SCRIPTS = 15
+_LONGEST = 40  # number of rows in the table of the longest tokens
 
 
 def draw_vocabulary(

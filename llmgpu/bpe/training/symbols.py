@@ -2,7 +2,7 @@
 
 Symbols are numbered in the order that decides between equally frequent pairs: first the bytes by
 their rank (0 .. 255, see `llmgpu.bpe.vocabulary.building`), then all other tokens by their ids.
-Merge k of a training makes the k-th symbol after all earlier symbols.
+Each merge that makes a new symbol gives it the next number.
 
 Training starts from a vocabulary: the 256 bytes, or a vocabulary whose merges are replayed.
 """
@@ -24,13 +24,13 @@ from llmgpu.text.normalizing import get_normalizer
 
 @dataclass(eq=False)
 class SymbolWords:
-    """Words of two symbols or more. Shorter words have nothing to merge and are left out.
+    """Words of two symbols or more. Shorter words have no pair to merge and are left out.
 
     symbols: (n,), the words end to end: uint8 if all are bytes before any merge, else uint32.
     offsets: int64 (words + 1,), word k is symbols[offsets[k] : offsets[k + 1]].
     counts: int64 (words,), occurrences of each word, 1 or more.
     lengths: uint32 (symbols,), the bytes of each symbol; the first new symbol is len(lengths).
-    total: symbols of the whole text, including words that are left out.
+    total: number of symbols in the whole text, including words that are left out.
     """
 
     symbols: NDArray[np.uint8] | NDArray[np.uint32]
@@ -40,7 +40,7 @@ class SymbolWords:
     total: int
 
     def let_go(self) -> None:
-        """Free the symbols, after a trainer has copied them."""
+        """Free the symbols. Call this after a trainer has copied them."""
         self.symbols = self.symbols[:0].copy()
 
 
@@ -65,17 +65,17 @@ def byte_symbols(words: DistinctWords, byte_ranks: NDArray[np.uint32]) -> Symbol
 class Spellings:
     """The bytes of every symbol, and the symbols that no merge has made yet.
 
-    A merge that spells an unreached symbol makes this symbol; any other merge makes a new symbol.
-    So no two ids have the same bytes.
+    These symbols are called unreached. A merge that spells an unreached symbol makes this symbol;
+    any other merge makes a new symbol. So no two ids have the same bytes.
     """
 
     def __init__(self, tokens: Iterable[bytes], unreached: Sequence[int]) -> None:
-        """Start with the bytes of the first symbols; no merge has made the `unreached` symbols."""
+        """Start with symbols that have the bytes `tokens`, some of them `unreached`."""
         self._tokens = list(tokens)
         self._unreached = {self._tokens[symbol]: symbol for symbol in reversed(unreached)}
 
     def merge(self, left: int, right: int) -> int:
-        """Return the symbol that a merge makes, and record the merge."""
+        """Return the symbol that the next merge makes, and record the merge."""
         spelled = self._tokens[left] + self._tokens[right]
         symbol = self._unreached.pop(spelled, len(self._tokens))
         if symbol == len(self._tokens):
@@ -101,7 +101,7 @@ class SeedSymbols:
     ids: uint32 (symbols,), the id of each symbol.
     tokens: the bytes of each symbol.
     merges: uint32 (M, 3), the vocabulary's merges: left symbol, right symbol, result.
-    unreached: the ordinary symbols that no merge makes, ascending.
+    unreached: the ordinary symbols that no merge of the vocabulary makes, ascending.
     """
 
     ids: NDArray[np.uint32]
@@ -126,7 +126,7 @@ class SeedSymbols:
 
 
 def seed_symbols(seed: Vocabulary, byte_ranks: NDArray[np.uint32]) -> SeedSymbols:
-    """Number the tokens of a vocabulary: bytes by their rank, then all others by their ids.
+    """Number the tokens of a vocabulary: bytes by their rank, then all other tokens by their ids.
 
     Raises VocabularyError if the vocabulary can't be extended: a byte has no token, text is changed
     before it is tokenized, or a merge joins a token of several bytes that no earlier merge makes.
@@ -135,7 +135,7 @@ def seed_symbols(seed: Vocabulary, byte_ranks: NDArray[np.uint32]) -> SeedSymbol
     ids = np.empty(seed.size, np.uint32)
     is_byte = np.zeros(seed.size, np.bool_)
     ordinary, spelled = seed.ordinary_ids.tolist(), tuple(seed.tokens)
-    # Backwards, so that the first of several ids for the same byte wins.
+    # Go backwards, so that the lowest of several ids for the same byte remains.
     of_byte = {spelled[i]: i for i in reversed(ordinary) if len(spelled[i]) == 1}
     for value, rank in enumerate(byte_ranks.tolist()):
         ids[rank] = of_byte[bytes([value])]
@@ -188,10 +188,10 @@ OnMerges = Callable[[NDArray[np.uint32], NDArray[np.int64]], None]
 class Merges:
     """Merges that a trainer has learned.
 
-    pairs: uint32 (M, 2), the symbols merged, first merge first. (The recount trainer has ids: a
-        byte's id is its value, and merge k makes id 256 + k.)
+    pairs: uint32 (M, 2), the symbols merged, first merge first. (The recount trainer gives ids
+    instead: a byte's id is its value, and merge k makes id 256 + k.)
     counts: int64 (M,), occurrences of each pair when it was merged.
-    symbols: length of the text in symbols after the last merge.
+    symbols: number of symbols in the text after the last merge.
     batches: number of passes; None if unknown.
     """
 
@@ -207,8 +207,8 @@ def check_logged(
     """Raise InputError for logged merges that no training can have made.
 
     pairs, counts: as in `Merges`. Both symbols of a pair must exist before its merge. No pair may
-    occur more often than the pair before. Of two equally frequent pairs the lower one comes first,
-    unless the second pair contains the symbol that the first merge makes.
+    occur more often than the pair before. Equally frequent pairs come in ascending order, unless
+    the second pair contains the symbol that the first merge makes.
     """
     new = len(seed.tokens) + np.arange(len(pairs))  # the symbol that each merge makes
     order = pairs[:, 0].astype(np.int64) << 32 | pairs[:, 1]
@@ -217,7 +217,8 @@ def check_logged(
         not (pairs >= new[:, None]).any()
         and bool((counts >= max(min_frequency, 1)).all())
         and bool((np.diff(counts) <= 0).all())
-        # With unreached symbols, a merge may make an old symbol, so the order is not checked.
+        # With unreached symbols, a merge may make an old symbol, so the order of pairs is not
+        # checked.
         and (
             bool(seed.unreached)
             or bool(((np.diff(counts) < 0) | (np.diff(order) > 0) | made_before[1:]).all())
@@ -230,13 +231,13 @@ def check_logged(
 def check_replayed(
     pairs: NDArray[np.uint32], counts: NDArray[np.int64], before: int, after: int
 ) -> None:
-    """Raise InputError unless the merges have shortened the text as much as their counts say.
+    """Raise InputError unless the merges have shortened the text as their counts require.
 
-    before, after: symbols of the text. Merging an occurrence removes one symbol. Occurrences of (a,
-    a) may overlap, so at least half of them are merged.
+    before, after: number of symbols in the text. Merging an occurrence removes one symbol.
+    Occurrences of (a, a) may overlap, so at least half of them are merged.
     """
     overlap = pairs[:, 0] == pairs[:, 1]
-    most = sum(counts.tolist())  # as Python's ints, which do not overflow
+    most = sum(counts.tolist())  # sum Python's ints, which do not overflow
     least = most - sum((counts[overlap] // 2).tolist())
     if not least <= before - after <= most:
         raise InputError("its log holds merges that are not those of its word counts: remove it")

@@ -4,8 +4,9 @@ The phases are: count the words, convert words to symbols (and replay the merges
 resumed run), merge, make the vocabulary. Every backend makes the same merges, so the vocabulary and
 its file do not depend on the backend.
 
-One run trains several sizes: the merges of a smaller vocabulary are the first merges of a larger
-one, and its ordinary ids are the first ids. Each file equals the file of a run for this size alone.
+One execution trains several sizes: the merges of a smaller vocabulary are the first merges of a
+larger one, and its ordinary ids are the first ids. The file of each size equals the file that
+training for this size alone writes.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class TrainingResult:
     vocabulary: the vocabulary of the largest size.
     vocabularies: by requested size, ascending.
     merge_counts: int64 (merges,), occurrences of each pair when it was merged, without the merges
-        of a seed.
+    of a seed.
     stop_reason: reason for fewer tokens than requested; None if all tokens were made.
     seconds: time by phase.
     text_bytes, documents: size of the text.
@@ -94,7 +95,7 @@ class Training:
     ) -> None:
         self._plan, self._options = plan, plan.options
         self._progress, self._on_memory = progress, on_memory
-        self._needed = Memory(0)  # the latest estimate
+        self._needed = Memory(0)  # the latest estimate of memory
         self._seconds: dict[str, float] = {}
         self._notes: list[str] = []
 
@@ -141,8 +142,8 @@ class Training:
         """Count the words of a corpus; raises InputError as `run` does.
 
         merges: whether the words will be merged afterwards, so that the estimate of memory includes
-            merging.
-        may_be_empty: accept a corpus without text, such as a part of a larger corpus.
+        merging.
+        may_be_empty: accept a corpus without text, such as one share of a larger corpus (`--part`).
         """
         device, options = self._plan.counting.device, self._options
 
@@ -195,14 +196,16 @@ class Training:
     def _merge(
         self, words: SymbolWords, facts: dict[str, int], checkpoint: Checkpoint | None
     ) -> TrainingResult:
-        """Replay the merges of the seed and of the checkpoint, then learn the rest.
+        """Replay the merges of the seed and of the checkpoint, then learn the merges still missing.
 
-        words: words with a symbol for each byte. facts: fields of the result about the text.
+        words: words with a symbol for each byte. facts: further fields of the result, about the
+        text.
         """
         seed, progress = self._options.symbols, self._progress
         spellings = seed.spellings()
         pairs, counts = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
-        # Read the merges that an interrupted run logged, and replay them after the seed's merges.
+        # Read the merges that an interrupted execution logged, and replay them after the seed's
+        # merges.
         if checkpoint:
             pairs, counts = checkpoint.read_merges()
             with checkpoint.naming():
@@ -215,7 +218,7 @@ class Training:
                 rest = merge_host.apply_merges(words, merges, progress)
                 with checkpoint.naming():
                     check_replayed(pairs, counts, words.total, rest.total)
-        # With several sizes, `_measure_sizes` needs `words` again.
+        # Keep `words` if there are several sizes, because `_measure_sizes` needs them.
         keeps_words = rest is words and len(self._options.sizes) > 1
         with self._phase("merge"):
             learned = self._learn(
@@ -243,7 +246,7 @@ class Training:
         *,
         keeps_words: bool,
     ) -> Merges:
-        """Learn the merges that are still missing."""
+        """Learn the merges that are still missing, on the device or the CPU."""
         options, device = self._options, self._plan.merging.device
         merges = options.start.size + options.merges - len(words.lengths)
         logged = Logged(checkpoint.add_merges) if checkpoint else None
@@ -257,7 +260,8 @@ class Training:
             try:
                 if reason is None:
                     return batched_gpu.train(device, words, options, **given)
-            except CapacityError as error:  # the CPU repeats the merges made before the error
+            # the CPU makes all merges again, also those before the error
+            except CapacityError as error:
                 reason = str(error)
                 if logged:
                     logged.start_again()
@@ -270,11 +274,11 @@ class Training:
     ) -> dict[int, tuple[int, int]]:
         """Return the number of merges, and of symbols in the merged text, by vocabulary size.
 
-        words: words before the merges. merges: uint32 (M, 3), in symbols. symbols: symbols of the
-        text after all merges.
+        words: words before the merges. merges: uint32 (M, 3), in symbols. symbols: number of
+        symbols in the text after all merges.
         """
-        # Apply the merges, because the number of symbols left does not follow from the counts of
-        # merges: occurrences of (a, a) overlap.
+        # Apply the merges to count the symbols that are left. The counts of merges do not give this
+        # number, because occurrences of (a, a) overlap.
         made = np.cumsum(merges[:, 2] >= self._options.start.size)
         measured: dict[int, tuple[int, int]] = {}
         done = 0
@@ -321,7 +325,7 @@ class Training:
     ) -> TrainingResult:
         """Make the vocabulary of each size.
 
-        merges: uint32 (M, 3), ids of the left part, the right part and the result.
+        merges: uint32 (M, 3), ids of the left token, the right token and the result.
         sizes: number of merges, and of symbols in the merged text, by vocabulary size.
         """
         options = self._options
@@ -336,7 +340,7 @@ class Training:
                 for size, (count, symbols) in sorted(sizes.items())
             }
         writing = writing_memory(vocabularies.values())
-        if writing > self._needed.host:  # tokens may have megabytes
+        if writing > self._needed.host:  # more than estimated, because tokens may have megabytes
             self._tell_memory(replace(self._needed, host=writing))
         largest = vocabularies[options.vocab_size]
         return TrainingResult(
@@ -354,19 +358,19 @@ class Training:
 def train_vocabulary(
     source: Corpus | WordCounts, options: TrainingOptions, backend: Backend, **given: Any
 ) -> TrainingResult:
-    """Plan and run a training; see `make_plan` and `Training.run`, which takes `given`."""
+    """Plan and run a training; see `make_plan` and `Training.run`, which gets `given`."""
     return Training(make_plan(options, backend)).run(source, **given)
 
 
 class Logged:
-    """Passes each merge to a callback once, even if another backend repeats all merges."""
+    """Passes each merge to a callback once, even if another backend makes all merges again."""
 
     def __init__(self, on_merges: OnMerges) -> None:
         self._on_merges = on_merges
         self._passed = self._made = 0
 
     def take(self, pairs: NDArray[np.uint32], counts: NDArray[np.int64]) -> None:
-        """Pass the next merges to the callback, except merges that were passed before."""
+        """Pass the next merges to the callback, unless they were passed before."""
         known = min(max(self._passed - self._made, 0), len(counts))
         self._made += len(counts)
         if known < len(counts):
@@ -374,7 +378,7 @@ class Logged:
             self._on_merges(pairs[known:], counts[known:])
 
     def start_again(self) -> None:
-        """Expect that all merges are repeated from the first one on."""
+        """Expect all merges again from the first one on."""
         self._made = 0
 
 
@@ -421,7 +425,7 @@ def _training_facts(
 
 
 def _stop_reason(size: int, merges: int, options: TrainingOptions) -> str | None:
-    """Return why training made only `size` tokens; None if this is the requested number."""
+    """Return the reason why training made only `size` tokens; None if all requested were made."""
     if size == options.vocab_size:
         return None
     short = f" of up to {options.max_token_length} bytes" if options.max_token_length else ""
