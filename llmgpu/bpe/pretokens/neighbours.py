@@ -84,7 +84,8 @@ class NeighboursPattern(Pattern):
     def _plain(self) -> re.Pattern[bytes] | None:
         """An expression for reversed text that matches a space before a letter if a cut is allowed.
 
-        (In the text itself the letter precedes the space.) None if no letter allows a cut.
+        Reversed, the space before the letter is a space after the letter. None if no letter allows
+        a cut.
         """
         letters = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", np.uint8)
         points = letters.astype(np.uint32)

@@ -2,7 +2,7 @@
 
 The tie rule decides which of several equally frequent pairs is merged first: the pair whose left
 symbol has the lowest rank, then the pair whose right symbol has the lowest rank. The rank of a
-merged symbol is its id, so it ranks after all bytes. The rules differ in the ranks of the bytes:
+merged symbol is its id, so it ranks after all bytes. The two rules rank bytes differently:
 
 - ``bytes``: a byte ranks as its value.
 - ``hf``: bytes rank in the order of their characters in Hugging Face's byte-level alphabet (GPT-2's
@@ -53,7 +53,7 @@ def byte_ranks(tie: str) -> NDArray[np.uint32]:
     return ranks
 
 
-_LONG_TOKEN = 64  # bytes reserved for each new token, an estimate of the mean length
+_LONG_TOKEN = 64  # bytes allocated for each new token, an estimate of the mean length
 
 
 def byte_vocabulary(pattern: str, tie: str, unicode: str = DEFAULT_VERSION) -> Vocabulary:
@@ -84,13 +84,13 @@ def extend_vocabulary(
 ) -> Vocabulary:
     """Append the results of merges to a vocabulary, then special tokens. Existing ids stay.
 
-    merges: integers (M, 3), ids of the left part, the right part and the result. A result is the
-        next free id, or the id of an existing token with the same bytes.
+    merges: integers (M, 3), ids of the left token, the right token and the result. A result is the
+    next free id, or the id of an existing token with the same bytes.
 
     special_tokens: texts, which get the ids after the results. training: facts about the training.
 
-    Raises VocabularyError for a merge with an id that does not exist yet or with any other result,
-    and for a special token that is empty, repeated or spelled like another token.
+    Raises VocabularyError for a merge of an id that does not exist yet, for any other result, and
+    for a special token that is empty, repeated or spelled like another token.
     """
     triples = np.asarray(merges)
     triples = triples.astype(np.int64) if triples.size else np.empty((0, 3), np.int64)

@@ -21,7 +21,8 @@ SOURCE, TOKENS = "chat_template", "chat_tokens"
 class ChatTemplate:
     """A chat template in the language Jinja. Raises VocabularyError if it does not fit in a file.
 
-    source: the template; empty if only the tokens are known and the template is given later.
+    source: the template; empty if only the tokens are known and the caller gives the template
+    later.
     tokens: texts of special tokens by their names in the template, such as ``eos_token``.
     """
 
@@ -34,7 +35,7 @@ class ChatTemplate:
             check_text(f"the {name}", text)
 
     def __bool__(self) -> bool:
-        """Whether there is a source, not only tokens."""
+        """Whether there is a source, besides the tokens."""
         return bool(self.source)
 
     def entries(self) -> dict[str, str]:

@@ -40,15 +40,16 @@ from llmgpu.spelling import spelled
 FORMAT_NAME = "llmgpu vocabulary"
 FORMAT_VERSION = 3
 MAX_TRAINING_ENTRIES = 64
-# Names of entries in a file's training data. The format has no fields for these facts.
+# Names of entries in a file's training data, for facts that have no field in the format.
 UNICODE, NORMALIZED_TOKENS = "unicode", "normalized_tokens"
 ADDED_FLAGS = ("lstrip_tokens", "rstrip_tokens", "single_word_tokens", "whole_tokens")
 PREFIX_IDS, SUFFIX_IDS = "prefix_ids", "suffix_ids"
-# limit for the pattern's expression and for each text in the training data
+# Limit for the pattern's expression, and for each text in the training data, in bytes.
 MAX_TEXT_BYTES = 1 << 16
-MAX_NORMALIZER_BYTES = 1 << 20  # limit for the normalizer of a vocabulary of SentencePiece's kind
+# limit for the normalizer of a vocabulary of SentencePiece's kind, in bytes
+MAX_NORMALIZER_BYTES = 1 << 20
 
-_MAPS = 3  # maps in a file: the file itself, the trie and the training data
+_MAPS = 3  # number of maps in a file: the file itself, the trie and the training data
 _MOST_BYTES = (1 << 32) - 1  # limit of msgpack for a binary string
 _HEADER_BYTES = 64  # upper bound of the bytes of `format` and `version`
 _NONE = type(None)
@@ -98,8 +99,10 @@ _SAME_IN_VOCABULARY = (
 class PackedTokens(Sequence[bytes]):
     """A sequence of tokens that are stored end to end, as in a file.
 
-    A bytes object is made only for a token that is read. data: the bytes of all tokens. offsets:
-    int64 (tokens + 1,), the position in `data` at which each token starts, then the end.
+    Reading a token makes a bytes object for this token alone.
+
+    data: the bytes of all tokens. offsets: int64 (tokens + 1,), the position in `data` at which
+    each token starts, then the end.
     """
 
     def __init__(self, data: bytes, offsets: NDArray[np.int64]) -> None:
@@ -107,7 +110,7 @@ class PackedTokens(Sequence[bytes]):
 
     @classmethod
     def of(cls, tokens: Sequence[bytes]) -> PackedTokens:
-        """Return `tokens` packed, or `tokens` itself if it is packed already."""
+        """Return `tokens` as PackedTokens; PackedTokens are returned unchanged."""
         if isinstance(tokens, cls):
             return tokens
         lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
@@ -202,7 +205,7 @@ def pack(fields: dict[str, Any], trie: Trie | SortedTokens, fingerprint: str) ->
 
 
 def _pack_trie(trie: Trie | SortedTokens) -> Iterator[bytes]:
-    """Yield the map of a trie. Its blocks are computed twice, for the nodes and for the edges."""
+    """Yield the map of a trie. Its blocks are computed twice: once for nodes, once for edges."""
     nodes, edges = trie.num_nodes, trie.num_nodes - 1
     counts = {"node_count": nodes, "edge_count": edges, "longest_token": trie.longest}
     yield msgpack.Packer().pack_map_header(len(_TRIE_FIELDS))
@@ -235,7 +238,7 @@ def unpack(data: bytes) -> FileContent:
     Vocabulary and `validate_trie` check whether the fields are consistent.
     """
     check_header(data)
-    # The normalizer of a vocabulary of SentencePiece's kind may contain a long map of characters.
+    # A normalizer of SentencePiece's kind may contain a long map of characters.
     longest = MAX_NORMALIZER_BYTES if b"piece_rules" in data else MAX_TEXT_BYTES
     content = _unpack_msgpack(lambda limits: msgpack.unpackb(data, **limits), len(data), longest)
     has_pieces = isinstance(content, dict) and any(name in content for name in OPTIONAL)
@@ -285,7 +288,7 @@ def _unpack_msgpack(
 ) -> Any:
     """Call `read` with limits that keep msgpack from allocating much more than `size` bytes.
 
-    longest: the most bytes of a string. Raises VocabularyError if msgpack can't read the data.
+    longest: limit for the bytes of a string. Raises VocabularyError if msgpack can't read the data.
     """
     maps = 0
 
@@ -303,7 +306,7 @@ def _unpack_msgpack(
         "max_str_len": longest,
         "max_bin_len": size,
         "max_array_len": 0,
-        # Rules and the chat template are stored as further entries.
+        # Allow ten more entries: rules without a field, and the chat template.
         "max_map_len": MAX_TRAINING_ENTRIES + 10,
         "max_ext_len": 0,
     }
@@ -315,7 +318,7 @@ def _unpack_msgpack(
 
 
 def _check_fields(what: str, content: Any, types: dict[str, tuple[type, ...]]) -> None:
-    """Raise VocabularyError unless a map has the entries of `types`, each of a type given there."""
+    """Raise VocabularyError unless `content` is a map with entries of the names and `types`."""
     if not isinstance(content, dict) or content.keys() != types.keys():
         raise VocabularyError(f"damaged: {what} has unexpected or missing entries")
     for name, value in content.items():

@@ -17,8 +17,9 @@ import numpy as np
 from llmgpu.errors import VocabularyError
 
 ABSENT, NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(7)
-SPACE_MARK = "\u2581"  # stands for a space in the files of models
-# characters of the longest token; limited, because all ways to cut a token in two are tried
+SPACE_MARK = "\u2581"  # a space, as the files of models write it
+# Characters of the longest token. The length is limited, because all ways to cut a token in two are
+# tried.
 LONGEST_PIECE = 1024
 DECODERS = ("", "first", "each", "token")
 _MOST_RANK = 1 << 31
@@ -29,15 +30,15 @@ class PieceRules:
     """The rules of a vocabulary of SentencePiece's kind.
 
     kinds: a byte for each id. Tokens of kind USER are found in all texts, and tokens of kind
-        CONTROL only where a caller allows them.
+    CONTROL only where a caller allows them.
     ranks: little-endian 32-bit ranks by id. Two neighbours that together spell a token merge, the
-        token of the lowest rank first. If `ranks` is empty, the vocabulary's merges apply in order.
+    token of the lowest rank first. If `ranks` is empty, the vocabulary's merges apply in order.
     fuses: whether unknown characters in a row become one id.
-    splits: whether a Metaspace cuts text before each space. Then a token may begin with a space but
-        has no space after that, and merges that would make such tokens are left out.
-    decoder: the spaces that are dropped at the start of a decoded text. "": none; "first": the
-        first space; "each": the first space of each token, up to the first token with other text;
-        "token": all spaces of the first token.
+    splits: whether a Metaspace cuts text before each space. If so, a token may begin with a space
+    but has no space after that, and merges that would make such tokens are left out.
+    decoder: which spaces are dropped at the start of a decoded text. "": none; "first": the first
+    space; "each": the first space of each token, up to the first token with other text; "token":
+    all spaces of the first token.
     marked: ids of special tokens that texts spell with U+2581 for each space.
     """
 
@@ -59,7 +60,7 @@ class PieceRules:
 
     @classmethod
     def of_entries(cls, entries: Mapping[str, Any]) -> PieceRules:
-        """Return the rules in a vocabulary file; VocabularyError for damaged entries."""
+        """Return the rules that a vocabulary file stores; VocabularyError for damaged entries."""
         try:
             rules = json.loads(entries["piece_rules"])
             marked = tuple(rules.pop("marked"))
@@ -87,14 +88,17 @@ class PieceRules:
         return (NORMAL, UNUSED) if self.ranks else (NORMAL, UNUSED, USER)
 
     def literal(self, token: int, text: str) -> str:
-        """Return the text that spells a special token in a text.
+        """Return the text that spells a special token in texts, with U+2581 if it is `marked`.
 
         token: the id. text: the token's bytes, decoded.
         """
         return text.replace(" ", SPACE_MARK) if token in self.marked else text
 
     def check(self, tokens: Sequence[bytes], unknown: int | None) -> None:
-        """Raise VocabularyError unless the rules fit the tokens; unknown: its id, or None."""
+        """Raise VocabularyError unless the rules fit the tokens.
+
+        unknown: id of the unknown token, or None.
+        """
         size = len(tokens)
         if len(self.kinds) != size or max(self.kinds) > BYTE:
             raise VocabularyError(f"{len(self.kinds)} kinds of pieces, 0 to {BYTE}, for {size} ids")
@@ -107,7 +111,7 @@ class PieceRules:
         if not all(type(number) is int and 0 <= number < size for number in self.marked):
             raise VocabularyError("the marked pieces are not ids")
         stand_for = [tokens[number] for number in self.ids_of(BYTE)]
-        # An ASCII character that is a token needs no byte token.
+        # A byte needs no byte token if it is an ASCII character that is a token.
         every = {bytes([value]) for value in range(256)}
         known = every.intersection(tokens[number] for number in self.ids_of(*self.text_kinds))
         if stand_for and (len({*stand_for}) < len(stand_for) or known.union(stand_for) != every):
@@ -126,10 +130,10 @@ class PieceRules:
 
 
 def drop_spaces(decoder: str, tokens: Sequence[bytes], keeps: Sequence[bool]) -> list[bytes]:
-    """Return the first tokens of a document without the spaces that the decoder drops.
+    """Return the tokens at the start of a document without the spaces that the decoder drops.
 
-    decoder: see `PieceRules`. keeps: whether each token keeps its spaces, as the unknown token
-    does.
+    decoder: see `PieceRules`. keeps: for each token, whether it keeps its spaces, as the unknown
+    token does.
     """
     kept = list(tokens)
     for number, token in enumerate(kept):

@@ -1,13 +1,13 @@
 """Merges recovered from ranks: the pair that makes each token.
 
-By rank, two neighbouring parts that together spell a token may merge, lowest rank first. Merge the
-bytes of a token by this rule until two parts are left. These two parts are the token's pair, and no
-other pair ever makes the token:
+By rank, two neighbouring symbols that together spell a token may merge, lowest rank first. Merge
+the bytes of a token by this rule until two symbols are left. These two symbols are the token's
+pair, and no other pair ever makes the token:
 
 - Consider a stretch of a longer text. As long as no merge has crossed the ends of the stretch, the
   merges inside are the merges of the stretch alone, in the same order: if the lowest rank of the
   text is inside, it is also the lowest rank inside. So when two neighbours spell a token, they are
-  its pair.
+  the token's pair.
 - Hence a list with one merge per token, sorted by rank, gives the same ids as the ranks. If the
   bytes of a token never merge to the token, the token has no pair. Such a token results only from a
   pre-token of exactly its bytes, for which a list of merges needs `ignore_merges`.
@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
-_NO_PART = -2  # in `starts`: no part ends here, since two parts have merged across this position
+# in `starts`: no symbol ends here, since two symbols have merged across this position
+_NO_PART = -2
 
 
 def ordinary_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
@@ -40,7 +41,7 @@ def ordinary_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
 
 
 def listed_merges(vocabulary: Vocabulary) -> NDArray[np.uint32]:
-    """Return the merges of a vocabulary; they are recovered if it only has ranks.
+    """Return the merges of a vocabulary; if it has only ranks, the merges that give the same ids.
 
     uint32 (M, 3): left, right and result.
     """
@@ -64,16 +65,16 @@ def recover_merges(ranks: Mapping[bytes, int]) -> NDArray[np.uint32]:
 
 
 def last_pair(token: AnyStr, ranks: Mapping[AnyStr, int]) -> tuple[AnyStr, AnyStr] | None:
-    """Merge the bytes or characters of `token` until two parts are left.
+    """Merge the bytes or characters of `token` until two symbols are left.
 
     ranks: rank by token. The lowest rank merges first, and of equal ranks the leftmost pair.
 
-    Returns the two parts; None if merging stops with more than two parts.
+    Returns the two symbols; None if merging stops with more than two.
     """
     length = len(token)
-    ends = list(range(1, length + 1))  # ends[k]: the end of the part that begins at k
-    starts = list(range(-1, length))  # starts[k]: the start of the part that ends at k
-    # heap of pairs of neighbouring parts: rank, begin and end
+    ends = list(range(1, length + 1))  # ends[k]: the end of the symbol that begins at k
+    starts = list(range(-1, length))  # starts[k]: the start of the symbol that ends at k
+    # Heap of pairs of neighbouring symbols: rank, begin and end.
     waiting: list[tuple[int, int, int]] = []
     _offer(waiting, token, ranks, ((i, i + 2) for i in range(length - 1)))
     parts = length
@@ -83,13 +84,13 @@ def last_pair(token: AnyStr, ranks: Mapping[AnyStr, int]) -> tuple[AnyStr, AnySt
         _, begin, end = heapq.heappop(waiting)
         middle = ends[begin]
         if starts[begin] == _NO_PART or middle == length or ends[middle] != end:
-            continue  # one of the two parts has merged since
+            continue  # one of the two symbols has merged since
         ends[begin] = end
         starts[middle] = _NO_PART
         if end < length:
             starts[end] = begin
         parts -= 1
-        # Push the pairs of the new part with its two neighbours.
+        # Push the pairs of the new symbol with its two neighbours.
         around = []
         if begin > 0:
             around.append((starts[begin], end))

@@ -1,4 +1,4 @@
-"""Text of ids: the characters of each id, readable tokens, decoding of streams, and chunks."""
+"""Text of ids: the characters of each id, readable tokens, streams of text, and chunks."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from llmgpu.errors import InputError
 
 # Printable characters that `readable` escapes: the backslash, variation selectors and fillers.
 _UNSEEN = {"\\", *"\u034f\u115f\u1160\u3164\uffa0", *map(chr, range(0xFE00, 0xFE10))}
-_CONTINUATION = 0x80  # value of the two highest bits of a continuation byte of UTF-8
+_CONTINUATION = 0x80  # a continuation byte of UTF-8 has this value in its two highest bits
 
 
 def character_spans(data: bytes, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the range of characters of each token: int64 (n, 2), the first, and the last + 1.
 
-    data: the text in UTF-8. lengths: int64 (n,), bytes of each token, len(data) in all.
+    data: the text in UTF-8. lengths: int64 (n,), bytes of each token; their sum is len(data).
 
-    A character whose bytes are in several tokens belongs to each of them. An empty token has no
-    characters.
+    If the bytes of a character are in several tokens, the character belongs to all of them. An
+    empty token has no characters.
     """
     begins_character = (np.frombuffer(data, np.uint8) & 0xC0) != _CONTINUATION
     # characters[k]: number of characters that begin before byte k.
     characters = np.concatenate([np.zeros(1, np.int64), np.cumsum(begins_character)])
     ends = np.cumsum(lengths)
     begins = ends - lengths
-    # The character of byte k is the last character that begins at k or before.
+    # Byte k belongs to the last character that begins at or before k.
     first = np.maximum(characters[np.minimum(begins + 1, len(data))] - 1, 0)
     return np.stack([np.where(lengths > 0, first, characters[ends]), characters[ends]], axis=1)
 
@@ -55,8 +55,8 @@ def readable(token: bytes) -> str:
 
     Visible characters of every script stay as they are, but the backslash is doubled. Invisible
     ASCII characters and bytes that are not UTF-8 are escaped as ``\xff``, other invisible
-    characters as ``\u200b``. A mark at the beginning of a token, which would be drawn over the
-    character before the token, is escaped, too.
+    characters as ``\u200b``. A mark at the beginning of a token is escaped, too: it would be drawn
+    over the character before the token.
     """
     text = token.decode(errors="surrogateescape")
     if text.isascii() and text.isprintable() and "\\" not in text:
@@ -77,13 +77,13 @@ def _escape(character: str) -> str:
 
 
 def decode_stream(vocabulary: Vocabulary, ids: Iterable[int], errors: str) -> Iterator[str]:
-    """Yield a text for each of `ids`: the characters that this id completes, possibly none.
+    """Yield a text for each of `ids`: the characters that this id completes, "" if there are none.
 
-    errors: how bytes that are not UTF-8 are decoded, as for `bytes.decode`. An incomplete rest is
-    yielded at the end. Raises InputError for ids without a token.
+    errors: how bytes that are not UTF-8 are decoded, as for `bytes.decode`. Bytes of an incomplete
+    character at the end are decoded by the same rule. Raises InputError for ids without a token.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
-    first: list[int] | None = []  # the ids so far, while they have no text; then None
+    first: list[int] | None = []  # the first ids, as long as they give no text; then None
     for number in ids:
         if first is None:
             yield decoder.decode(vocabulary.decode([number]))
@@ -107,9 +107,9 @@ def chunks_of(
 ) -> Iterator[str]:
     """Yield a text in chunks of up to `tokens` ids, see `Tokenizer.chunks`.
 
-    spans: int64 (n, 2), the characters of each id, see `character_spans`. overlap: ids at the end
-        of a chunk that the next chunk repeats. count: returns the number of ids that a text has on
-        its own. This may be more than the number of its ids within the whole text.
+    spans: int64 (n, 2), the characters of each id, see `character_spans`. overlap: number of ids at
+    the end of a chunk that the next chunk repeats. count: returns the number of ids of a text on
+    its own, which may be more than the number of its ids within the whole text.
     """
     # Text may be cut between ids that share no character.
     parted = np.flatnonzero(spans[1:, 0] >= spans[:-1, 1]) + 1
@@ -128,7 +128,8 @@ def chunks_of(
             if over <= 0 or end == following:
                 break
             end = max(cut_before(end - over), following)
-        # If a stretch without a possible cut has too many ids, cut it between any two characters.
+        # A chunk that can't be cut between ids may have too many ids: cut it between any
+        # characters.
         while over > 0 and len(chunk) > 1:
             cut = 1
             while count(chunk[: cut + 1]) <= tokens:

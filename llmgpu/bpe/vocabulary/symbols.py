@@ -18,8 +18,8 @@ inside tokens.
   text.
 - The items of any other symbol are the tokens of its bytes. Without byte tokens, a character
   becomes the unknown token. The bytes of the character may be in several symbols, so an item for
-  the beginning of a character says how many of its bytes are missing. In text that is not UTF-8, a
-  byte that belongs to no character counts as a character.
+  the beginning of a character says how many of the character's bytes are missing. In text that is
+  not UTF-8, a byte that belongs to no character is treated as a character.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ from llmgpu.input_files import quote
 if TYPE_CHECKING:
     from llmgpu.bpe.vocabulary.pieces import PieceRules
 
-_CONTINUES = 4  # item of a continuation byte: the vocabulary's size plus this
+_CONTINUES = 4  # the item of a continuation byte is the vocabulary's size plus this number
 
 
 def _missing(data: bytes) -> int:
     """Return the item for bytes of an unknown character, minus the vocabulary's size.
 
-    data: the first bytes of a character, or one of its other bytes. The result is the number of
-    missing bytes, 0 for a whole character or an invalid byte, or _CONTINUES for another byte.
+    data: the first bytes of a character, or one of its other bytes. For first bytes, the result is
+    the number of bytes that are missing after them, 0 for a whole character or an invalid byte. For
+    another byte, the result is _CONTINUES.
     """
     lead = data[0]
     if 0x80 <= lead < 0xC0:
@@ -74,7 +75,7 @@ class PieceSymbols:
 
     @cached_property
     def texts(self) -> Mapping[str, int]:
-        """The ids of the tokens that merging may produce, by text; the lowest id of a text."""
+        """The ids of tokens that merging may produce, by text; for equal texts the lowest id."""
         texts: dict[str, int] = {}
         for number in self.rules.ids_of(*self.rules.text_kinds):
             text = self.tokens[number].decode()
@@ -84,7 +85,7 @@ class PieceSymbols:
 
     @cached_property
     def whole_tokens(self) -> dict[bytes, int]:
-        """The ids that a whole text may become without merging, by the text's bytes."""
+        """The ids of tokens that a whole text may become without merging, by the text's bytes."""
         if not self.whole:
             return {}
         found = {text.encode(): number for text, number in self.texts.items()}
@@ -96,7 +97,7 @@ class PieceSymbols:
 
     @cached_property
     def pattern(self) -> NeighboursPattern:
-        """The pattern that cuts text where no token can extend across the cut."""
+        """The pattern that cuts text where no token can contain both characters at the cut."""
         fuses = self.rules.fuses and not self.rules.ids_of(BYTE)
         unused = set(self.rules.ids_of(UNUSED))
         known = [
@@ -120,8 +121,8 @@ class PieceSymbols:
         size = len(self.tokens)
         symbols = {bytes([value]): size + value for value in range(256)}
         merges: list[tuple[int, int, int, int]] = []
-        # Make the characters by merges of rank 0. The beginning of a character, and a character
-        # without a token, get new symbols.
+        # Make each character of several bytes by merges of rank 0. The beginnings of a character,
+        # and a character without a token, get new symbols.
         alphabet = {*"".join(self.texts)} if self.rules.ranks else set(self.texts)
         for character in sorted(c for c in alphabet if len(c) == 1):
             data, token = character.encode(), self.texts.get(character)
@@ -142,11 +143,11 @@ class PieceSymbols:
         for data, symbol in symbols.items():
             if symbol >= size:
                 items[symbol] = self._items_of(data)
-        # A byte that is a token uses the token's symbol. The byte's own symbol then occurs in no
-        # text, but `items` needs an entry for it.
+        # Every byte has a symbol of its own. If the byte is a token, the token is used instead, but
+        # `items` needs an entry for the byte's symbol, too.
         for value in range(256):
             items[size + value] = self._items_of(bytes([value]))
-        # Add the merges of tokens.
+        # Add the merges that make tokens.
         if self.rules.ranks:
             self._rank_cuts(symbols, merges, items)
         else:
@@ -160,7 +161,8 @@ class PieceSymbols:
 
     def _items_of(self, data: bytes) -> list[int]:
         if self._byte_ids:
-            # A byte without a byte token is a character with a token, so its symbol is unused.
+            # A byte without a byte token is a character that has a token, so no text has its
+            # symbol.
             return [self._byte_ids[byte] for byte in data if byte in self._byte_ids]
         return [len(self.tokens) + _missing(data)]
 
@@ -170,12 +172,12 @@ class PieceSymbols:
         merges: list[tuple[int, int, int, int]],
         items: list[list[int]],
     ) -> None:
-        """Append every way to cut a token into two symbols to `merges`.
+        """Append a merge for every way to cut a token into two symbols to `merges`.
 
         symbols: symbols of bytes and characters. items: receives the items of unused tokens. Raises
         VocabularyError if several pairs can make an unused token.
         """
-        # The symbols of tokens, and of characters without a token, by text.
+        # known: by text, the symbols of tokens, and of characters without a token.
         ranks = np.frombuffer(self.rules.ranks, "<u4").tolist()
         known = dict(self.texts)
         for text in {*"".join(self.texts)}:
@@ -209,7 +211,7 @@ class PieceSymbols:
 
     @cached_property
     def firsts(self) -> NDArray[np.uint32]:
-        """The index in `items` at which each symbol's items start, then the end.
+        """The index in `items` of each symbol's first item, then the end.
 
         uint32 (symbols + 1,).
         """

@@ -5,7 +5,7 @@
   num_children]``: first_child is an index into edges.
 - A leaf has first_child 0 and num_children 0. A node at which no token ends has token_id NO_TOKEN.
 - A set of tokens has exactly one trie: breadth first, siblings ascending, and every path leads to a
-  token. A trie from a file is checked to be this trie.
+  token. A trie in a file must equal this trie.
 
 The trie is computed block by block, a few levels at a time, so that large tries need little memory:
 
@@ -14,8 +14,8 @@ The trie is computed block by block, a few levels at a time, so that large tries
   identify a node. Nodes sorted by depth, then position, are in breadth-first order.
 - A node's parent is the last node of the level above with the same or an earlier position in the
   list.
-- Training on one long pre-token makes tokens of megabytes. Their trie has many times the bytes of
-  the tokens, and is written to a file without being whole in memory.
+- Training on one long pre-token makes tokens of megabytes. Their trie is many times larger than the
+  tokens, and is written to a file without being whole in memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from llmgpu.errors import VocabularyError
 NO_TOKEN = 0xFFFFFFFF
 BLOCK_NODES = 1 << 18
 
-# Some nodes, uint32 (n, 3), and the edges that leave these nodes, uint32 (m, 2); see `Trie`.
+# A range of nodes, uint32 (n, 3), and the edges that leave these nodes, uint32 (m, 2); see `Trie`.
 Block = tuple[NDArray[np.uint32], NDArray[np.uint32]]
 
 
@@ -65,7 +65,7 @@ class SortedTokens:
     def blocks(self, most: int = BLOCK_NODES) -> Iterator[Block]:
         """Yield the nodes of the trie and the edges that leave them, in order.
 
-        most: the most nodes of a block, unless a single level has more.
+        most: largest number of nodes of a block, unless a single level has more.
         """
         if not self.tokens:
             yield np.array([[0, 0, NO_TOKEN]], np.uint32), np.empty((0, 2), np.uint32)
@@ -90,14 +90,15 @@ class SortedTokens:
 
         A level with more nodes is a range of its own.
         """
-        # All levels between two cuts have the same number of nodes. widths[k]: this number for the
-        # levels from cuts[k] on.
+        # The number of nodes in a level changes only at `cuts`. widths[k]: number of nodes in each
+        # level from cuts[k] up to the next cut.
         begins = np.sort(self._first_levels())
         ends = np.sort(self.lengths + 1)
         cuts = np.unique(np.concatenate([begins, ends]))
         widths = np.searchsorted(begins, cuts, "right") - np.searchsorted(ends, cuts, "right")
-        before = offsets_of(np.diff(cuts) * widths[:-1])  # nodes in the levels before each cut
-        # the first level of the range, and the number of nodes in earlier levels
+        # number of nodes in all levels before each cut
+        before = offsets_of(np.diff(cuts) * widths[:-1])
+        # First level of the range, and number of nodes in the levels before it.
         first, done = 0, 0
         while first <= self.longest:
             cut = int(np.searchsorted(before, done + most, "right")) - 1
@@ -115,20 +116,23 @@ class SortedTokens:
 
         done: number of edges that leave earlier levels.
         """
-        # List the nodes of levels first .. last; level `last` has the children of the block's last
-        # nodes. depths: the level of a node. places: position of the token that makes the node.
+        # List the nodes of levels first .. last. Level `last` is included because it has the
+        # children of level last - 1. depths: the level of a node. places: position of the token
+        # that makes the node.
         begins = np.maximum(self._first_levels(), first)
         ends = np.minimum(self.lengths, last)
         listed = np.flatnonzero(ends >= begins)
         counts = ends[listed] + 1 - begins[listed]
         depths = ranges(begins[listed], counts)
         places = np.repeat(listed, counts)
-        # Sort the nodes by level, then place. NumPy sorts numbers of up to 16 bits faster.
+        # Sort the nodes by level, then place. Sort narrow numbers, because NumPy sorts 16 bits
+        # faster.
         narrow = np.min_scalar_type(last - first)
         order = np.argsort((depths - first).astype(narrow), kind="stable")
         depths, places = depths[order], places[order]
         keys = depths * len(self.tokens) + places
-        # own: number of the block's own nodes. below: index of the first of their children.
+        # own: number of nodes in the block. below: index of the first node after level `first`,
+        # which is the first child.
         own, below = np.searchsorted(depths, [last, first + 1])
 
         # Find each child's parent, and fill the table of nodes.
@@ -151,7 +155,8 @@ class SortedTokens:
     ) -> NDArray[np.uint8]:
         """Return the byte that leads to each node, token by token; 0 for the root.
 
-        listed: positions of tokens. begins, ends: the first and last level of each token's nodes.
+        listed: positions of tokens. begins, ends: the first and last level of the nodes of each
+        token.
         """
         firsts, root = np.maximum(begins - 1, 0).tolist(), b"\0" * int(begins[0] == 0)
         tokens = map(self.tokens.__getitem__, listed.tolist())
@@ -166,12 +171,13 @@ def sort_tokens(tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer
         raise VocabularyError(f"a token's id is below 0 or above {NO_TOKEN - 1}")
     if len(tokens) != len(numbers):
         raise ValueError(f"{len(tokens)} tokens, but {len(numbers)} ids")
-    # Sort by id, then stably by token, so that of equal tokens the lowest id comes first.
+    # Sort by id, then by token. The second sort keeps the order of equal tokens, so the lowest id
+    # is the first of them.
     ascending = np.argsort(numbers, kind="stable").tolist()
     order = sorted(filter(tokens.__getitem__, ascending), key=tokens.__getitem__)
     listed = [tokens[place] for place in order]
     is_first = list(map(operator.ne, [b"", *listed[:-1]], listed))
-    # Keep the first of equal tokens.
+    # Keep only the first of equal tokens.
     distinct = list(compress(listed, is_first))
     lengths = np.fromiter(map(len, distinct), np.int64, len(distinct))
     found = numbers[np.array(order, np.int64)[is_first]]
@@ -186,7 +192,7 @@ def _shared_prefix(left: bytes, right: bytes) -> int:
     left, right = left[:length], right[:length]
     if left == right:
         return length
-    # Compare big-endian numbers: the highest bit that differs is in the first byte that differs.
+    # As big-endian numbers, the strings differ first in the byte of the highest bit that differs.
     difference = int.from_bytes(left, "big") ^ int.from_bytes(right, "big")
     return length - (difference.bit_length() + 7) // 8
 
@@ -234,10 +240,10 @@ def validate_trie(
 ) -> None:
     """Raise VocabularyError unless `trie` equals `compile_trie(tokens, ids)`.
 
-    Allocates no more than a small multiple of the memory of `trie` and `tokens`.
+    Allocates at most a small multiple of the memory of `trie` and `tokens`.
     """
     found = sort_tokens(tokens, ids)
-    # Compare the sizes first, because the tokens may make a much larger trie.
+    # Compare the sizes first, because the trie of the tokens may be much larger than `trie`.
     fits = (len(trie.nodes), trie.longest) == (found.num_nodes, found.longest)
     expected = lay_out(found) if fits else None
     if expected is None or not (

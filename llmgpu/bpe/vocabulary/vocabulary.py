@@ -3,16 +3,17 @@
 - A Vocabulary is immutable and always consistent, whether trained, imported or read from a file.
 - A token is a string of bytes. A vocabulary trained by llmgpu has the 256 bytes (the id is the
   value), then the results of merges in the order in which they were made, then the special tokens.
-  A vocabulary that extends another one starts with all tokens of the other. An imported vocabulary
-  may have any order, gaps (empty tokens) and repeated tokens.
+  A vocabulary that extends a seed starts with all tokens of the seed. An imported vocabulary may
+  have any order, gaps (empty tokens) and repeated tokens.
 - Special tokens are not in the trie: text that spells a special token is plain text unless a caller
   allows the token.
 - The fingerprint is a hash of exactly the facts that change the ids of some text or the bytes of
   some ids. Files made with a vocabulary record the fingerprint. The tie rule and the facts about
   the training are left out, and with greedy matching also the merges.
-- If the pattern has character classes, the fingerprint includes their Unicode version, which
-  changes the ids of some text. A file without a version has UNRECORDED_VERSION. The fingerprint
-  leaves out this version, because such files were written with fingerprints without a version.
+- If the pattern has character classes, their Unicode version changes the ids of some text, so the
+  fingerprint includes the version. A file that names no version has UNRECORDED_VERSION. The
+  fingerprint leaves this version out, because such files were written with fingerprints without a
+  version.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ from llmgpu.input_files import quote, read_whole
 from llmgpu.outputs import VOCABULARY, Output, check_outputs, kind_of
 from llmgpu.text.normalizing import get_normalizer
 
-_DECODE_BLOCK = 1 << 16  # ids decoded at once, to limit temporary arrays
-FEW_NODES = 1 << 22  # most nodes of a trie that is built in memory before it is written
+_DECODE_BLOCK = 1 << 16  # ids decoded at once, which limits the size of temporary arrays
+FEW_NODES = 1 << 22  # largest trie, in nodes, that is built in memory before it is written
 _USER = bytes([USER])
 
 
@@ -89,32 +90,32 @@ class Vocabulary:
     """Tokens by id, and the rules that match them; VocabularyError if they are inconsistent.
 
     tokens: the bytes of each id, as a tuple or packed as in a file; the bytes of a special token
-        are its text in UTF-8.
-    merges: uint32 (M, 3), ids of the left part, the right part and the result, first merge first.
+    are its text in UTF-8.
+    merges: uint32 (M, 3), ids of the left token, the right token and the result, first merge first.
     pattern, expression: the pattern's name, and the pattern as an expression over bytes.
     special_tokens: id by text.
     tie: the rule by which training chose between equally frequent pairs.
     match: "greedy" (the longest token first) or "bpe" (merges are applied in order; in a vocabulary
-        without merges, the pair that spells the token of the lowest id is merged first).
-    ignore_merges: with "bpe", whether a pre-token that spells a token becomes this token; without
-        merges, it always does.
+    without merges, the pair that spells the token of the lowest id is merged first).
+    ignore_merges: with "bpe", whether a pre-token that spells a token becomes this token. Without
+    merges, such a pre-token always becomes the token.
     normalizer: applied to text first: None, "NFC" or steps, see `llmgpu.text.normalizing`.
     unknown_token: id of a byte without a token; if None, such a byte is an error.
     normalized_tokens: ids of the special tokens that are searched last: the text between the other
-        special tokens is normalized, and searched for the normalized text of these tokens.
-    lstrip_tokens, rstrip_tokens: ids of the special tokens that swallow the white space before
-        them, and after them.
-    single_word_tokens: ids of the special tokens that count only if no word character is next to
-        them.
+    special tokens is normalized, and searched for the normalized text of these tokens.
+    lstrip_tokens, rstrip_tokens: ids of the special tokens that swallow the white space before a
+    match, and after a match.
+    single_word_tokens: ids of the special tokens that match only where no word character is next to
+    them.
     whole_tokens: ids of the special tokens that are ordinary tokens, too: a pre-token of exactly
-        their bytes becomes their id.
+    their bytes becomes their id.
     training: facts about the training, up to 64 numbers and texts for people to read.
     unicode: version of the character classes in the pattern, one of `unicode_classes.VERSIONS`;
-        without meaning for a pattern without classes.
+    without meaning for a pattern without classes.
     prefix_ids, suffix_ids: ids before and after a text, added on request only; not part of the
-        fingerprint.
+    fingerprint.
     chat: the template that renders conversations as text, if there is one; not part of the
-        fingerprint.
+    fingerprint.
     pieces: the rules of a vocabulary of SentencePiece's kind; None for other vocabularies.
     """
 
@@ -141,8 +142,8 @@ class Vocabulary:
     pieces: PieceRules | None = None
 
     def __post_init__(self) -> None:
-        # Before Python 3.12, cached properties hold locks. A fork by another thread would copy a
-        # held lock, so the fork has to wait.
+        # Before Python 3.12, cached properties hold locks. If another thread forked now, the child
+        # would get a copy of a held lock. So forks are delayed.
         with delaying_forks():
             _check(self)
 
@@ -156,7 +157,7 @@ class Vocabulary:
         if match == self.match:
             return self
         changed = replace(self, match=match)
-        # Copy two cached properties, which cached_property stores in __dict__.
+        # Copy the values of two cached properties to where cached_property stores them.
         changed.__dict__.update(trie=self.trie, _own_fingerprint=self._own_fingerprint)
         return changed
 
@@ -164,7 +165,7 @@ class Vocabulary:
     def match_facts(self) -> dict[str, str]:
         """The facts about the match rule that a token file records.
 
-        Empty for the rule "bpe", unless the vocabulary's file has another rule. Otherwise the match
+        Empty if the rule is "bpe" and the vocabulary's file has the same rule. Otherwise the match
         rule, and the fingerprint that the vocabulary has with the rule of its file.
         """
         if self.match == "bpe" and self._own_fingerprint == self.fingerprint:
@@ -208,9 +209,9 @@ class Vocabulary:
 
     @property
     def _recorded(self) -> dict[str, str]:
-        """The rules that a file stores in its training data, as text by name; no empty rules.
+        """The rules for which a file has no field, as text by name; without empty rules.
 
-        The file format has no fields for these rules.
+        A file stores these rules in its training data.
         """
         version = self.classes_version
         rules = {
@@ -224,7 +225,7 @@ class Vocabulary:
 
     @property
     def _around(self) -> dict[str, str]:
-        """The prefix and suffix ids that a file stores in its training data, as text by name."""
+        """The prefix and suffix ids as text by name. A file stores them in its training data."""
         ids = {PREFIX_IDS: self.prefix_ids, SUFFIX_IDS: self.suffix_ids}
         return {name: ",".join(map(str, found)) for name, found in ids.items() if found}
 
@@ -274,7 +275,7 @@ class Vocabulary:
 
     @cached_property
     def ordinary_ids(self) -> NDArray[np.int64]:
-        """The ids of tokens that are not special, and of `whole_tokens`, ascending: int64."""
+        """The ids, ascending, of tokens that are not special, and of `whole_tokens`: int64."""
         special = set(self.special_tokens.values()).difference(self.whole_tokens)
         return np.delete(np.arange(self.size), list(special))
 
@@ -304,14 +305,14 @@ class Vocabulary:
             pack_ids(sorted(self.special_tokens.values())),
             self.token_lengths.astype("<u4").tobytes(),
         )
-        # Include the names of the flags in the rules, since two flags may have equal lists of ids.
+        # Include the name of a flag in its rule, since two flags may have equal lists of ids.
         rules = [
             f"{name} {rule}" if name in ADDED_FLAGS else rule
             for name, rule in self._recorded.items()
         ]
         if self.pieces is not None:
             rules += [str(self.unknown_token), *map(repr, self.pieces.entries().values())]
-        # Hash msgpack's encoding in pieces, so that gigabytes of tokens are not copied.
+        # Hash msgpack's encoding entry by entry, so that gigabytes of tokens are not copied.
         digest = hashlib.sha256(msgpack.Packer().pack_array_header(len(decisive) + 1 + len(rules)))
         for entry in decisive:
             digest.update(msgpack.packb(entry))
@@ -323,7 +324,7 @@ class Vocabulary:
 
     @cached_property
     def missing_bytes(self) -> list[int]:
-        """The byte values that are no token, ascending. Special tokens do not count.
+        """The byte values that no ordinary token has, ascending.
 
         Empty for a vocabulary of SentencePiece's kind, in which any text has ids.
         """
@@ -359,7 +360,8 @@ class Vocabulary:
         data, pieces = self.decode(ids), self.pieces
         if pieces is None or not pieces.decoder or not data.startswith(b" "):
             return data
-        # Drop spaces from the tokens up to the first one with other text; keep the rest.
+        # Only the first tokens can lose spaces: the tokens of the leading spaces, and the token
+        # after them.
         begin = len(data) - len(data.lstrip(b" "))
         numbers = _as_row(ids)[: begin + 1 + int((self.token_lengths == 0).any())]
         tokens = [self.tokens[number] for number in numbers.tolist()]
@@ -378,7 +380,7 @@ class Vocabulary:
         entries["tokens"] = self._packed_tokens
         if (pieces := entries.pop("pieces")) is not None:
             entries |= pieces.entries()
-        # Use an existing trie. Otherwise build one, or only sort the tokens of a large trie.
+        # Use an existing trie, or build one if it is small. Of a large trie, only sort the tokens.
         trie: Trie | SortedTokens | None = self.__dict__.get("trie")
         if trie is None:
             trie = self.__dict__["trie"] = self._small_trie()
@@ -389,7 +391,7 @@ class Vocabulary:
         return pack(entries, trie, self.fingerprint)
 
     def _small_trie(self) -> Trie | None:
-        """Return the trie as built by the CPU engine; None without engine, or for a large trie."""
+        """Return the trie as the CPU engine builds it; None without engine, or for a large trie."""
         ids, lengths = self.ordinary_ids, self.token_lengths[self.ordinary_ids]
         if library() is None or int(lengths.sum()) > FEW_NODES:
             return None
@@ -403,7 +405,7 @@ class Vocabulary:
         Raises VocabularyError if anything is wrong with the data. Allocates no more than a small
         multiple of len(data).
         """
-        # Move the rules out of the training data, then check everything.
+        # Move the rules out of the training data, then make a vocabulary, which checks everything.
         try:
             content = unpack(data)
             has_classes = _has_classes(content.fields["pattern"])
@@ -420,7 +422,7 @@ class Vocabulary:
                 validate_trie(content.trie, vocabulary.ordinary_tokens, vocabulary.ordinary_ids)
         except VocabularyError as error:
             raise VocabularyError(f"{name}: {error}") from error
-        vocabulary.__dict__["trie"] = content.trie  # where cached_property stores it
+        vocabulary.__dict__["trie"] = content.trie  # where cached_property stores the trie
         return vocabulary
 
     @classmethod
@@ -462,9 +464,10 @@ class Vocabulary:
 
 
 def _spells_each_token_once(trie: Trie, vocabulary: Vocabulary) -> bool:
-    """Whether a trie spells each ordinary token exactly once, as checked by the CPU engine.
+    """Whether a trie spells each ordinary token exactly once, as the CPU engine finds.
 
-    False also without an engine, and if some tokens are equal. Then `validate_trie` must decide.
+    False also without an engine, and if some tokens are equal: the caller then asks
+    `validate_trie`.
     """
     if library() is None:
         return False
@@ -498,7 +501,7 @@ def _take_ids(training: dict[str, int | float | str], name: str) -> tuple[int, .
 def _take_pieces(fields: dict[str, Any]) -> PieceRules | None:
     """Remove the rules of SentencePiece's kind from a file's fields, and return them.
 
-    Also change the special tokens in `fields` to the spelling that they have in texts.
+    The special tokens in `fields` are changed to the spelling that they have in texts.
     """
     entries = {name: fields.pop(name) for name in OPTIONAL if name in fields}
     if not entries:
@@ -510,7 +513,7 @@ def _take_pieces(fields: dict[str, Any]) -> PieceRules | None:
 
 
 def _as_row(ids: ArrayLike) -> NDArray[np.integer]:
-    """Return ids as integers (n,); InputError for anything else."""
+    """Return ids as integers (n,); InputError for more than one dimension or other values."""
     try:
         numbers = np.asarray(ids)
     except ValueError as error:
@@ -615,7 +618,7 @@ def _spell_results(vocabulary: Vocabulary) -> bool:
 def check_pattern(name: str, expression: str) -> None:
     """Raise VocabularyError unless a pattern's name and expression belong together.
 
-    A name in PATTERNS must have the expression given there, and the name of a custom pattern
+    A name in PATTERNS must come with the expression in PATTERNS. The name of a custom pattern
     contains its expression. Any other name comes from another version of llmgpu, and may have any
     expression that is not in PATTERNS.
     """
@@ -634,7 +637,7 @@ def check_pattern(name: str, expression: str) -> None:
 def check_training(training: Mapping[str, object], recorded: Mapping[str, str]) -> None:
     """Raise VocabularyError for training data that a file can't store.
 
-    recorded: the rules, as text by name, that the file adds to its training data.
+    recorded: rules, as text by name, that the file adds to its training data.
     """
     if len(training) > MAX_TRAINING_ENTRIES:
         raise VocabularyError(
