@@ -33,7 +33,8 @@ def as_transformers(tokenizer: Peer, strict: bool = True) -> Peer:
     The copy's class is a subclass of the tokenizer's class, and its results equal the results of
     the tokenizer exactly. Calls that llmgpu can't do exactly run in transformers' own code.
 
-    strict: if False, return `tokenizer` itself with a warning instead of a VocabularyError.
+    strict: if False, a tokenizer that llmgpu can't replace is returned itself, with a warning
+    instead of a VocabularyError.
 
     Raises VocabularyError, with the reason, for a tokenizer whose ids llmgpu can't give exactly,
     and for another version of transformers; TypeError for any other object.
@@ -51,7 +52,7 @@ def as_transformers(tokenizer: Peer, strict: bool = True) -> Peer:
 
 
 def __getattr__(name: str) -> object:
-    """Import `llmgpu.tokenizer.jobs` at its first use: the tokenizer alone imports faster."""
+    """Import `llmgpu.tokenizer.jobs` when it is first used, so that `Tokenizer` imports fast."""
     if name in __all__:
         from llmgpu.tokenizer import jobs
 

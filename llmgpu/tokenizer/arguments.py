@@ -25,7 +25,7 @@ _NONE: Collection[str] = ()
 
 
 class SpecialArguments(TypedDict, total=False):
-    """The arguments about special tokens that all methods for encoding have."""
+    """The arguments about special tokens that all encoding methods take."""
 
     allowed_special: Collection[str]
     disallowed_special: Collection[str]
@@ -52,7 +52,7 @@ def special_options(
         raise TypeError(f"unexpected argument {min(unknown)!r}; there are {known}")
     given = bos is not None or eos is not None or add_special_tokens
     if allowed_special is _NONE and disallowed_special is _NONE and not given:
-        return NO_SPECIAL_TOKENS  # most calls have no such arguments
+        return NO_SPECIAL_TOKENS  # most calls give no such arguments
     bos, eos = _one_token(bos), _one_token(eos)
     allowed, disallowed = (
         frozenset([texts] if isinstance(texts, str) else texts)
@@ -63,7 +63,7 @@ def special_options(
 
 
 def _one_token(token: Any) -> Any:
-    """Return a token in a form that can be hashed: a text unchanged, an id as an int.
+    """Return a token as a value that can be hashed: a text unchanged, an id as an int.
 
     An id may be an integer of NumPy. Raises TypeError for other types.
     """
@@ -76,22 +76,22 @@ def _one_token(token: Any) -> Any:
 
 
 def several(texts: Iterable[Text]) -> Iterable[Text]:
-    """Return `texts`; TypeError for a single text, because each character would become a text."""
+    """Return `texts`; TypeError for a single text, whose characters would be taken as texts."""
     if isinstance(texts, (str, bytes)):
         raise TypeError("expected a list of texts, but got a single one")
     return texts
 
 
 def names_of(paths: str | Path | Sequence[str | Path]) -> list[str]:
-    """Return one path or several as a list of names."""
+    """Return the name of one path, or the names of several, as a list."""
     return [os.fspath(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
 
 
 def to_bytes(text: Any, of_several: str = "", number: int | None = None) -> bytes:
     """Return a text in UTF-8; TypeError unless it is str or bytes.
 
-    of_several: advice that is added to the error if `text` is a list of texts. number: the position
-    of the text among several texts, from 0, which is added to the error.
+    of_several: advice that the error adds if `text` is a list of texts. number: position of the
+    text among several texts, from 0, which the error adds.
     """
     if isinstance(text, bytes):
         return text
@@ -109,10 +109,10 @@ def as_asked(ids: NDArray[np.uint32], dtype: Any) -> Any:
     """Return ids (n,) in the requested form: a list, a tensor or an array.
 
     dtype: ``list`` for a list of int, a PyTorch dtype for a tensor, a NumPy dtype for an array;
-        "pt" and "np" for a tensor and an array of int64, as transformers returns them. With None,
-        `ids` is returned unchanged.
+    "pt" and "np" for a tensor and an array of int64, as transformers returns them. With None, `ids`
+    is returned unchanged.
 
-    Raises TypeError for a type that is not one of integers, InputError for an id that is too large
+    Raises TypeError for a type that does not hold integers, InputError for an id that is too large
     for the type.
     """
     if dtype is None:

@@ -25,8 +25,8 @@ class ChatEncoder:
     """Converts conversations to ids, by a vocabulary's chat template or by a given template.
 
     Templates are rendered in another process, which starts with the first conversation and ends
-    with this object. After a fork, the child starts its own process. Threads use the process in
-    turns.
+    when this object is deleted. After a fork, the child starts its own process. Only one thread at
+    a time uses the process.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class ChatEncoder:
         """
         self._vocabulary, self._encode = vocabulary, encode
         self._lock = threading.Lock()
-        self._process = 0  # id of the process that started `_conversations` and `_closing`
-        # renderers by template; None for the vocabulary's own
+        self._process = 0  # id of the process that filled `_conversations` and `_closing`
+        # Renderers by template; None is the vocabulary's template.
         self._conversations: dict[str | None, Conversations] = {}
         # Functions that close the renderers of given templates, by template.
         self._closing: dict[str, Callable[[], object]] = {}
@@ -55,7 +55,8 @@ class ChatEncoder:
 
         The mask is True for the ids that the assistant wrote.
 
-        template: a template in Jinja; None for the vocabulary's own.
+        prompt: whether to append the prompt of an assistant message. template: a template in Jinja;
+        None for the vocabulary's own.
         """
         with self._lock:
             conversations = self._opened(template)
@@ -104,7 +105,7 @@ class ChatEncoder:
                 )
             conversations = Conversations(vocabulary)
             close = close_with(self, conversations.close)
-            # close the renderers of other templates, because each has a process
+            # Close the renderers of other given templates, because each has a process.
             if template is not None:
                 for other in [*self._closing]:
                     self._closing.pop(other)()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
 _log = logging.getLogger("llmgpu")
-# Error handlers that the extension module supports in streams. Python runs all others.
+# Error handlers that the extension module supports in streams. Python handles all others.
 _HANDLERS = ("replace", "strict", "ignore", "backslashreplace", "surrogateescape", "surrogatepass")
 
 
@@ -34,7 +34,7 @@ class Decoder:
     """The base class of `Tokenizer`; the subclass sets `_vocabulary`."""
 
     _vocabulary: Vocabulary
-    _coder: Any = None  # the extension module's object for fast calls, once it exists
+    _coder: Any = None  # the extension module's object for fast calls; None until it is made
 
     def decode(
         self, ids: ArrayLike, errors: str = "replace", *, skip_special_tokens: bool = False
@@ -68,8 +68,8 @@ class Decoder:
     ) -> list[str]:
         """Return the text of each list of ids, as `decode` does."""
         coder = self._coder or self._open_coder(encodes=False)
-        # Decode rows one at a time if a subclass overrides `decode` or `decode_bytes`, or if an
-        # iterator might reuse one array for all rows.
+        # Decode row by row if a subclass overrides `decode` or `decode_bytes`, and for an iterator,
+        # which might yield one array again and again with other ids.
         kinds = {type(method) for method in (self.decode, self.decode_bytes)}
         is_usual = isinstance(batch, (list, tuple)) and kinds == {BuiltinMethodType}
         if skip_special_tokens or coder is None or not is_usual:
@@ -85,7 +85,7 @@ class Decoder:
     def decode_stream(self, ids: Iterable[int], errors: str = "replace") -> Iterator[str]:
         """Yield the text that each id completes, "" while a character is incomplete.
 
-        The incomplete rest is yielded at the end.
+        Bytes of an incomplete character at the end are yielded last, as `errors` says.
         """
         coder = self._coder or self._open_coder(encodes=False)
         vocabulary = self._vocabulary
@@ -128,7 +128,7 @@ class Decoder:
         return self.decode_single_token_bytes(token_id).decode(errors="replace") if known else None
 
     def __contains__(self, token: str | bytes) -> bool:
-        """Whether a token exists; see `token_to_id`."""
+        """Whether there is such a token; see `token_to_id`."""
         return self.token_to_id(token) is not None
 
     def __getitem__(self, token: str | bytes) -> int:
@@ -138,14 +138,14 @@ class Decoder:
             raise KeyError(token)
         return number
 
-    __iter__ = None  # otherwise Python would iterate by looking up 0, 1, and so on
+    __iter__ = None  # without this, iterating would look up 0, 1, and so on
 
     def get_vocab(self) -> dict[str, int]:
         """Return the ids of all tokens by their text, as transformers does.
 
         Ordinary tokens are written in GPT-2's byte-level alphabet ("Ġlow" for " low"), special
-        tokens with their own text. Of two tokens with the same text, the result has the special
-        token or else the lower id. Looking up bytes raises TypeError: use `get_vocab_bytes`.
+        tokens with their own text. If two tokens have the same text, the result has the special
+        token, or else the lower id. Looking up bytes raises TypeError: use `get_vocab_bytes`.
         """
         from llmgpu.bpe.interchange.token_tables import to_text
 
@@ -153,13 +153,13 @@ class Decoder:
         return TokenIds(ordinary | self._vocabulary.special_tokens)
 
     def get_vocab_bytes(self) -> dict[bytes, int]:
-        """Return the ids of ordinary tokens by their bytes; see `special_tokens` for the others."""
+        """Return the ids of ordinary tokens by their bytes. `special_tokens` has the other ids."""
         return dict(self._ids)
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:
         tokens, ids = self._vocabulary.ordinary_tokens, self._vocabulary.ordinary_ids.tolist()
-        # In descending order, so that of equal tokens the lowest id is stored last.
+        # Go in descending order of ids, so that of equal tokens the lowest id is stored last.
         pairs = zip(reversed(tokens), reversed(ids), strict=True)
         return {token: number for token, number in pairs if token}
 
@@ -178,8 +178,8 @@ class Decoder:
     def as_tiktoken(self, name: str = "llmgpu", *, fast: bool = False) -> Any:
         """Return a `tiktoken.Encoding` with the same ids, for code that expects one.
 
-        fast: return a subclass that encodes in llmgpu, with tiktoken's results and errors. Its
-            method `encode_with_unstable` raises InputError.
+        fast: return a subclass that encodes in llmgpu, with tiktoken's results and errors. The
+        subclass's method `encode_with_unstable` raises InputError.
 
         Raises VocabularyError if ranks can't give the same ids, or tiktoken is not installed.
         """

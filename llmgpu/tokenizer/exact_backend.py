@@ -14,7 +14,7 @@ library gives the exact result:
   a token.
 
 A method also returns None if the package regex cuts the texts, and the texts have fewer than
-FEW_CHARACTERS: the library encodes such texts faster.
+FEW_CHARACTERS together: the library encodes such texts faster.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from llmgpu.tokenizer.tokenizer import Tokenizer
 
 _FLAGS = ("lstrip", "rstrip", "single_word")
 FEW_CHARACTERS = 8192  # characters in the texts of a call; see the head of this file
-_FEW = 24  # most stretches of text that are encoded one by one; for more, a single call is faster
+# number of stretches of text up to which each is encoded by a call; above, one call is faster
+_FEW = 24
 _CHANGED = "\u0295"  # a letter whose class Unicode changed after the library's version
 
 Ids = Sequence[int]
@@ -59,7 +60,7 @@ class Around:
 
 
 class _Added:
-    """Added tokens for which a text is searched at the same time."""
+    """Added tokens that are searched at the same time."""
 
     def __init__(self, ids: Mapping[bytes, int]) -> None:
         """Search for the keys of `ids`, which are bytes; the values are the tokens' ids."""
@@ -85,15 +86,15 @@ class _Added:
         return [piece for piece in found if piece != b""]
 
     def occurs(self, text: bytes) -> bool:
-        """Whether a text contains one of the tokens."""
+        """Whether a text contains at least one of the tokens."""
         return self._pattern is not None and self._pattern.search(text) is not None
 
 
 class ExactBackend:
     """Encodes and decodes single texts as a `tokenizers.Tokenizer` without truncation and padding.
 
-    text: the content of the tokenizer.json. around: the ids around a text, without (False) and with
-    (True) special tokens. tokens: texts of tokens by id.
+    text: the content of the tokenizer.json. around: the ids around a text without special tokens
+    (key False), and with special tokens (key True). tokens: texts of tokens by id.
     """
 
     def __init__(self, library: Any) -> None:
@@ -116,13 +117,14 @@ class ExactBackend:
             [*vocabulary.suffix_ids],
         ):
             raise VocabularyError("post_processor adds other ids than it lists")
-        # Create a tokenizer that only matches text: all earlier steps are done here.
+        # Create a tokenizer that only matches text: this class does all earlier steps.
         self._normalizer = vocabulary.normalizer
         self._read_added(content["added_tokens"], {*vocabulary.normalized_tokens})
         self._takes_whole = bool(vocabulary.takes_whole_tokens)
         self._is_cut_by_regex = vocabulary.pattern.startswith(SPLITS_PREFIX)
         plain = replace(vocabulary, normalizer=None, normalized_tokens=())
-        # Drop special tokens: tokens of kind USER would be found in all texts, see `PieceRules`.
+        # Drop special tokens, because tokens of kind USER would be found in all texts, see
+        # `PieceRules`.
         if vocabulary.pieces is not None:
             no_flags: dict[str, Any] = dict.fromkeys(ADDED_FLAGS, ())
             plain = replace(plain, special_tokens={}, **no_flags)
@@ -155,8 +157,8 @@ class ExactBackend:
         self._flagged, self._special = _Added(flagged), _Added(special)
 
     def _read_tokens(self, library: Any, content: dict[str, Any], spelled: Sequence[bytes]) -> None:
-        # The library decodes a normalized token to its normalized text, and skips special tokens by
-        # text.
+        # A normalized added token decodes to its normalized text. Special tokens are skipped by
+        # text, so an ordinary token with the text of a special token is skipped, too.
         added = {token["id"]: library.id_to_token(token["id"]) for token in content["added_tokens"]}
         special = {token["content"] for token in content["added_tokens"] if token["special"]}
         self.tokens = {number: text for text, number in content["model"]["vocab"].items()} | added
@@ -173,8 +175,8 @@ class ExactBackend:
     ) -> list[Any] | None:
         """Return the ids of each text, without `around`; None in the cases of the module's head.
 
-        special_is_text: encode special tokens as ordinary text. as_lists: return lists of int, not
-        arrays.
+        special_is_text: encode special tokens as ordinary text. as_lists: return lists of int.
+        Otherwise the ids are arrays, but lists if a text has added tokens.
         """
         if self._is_cut_by_regex and sum(map(len, texts)) < FEW_CHARACTERS:
             return None
@@ -183,7 +185,8 @@ class ExactBackend:
             if any(pieces is None for pieces in cut):
                 return None
             stretches = [p for pieces in cut for p in pieces or () if not isinstance(p, int)]
-            # Encode all stretches in one call. A text without added tokens is a single stretch.
+            # Encode all stretches at once. Each text is one stretch, unless there are added tokens
+            # in it.
             is_uncut = all(pieces and len(pieces) == 1 for pieces in cut)
             is_uncut = is_uncut and len(stretches) == len(texts)
             found = self._encode(stretches, as_lists or not is_uncut)
@@ -208,9 +211,9 @@ class ExactBackend:
 
         None if only the library gives the exact ids.
         """
-        # Decide whether llmgpu gives the exact ids, and whether to search added tokens.
+        # Decide whether llmgpu gives the exact ids, and whether to search for added tokens.
         data = str.encode(text)
-        # Regular expression engines may differ in the classes of these characters.
+        # The library and the package regex may classify these characters differently.
         is_unsure = self._is_cut_by_regex and not text.isascii() and _unsure().search(text)
         if is_unsure or self._flagged.occurs(data):
             return None
@@ -263,7 +266,8 @@ def _ids_around(post_processor: Any, adds: bool) -> Around:
 def _unsure() -> re.Pattern[str]:
     """Return an expression for characters whose class may differ between engines.
 
-    These are the characters that Python's version of Unicode lacks, and _CHANGED.
+    The engines are the library and the package regex. The characters are _CHANGED, and all that
+    Python's version of Unicode lacks.
     """
     codes = [code for code in range(0x110000) if unicodedata.category(chr(code)) == "Cn"]
     runs = []

@@ -22,7 +22,7 @@ Encoding: Any = tiktoken.Encoding
 class FastEncoding(Encoding):  # type: ignore[misc]
     """An encoding whose ``encode`` methods run in llmgpu; see `as_fast_tiktoken`."""
 
-    _tokenizer: Any  # a Tokenizer, which is not imported here because its module imports this one
+    _tokenizer: Any  # a Tokenizer; its module imports this one, so this one can't import it
 
     def encode(self, text: str, **special: Any) -> Any:
         """Return the ids of a text as tiktoken does: a list of int.
@@ -36,13 +36,13 @@ class FastEncoding(Encoding):  # type: ignore[misc]
         return self._tokenizer.encode(text, dtype=list, allowed_special=allowed)
 
     def encode_ordinary(self, text: str) -> Any:
-        """Return the ids of a text, in which special tokens are ordinary text: a list of int."""
+        """Return the ids of a text, a list of int; special tokens are encoded as ordinary text."""
         return self._tokenizer.encode(_checked(text), dtype=list)
 
     def encode_to_numpy(self, text: str, **special: Any) -> Any:
         """Return the ids of a text as `encode` does: uint32 (n,), read-only."""
         allowed, disallowed = self._sets(**special)
-        # for surrogates, `encode` raises tiktoken's UnicodeEncodeError
+        # raises tiktoken's UnicodeEncodeError for surrogates
         _checked(text, disallowed).encode()
         ids = self._tokenizer.encode(text, dtype="uint32", allowed_special=allowed)
         ids.setflags(write=False)

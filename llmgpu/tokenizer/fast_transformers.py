@@ -47,12 +47,13 @@ transformers = _require_transformers()
 TokenizersBackend: Any = transformers.TokenizersBackend
 BatchEncoding: Any = transformers.BatchEncoding
 
-_local = threading.local()  # depth: number of running calls of `_read` in this thread
+# `_local.depth` is the number of running calls of `_read` in this thread
+_local = threading.local()
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
 def _describe(library: Any) -> tuple[object, ...]:
-    """Return facts about a tokenizer of the library: equal facts mean that the ids are equal."""
+    """Return facts about a tokenizer of the library; tokenizers with equal facts give equal ids."""
     parts, model = [getattr(library, name) for name in _PARTS], library.model
     own = vars(type(model)).items()
     return (
@@ -67,8 +68,8 @@ def _describe(library: Any) -> tuple[object, ...]:
 class WatchedBackend:
     """A tokenizer of the library, and the `ExactBackend` made from its current state.
 
-    is_shared: other code may have a reference to the library's tokenizer, and may change it.
-    reason: why there is no ExactBackend.
+    is_shared: whether other code may have a reference to the library's tokenizer, and may change
+    it. reason: why there is no ExactBackend.
     """
 
     def __init__(self, library: Any, is_shared: bool) -> None:
@@ -76,7 +77,7 @@ class WatchedBackend:
         self._made: tuple[object, ExactBackend | None] = None, None
 
     def exact(self) -> ExactBackend | None:
-        """Return the ExactBackend for the library's current state; None if there is none."""
+        """Return the ExactBackend for the library's current state; None if it can't be made."""
         described, exact = self._made
         if described is not None and not self.is_shared:
             return exact
@@ -105,7 +106,7 @@ class WatchedBackend:
             tokens are text, and whether they are added.
         """
         library = self.library
-        if self.exact() is not exact:  # the tokenizer has changed since the texts were encoded
+        if self.exact() is not exact:  # the tokenizer has changed since it encoded the texts
             library = require_package("tokenizers").Tokenizer.from_str(exact.text)
         before = _settings(library)
         _set(library, *settings[:3])
@@ -127,7 +128,7 @@ def _set(library: Any, truncation: Any, padding: Any, special_is_text: bool) -> 
 
 
 class _Batch(BatchEncoding):  # type: ignore[misc]
-    """A BatchEncoding that makes its encodings when a caller first reads them."""
+    """A BatchEncoding that makes its `Encoding` objects when a caller first reads them."""
 
     @property
     def _encodings(self) -> Any:
@@ -142,7 +143,7 @@ class _Batch(BatchEncoding):  # type: ignore[misc]
 
     @property
     def is_fast(self) -> bool:
-        """Whether the batch has encodings, even if `_encodings` has not made them yet."""
+        """Whether callers can read `Encoding` objects, even if they are not made yet."""
         return "_make" in self.__dict__ or self.__dict__.get("_made") is not None
 
     def __reduce__(self) -> Any:
@@ -174,14 +175,14 @@ class _Request:
 
     @property
     def is_plain(self) -> bool:
-        """Whether llmgpu supports everything that is requested."""
+        """Whether llmgpu supports all requested arguments."""
         others = self.is_split_into_words or self.return_overflowing_tokens or self.stride
         others = others or self.return_offsets_mapping or self.sanitize_control_tokens
         return not others and _value(self.truncation_strategy) != "only_second"
 
     @property
     def changes(self) -> bool:
-        """Whether texts are cut or padded."""
+        """Whether texts are truncated or padded."""
         cut, pad = _value(self.truncation_strategy), _value(self.padding_strategy)
         return (cut, pad) != ("do_not_truncate", "do_not_pad")
 
@@ -190,7 +191,7 @@ class _Request:
         return {name: getattr(self, name) for name in _SETTINGS}
 
     def room(self, around: Around) -> int | None:
-        """Return the length to which texts are truncated, not counting the ids around a text.
+        """Return the number of ids to which texts are truncated, without the ids around a text.
 
         None if texts are not truncated.
         """
@@ -271,7 +272,11 @@ class FastTokenizer:
 
     @property
     def _tokenizer(self) -> Any:
-        """The library's tokenizer. Reading it outside of `_read` marks it as shared."""
+        """The library's tokenizer.
+
+        Code outside of `_read` that reads the tokenizer may keep it and change it later. So the
+        read marks the tokenizer as shared.
+        """
         watched = self.__dict__.get("_watched")
         if watched is None:
             return None
@@ -305,7 +310,7 @@ class FastTokenizer:
         return batch
 
     def _encode_here(self: Any, text: Any, request: _Request) -> Any:
-        """Return a BatchEncoding; None if only transformers can make it."""
+        """Return a BatchEncoding; None if only transformers can make it exactly."""
         # Return None for a request that llmgpu can't do exactly.
         is_single = isinstance(text, str)
         texts = [text] if is_single else [*text] if isinstance(text, (list, tuple)) else []
@@ -341,7 +346,7 @@ class FastTokenizer:
         for length in rows.lengths:
             if request.max_length is None and length > self.model_max_length:
                 self._eventual_warn_about_too_long_sequence(range(length), None, request.verbose)
-        # Make the BatchEncoding. The values of a single text are plain lists, not lists of rows,
+        # Make the BatchEncoding. For a single text, a value is one list and not a list of rows,
         # unless tensors are requested.
         data = self._columns(rows, kind, request)
         if is_single and kind is None:
@@ -355,7 +360,7 @@ class FastTokenizer:
     def _columns(self: Any, rows: _Rows, kind: str | None, request: _Request) -> dict[str, Any]:
         """Return the values of a BatchEncoding by name.
 
-        kind: "np", "pt", another kind of tensors, or None.
+        kind: "np" or "pt" for arrays or tensors, another kind of tensors, or None for lists.
         """
         has_types, has_mask = request.return_token_type_ids, request.return_attention_mask
         if has_types is None:
@@ -442,14 +447,14 @@ class FastTokenizer:
 
 
 def _value(setting: Any) -> Any:
-    """Return the value of a member of an enumeration. Any other value is returned unchanged."""
+    """Return the value of an enumeration's member; any other argument is returned unchanged."""
     return getattr(setting, "value", setting)
 
 
 def _read(tokenizer: FastTokenizer, name: str, *args: Any, **named: Any) -> Any:
     """Return an attribute of the base class; if the attribute is a method, call the method.
 
-    The method must not change components of `_tokenizer`, because this read does not mark the
+    The method must not change components of `_tokenizer`, because reads by `_read` do not mark the
     tokenizer as shared.
     """
     _local.depth = getattr(_local, "depth", 0) + 1

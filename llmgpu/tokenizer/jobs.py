@@ -45,14 +45,17 @@ from llmgpu.tokens.manifest import describe_manifest
 from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
 from llmgpu.tokens.tokenizing import encode_into, encoding_key, known_bytes
 
-_ANY_SIZE = 1 << 10  # any vocabulary size, since jobs that only count do not depend on it
-Options = Mapping[str, Any]  # values of fields of `TrainingOptions`, by name
+_ANY_SIZE = 1 << 10  # a valid size, without effect on jobs that only count
+Options = Mapping[str, Any]  # names and values of fields of `TrainingOptions`
 
 
 def train_on_files(
     names: Sequence[str], reading: CorpusOptions | None, opening: Opening, options: Options
 ) -> Vocabulary:
-    """Train on files, folders or globs. Special tokens cut documents and are not trained on."""
+    """Train on files, folders or globs.
+
+    Special tokens separate documents and are not trained on.
+    """
     checked = _checked(options)
     reading = reading or CorpusOptions()
     separators = (*reading.separators, *_special_bytes(checked))
@@ -60,7 +63,7 @@ def train_on_files(
 
 
 def train_on_texts(texts: Iterable[str | bytes], opening: Opening, options: Options) -> Vocabulary:
-    """Train on documents. Special tokens cut documents and are not trained on."""
+    """Train on documents. Special tokens separate documents and are not trained on."""
     checked = _checked(options)
     advice = "give one text at a time"
     documents = (to_bytes(text, advice, number) for number, text in enumerate(texts))
@@ -82,7 +85,7 @@ def train_on_counts(
 
 
 def train_on_counts_files(names: Sequence[str], opening: Opening, options: Options) -> Vocabulary:
-    """Train on the sum of files of word counts. Without a pattern, use the pattern of the counts.
+    """Train on the sum of files of word counts, by default with the pattern of the counts.
 
     Raises InputError if there are no files, or if the words were counted with other options.
     """
@@ -109,7 +112,7 @@ def _special_bytes(options: TrainingOptions) -> tuple[bytes, ...]:
 
 
 def _train(source: Corpus | WordCounts, opening: Opening, options: TrainingOptions) -> Vocabulary:
-    # Open the device only now: a missing corpus or a wrong option has raised its error before.
+    # Open the device last, after errors of a missing corpus or a wrong option.
     opening.begin()
     with source if isinstance(source, Corpus) else nullcontext():
         return train_vocabulary(source, options, opening.backend()).vocabulary
@@ -129,8 +132,8 @@ def count_words(
     """Count the words of a corpus, or of a part of it, as ``bpe-train --counts-only`` does.
 
     corpus: files, folders or globs. output: file of word counts; a table if it ends with .parquet.
-        part: the part's number, from 1, and the number of parts. special_tokens: texts that cut
-        documents and are not counted. reading: options for reading the corpus.
+    part: the part's number, from 1, and the number of parts. special_tokens: texts that separate
+    documents and are not counted. reading: options for reading the corpus.
 
     Returns "output", "distinct_words", "text_bytes" and "documents".
 
@@ -163,8 +166,8 @@ def merge_counts(
 ) -> dict[str, Any]:
     """Add up files of word counts, as ``merge-word-counts`` does.
 
-    counts: the files. output: file of the sum. weights: for each file, an integer of 1 or more by
-        which its counts are multiplied.
+    counts: the files. output: file of the sum. weights: for each file, an integer of 1 or more; the
+    file's counts are multiplied by it.
 
     Returns "output", "distinct_words", "text_bytes" and "documents" of the sum.
 
@@ -206,8 +209,8 @@ def tokenize_part(
     A finished part is not repeated, and an interrupted part is resumed.
 
     vocabulary: file, folder or name as for `Tokenizer.load`. output: OUT.bin, another name for each
-        part. The shards are OUT-000000.bin and so on, and the manifest OUT.json is input for
-        ``merge-shards``. part: the part's number, from 1, and the number of parts.
+    part. The shards are OUT-000000.bin and so on, and the manifest OUT.json is input for
+    ``merge-shards``. part: the part's number, from 1, and the number of parts.
 
     Returns the path of the "manifest", and its "count" of ids, "bytes" of text and "documents".
 
@@ -215,7 +218,7 @@ def tokenize_part(
     can't be read, OutputError if another file has the name of a shard, DeviceError for a missing
     device.
     """
-    # Find the part of the corpus, and its resume key.
+    # Find this part of the corpus, and the job's resume key.
     name, shard_tokens = os.fspath(output), index(shard_tokens)
     known = open_vocabulary(vocabulary)
     special = special_options(known, bos=bos, eos=eos)

@@ -62,7 +62,7 @@ else:
     Ids = TypeVar("Ids")
 
 _log = logging.getLogger("llmgpu")
-_MOST_SHOWN = 120  # most characters of a repr; up to 40 of them name the device
+_MOST_SHOWN = 120  # largest number of characters in a repr; up to 40 of them name the device
 
 
 @speaks_python
@@ -103,7 +103,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         check_dtype(dtype)
         self._encoders = ProcessEncoders(vocabulary, opening)
         self._encoders.open()
-        # Replace the methods before a caller can keep a bound method of the first tokenizer.
+        # Bind the methods before a caller can keep a bound method of the first tokenizer.
         bind_methods(_IN_PYTHON)
 
     @overload
@@ -394,8 +394,8 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     ) -> dict[str, Any]:
         """Return the ids and the attention mask of a document, or of several, as transformers does.
 
-        All special tokens are allowed in the text, and the special tokens that the vocabulary's
-        tokenizer.json adds are added. Documents are not padded.
+        All special tokens are allowed in the text. The special tokens that the vocabulary's
+        tokenizer.json puts around a text are added. Documents are not padded.
 
         dtype: the type of ids and mask; see `encode`.
 
@@ -444,7 +444,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         dtype: Any = None,
         **special: Unpack[SpecialArguments],
     ) -> Any:
-        """Encode several documents in one pass, and return a list of the ids of each.
+        """Encode several documents in one pass, and return a list with the ids of each document.
 
         Takes the arguments of `encode`, and raises its errors. Arrays of ids are views of one
         array. Raises TypeError for a single str, whose characters would be documents.
@@ -490,16 +490,16 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Return the ids of a document, uint32 (n,), and their character offsets, int64 (n, 2).
 
-        A row has the index of a token's first character, and the index after its last character. If
-        tokens share a character, it belongs to each of them. A special token includes the white
-        space that it swallows. With a normalizer, offsets refer to the normalized text, without
-        swallowed white space.
+        A row has the index of a token's first character, and the index after its last character. A
+        character that several tokens share belongs to all of them. A special token includes the
+        white space that it swallows. With a normalizer, offsets refer to the normalized text,
+        without swallowed white space.
 
         Raises the errors of `encode`, and InputError for a vocabulary of SentencePiece's kind
         without byte tokens.
         """
         is_plain = isinstance(allowed_special, tuple) and not allowed_special
-        # Encode by the extension module, unless a subclass overrides `encode`.
+        # Let the extension module encode, unless a subclass overrides `encode`.
         is_usual = is_plain and isinstance(self.encode, BuiltinMethodType)
         ids = self._coder.encode(text) if is_usual and self._coder is not None else None
         if ids is None:
@@ -523,9 +523,9 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     def _spans_with_swallowed(
         self, text: str | bytes, ids: NDArray[np.uint32], allowed_special: Collection[str]
     ) -> NDArray[np.int64]:
-        """Return the character offsets of ids for a vocabulary whose special tokens swallow space.
+        """Return the character offsets of ids, int64 (n, 2), if special tokens swallow white space.
 
-        The offsets, int64 (n, 2), of a special token include the white space that it swallows.
+        The offsets of a special token include the white space that it swallows.
         """
         import numpy as np
 
@@ -571,7 +571,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         add_generation_prompt: bool = False,
         chat_template: str | None = None,
     ) -> str:
-        """Return the text that `apply_chat_template` encodes."""
+        """Return the text that `apply_chat_template` encodes; takes the same arguments."""
         return self._chat.render(messages, tools, add_generation_prompt, chat_template)
 
     @cached_property
@@ -580,7 +580,8 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
 
         from llmgpu.tokenizer.chatting import ChatEncoder
 
-        tokenizer = weakref.proxy(self)  # a reference would keep the tokenizer alive
+        # a reference from the encoder would keep the tokenizer alive
+        tokenizer = weakref.proxy(self)
         return ChatEncoder(
             self._vocabulary,
             lambda data: tokenizer.encode(data, dtype=np.uint32, allowed_special=("all",)),
@@ -663,14 +664,14 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         self._encoders = ProcessEncoders(self._vocabulary, Opening(self._device, encodes=True))
 
     def _open_coder(self, *, encodes: bool) -> Any:
-        """Return the extension module's object for fast calls, and store it; or None."""
+        """Store and return the extension module's object for fast calls, or return None."""
         coder = self._current_encoders().coder(encodes=encodes)
         if coder is not None:
             from llmgpu.cpu.extension import bind_methods
 
             coder.returns(self._dtype, not holds(self._dtype, self.vocab_size - 1))
             bind_methods(_IN_PYTHON)
-            self._coder = coder  # last, because other threads use it as soon as it is set
+            self._coder = coder  # set last, because other threads use it as soon as it is set
         return coder
 
     def _current_encoders(self) -> ProcessEncoders:
@@ -680,6 +681,6 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         return encoders
 
 
-# Methods whose usual case the extension module handles, see `llmgpu/cpu/python/calls.c`.
+# Methods with a fast version in the extension module, see `llmgpu/cpu/python/calls.c`.
 _USUAL = {Tokenizer: ("encode", "count"), Decoder: ("decode", "decode_bytes", "token_to_id")}
 _IN_PYTHON = {owner: {name: vars(owner)[name] for name in names} for owner, names in _USUAL.items()}

@@ -1,7 +1,7 @@
 """Counting the distinct words of a corpus on a GPU: kernels in wgsl/count.
 
 Every word of a slice is looked up in a table on the device and counted there. When the table has
-reached its share of memory, its words move to the host and the table is emptied. Words of more than
+reached its limit of memory, its words move to the host and the table is emptied. Words of more than
 MAX_WORD bytes are counted on the host.
 """
 
@@ -39,19 +39,20 @@ from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 
 MAX_WORD = 1024
-FIRST_SLICE_BYTES = 1 << 20  # short, because most words of the first slice are new
+# short, because most words of the first slice are new, and the table has to grow for them
+FIRST_SLICE_BYTES = 1 << 20
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 4 << 20
 COUNT_LIMIT = 1 << 32  # the device's counters have 32 bits
 
 
-# Device memory while the table is being enlarged.
+# Device memory at its peak, while the table is being enlarged.
 COSTS = Costs(fixed=64 << 20, per_byte=6, per_word=120)
 
 
 def gpu_bytes(words: float, nbytes: float, device: Device) -> int:
     """Return the device memory, in bytes, that counting needs.
 
-    words: number of distinct words. nbytes: sum of their lengths.
+    words: number of distinct words. nbytes: sum of their lengths in bytes.
     """
     slices = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
     return SLOTS * 2 * slices + COSTS.of(words, nbytes)
@@ -76,11 +77,12 @@ class GpuWordCounter:
 
         words: collects the words that leave the device; at the end, all words.
         slice_bytes, first_words, table_bytes: sizes of slices and of the table; they do not change
-            the result.
+        the result.
         hash_mask: bits of the words' hashes to use; the result does not depend on the mask.
         """
         self._device, self._pattern, self._words = device, pattern, words
-        # A slice must fit into one binding, and a count must hold all occurrences in a slice.
+        # A slice must fit into one binding, and a 32-bit count must hold all occurrences in a
+        # slice.
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         most = min(device.max_binding_bytes, COUNT_LIMIT // 2)
@@ -93,7 +95,8 @@ class GpuWordCounter:
             "count/03_pack": {},
         }
         with ThreadPoolExecutor(thread_name_prefix="llmgpu-slot") as threads:
-            slots = begin_slots(device, threads, lambda: _Slot(self))  # while kernels are compiled
+            # allocated while kernels are compiled
+            slots = begin_slots(device, threads, lambda: _Slot(self))
             self._kernels = prepare_kernels(device, workgroup_size, files, hash_mask)
         self._lock = threading.Lock()  # held while a slice is submitted or the table grows
         self.table = GpuWordTable(
@@ -106,7 +109,7 @@ class GpuWordCounter:
             data_arrays={},
         )
         self._text_counted = 0
-        self._carried = np.zeros(0, np.int64)  # counts moved to the host, by word number
+        self._carried = np.zeros(0, np.int64)  # counts that moved to the host, by word number
         self._slots = made_slots(slots)
 
     def count(
@@ -117,7 +120,8 @@ class GpuWordCounter:
     ) -> DistinctWords:
         """Read a corpus to its end and return its words.
 
-        on_words: called with the number of words so far, and their bytes.
+        on_words: called with upper estimates of the number of distinct words so far and of their
+        bytes.
         """
         reader = SliceReader(corpus, self._pattern)
         first = min(FIRST_SLICE_BYTES, self._slice_bytes)
@@ -136,8 +140,8 @@ class GpuWordCounter:
             with self._lock:
                 left = 0
                 while state["pending"]:
-                    # If the device inserted no word, the table is full, or too crowded around the
-                    # words' hashes.
+                    # If the device inserted no word, the table is full, or no slot near the words'
+                    # hashes is free.
                     is_stuck = state["full"] or state["pending"] == left
                     if is_stuck and not self.table.grow(state):
                         self._words.add(self._take_all())
@@ -158,7 +162,7 @@ class GpuWordCounter:
         return slot.collect()
 
     def expect(self, text_bytes: int) -> None:
-        """Save counts to the host if counting `text_bytes` more bytes could overflow them."""
+        """Move counts to the host if a device counter could overflow in `text_bytes` more bytes."""
         self._text_counted += text_bytes
         if self._text_counted >= COUNT_LIMIT:
             self._carry_counts()

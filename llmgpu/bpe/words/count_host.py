@@ -1,8 +1,8 @@
 """Counting the distinct words of a corpus on the host, with the CPU engine or NumPy.
 
 - One thread reads the text, slice by slice; other threads count the slices independently.
-- Each counting thread has its own table. A table that reaches its share of memory moves its words
-  to a common accumulator.
+- Each counting thread has its own table. When a table has reached its limit of memory, its words
+  move to an accumulator that all threads share.
 - At the end all words are added to the table of the first thread.
 """
 
@@ -36,7 +36,7 @@ from llmgpu.text.corpus import Corpus
 
 SLICE_BYTES = 2 << 20
 # Memory of the tables, and of a thread that cuts a slice into words and looks them up.
-_OBJECT_BYTES = 80  # memory of a word and its count, without the bytes of the word
+_OBJECT_BYTES = 80  # memory of a word and its count, in bytes, besides the bytes of the word
 NUMPY_COSTS, NUMPY_THREAD_BYTES = Costs(fixed=24 << 20, per_byte=4, per_word=220), 30 * SLICE_BYTES
 ENGINE_COSTS, ENGINE_THREAD_BYTES = Costs(fixed=11 << 20, per_byte=4, per_word=220), 2 * SLICE_BYTES
 
@@ -77,7 +77,8 @@ def count_words(
     idle = list(counters)
     reader = SliceReader(corpus, found)
     # One thread reads slices into free buffers, ahead of the counting threads.
-    ahead = threads + 1  # one slice for each thread, and one that is being read
+    # a buffer for the slice of each thread, and one for the slice that is being read
+    ahead = threads + 1
     buffers = [np.empty(slice_bytes, np.uint8) for _ in range(ahead)]
 
     def read_slices() -> Iterator[Slice]:
@@ -87,11 +88,11 @@ def count_words(
                 return
             progress("counting words", corpus.bytes_read, corpus.total_bytes)
             yield piece
-            if slices >= ahead:  # earlier, no slice may have been counted yet
+            if slices >= ahead:  # by now a slice has been counted
                 on_words(*_sizes_so_far(words, counters, slices))
 
     def count_one(piece: Slice) -> NDArray[np.uint8]:
-        counter = idle.pop()  # never empty: there is a counter for each thread
+        counter = idle.pop()  # never empty, because there is a counter for each thread
         counter.add(piece)
         idle.append(counter)
         return piece.buffer
@@ -111,7 +112,8 @@ def _sizes_so_far(
 ) -> tuple[int, int]:
     """Return upper estimates of the number of distinct words read so far, and of their bytes.
 
-    The estimates extrapolate from the slices that have been measured.
+    The tables were measured after a part of the slices. The estimates assume as many words in the
+    other slices.
     """
     measured = [(*words.size, 0), *(counter.measured for counter in counters)]
     count, nbytes, counted = (sum(column) for column in zip(*measured, strict=True))
@@ -122,20 +124,21 @@ class _Counter:
     """The table of one counting thread, and the table's size when it was last measured."""
 
     def __init__(self, pattern: Pattern, words: WordAccumulator, memory_bytes: int) -> None:
-        """Start without words. A table that exceeds `memory_bytes` moves its words to `words`."""
+        """Start without words. A table of more than `memory_bytes` moves its words to `words`."""
         self._pattern = pattern
         self._words = words
         self._memory_bytes = memory_bytes
-        self._table: Any = make_table(pattern)  # all counters have the same kind of table
+        self._table: Any = make_table(pattern)  # a table of the same class in all counters
         self._slices = 0
-        # (words, their bytes, slices) at the last measurement. Any thread may read the tuple.
+        # At the last measurement: number of words, their bytes, and number of slices. Any thread
+        # may read the tuple.
         self.measured = 0, 0, 0
 
     def add(self, piece: Slice) -> None:
         """Count the words of a slice."""
         self._table.add(piece)
         self._slices += 1
-        # Measure after every 25 % more slices, because measuring may visit all words.
+        # Measuring may visit all words, so measure only after 25 % more slices.
         if 4 * self._slices > 5 * self.measured[2]:
             self.measured = *self._table.size, self._slices
         self._bound_memory()
@@ -150,14 +153,14 @@ class _Counter:
             self.hand_over()
 
     def hand_over(self) -> None:
-        """Move all words to the accumulator."""
+        """Move all words to the shared accumulator."""
         self._words.add(self._table.words())
         self._table = make_table(self._pattern)
         self.measured = 0, 0, self._slices
 
 
 class CountTable:
-    """The words of one thread with their counts, in a dictionary: for use without the engine."""
+    """The words of one thread with their counts, in a dictionary. Used without the engine."""
 
     def __init__(self, pattern: Pattern) -> None:
         self._pattern = pattern
@@ -221,7 +224,7 @@ def make_table(pattern: Pattern) -> CountTable | EngineCountTable:
 
 
 def word_bounds(piece: Slice, pattern: str | Pattern) -> NDArray[np.int64]:
-    """Return the start of each word of a slice's main part, then the end of the last word.
+    """Return the start of each word that starts in a slice's main part, then the last word's end.
 
     Raises InputError for a word of more than MAX_WORD_BYTES.
     """

@@ -6,7 +6,8 @@
   version 1.
 - The words follow, sorted by their bytes: all lengths (32 bits), all counts (64 bits), both
   little-endian, then all bytes. Last comes the SHA-256 of everything before it.
-- Equal counts give equal files. The sum of the files of all parts equals the file of the whole.
+- Equal counts give equal files. If a corpus is counted in parts, the sum of the parts' files equals
+  the file of the whole corpus.
 - A file is checked from front to back before it is used.
 - To add up files, all files are read at the same time and their words are merged into a temporary
   file, so memory does not grow with the number of words.
@@ -95,14 +96,14 @@ def write_counts(
     """Write a file of word counts atomically.
 
     facts: the facts of the corpus; `facts.words` is ignored. blocks: returns a new iterator over
-    the words in pieces, ascending by bytes; called once for each pass over the words.
+    the words in blocks, ascending by bytes; called once for each pass over the words.
 
     Raises OutputError if the file can't be written.
     """
     if is_parquet(path):
         write_parquet(path, facts, blocks)
         return
-    # The header needs the totals, so a first pass over the blocks adds them up.
+    # Add up the totals in a first pass over the blocks, because the header contains them.
     words = data_bytes = text_bytes = 0
     for block in blocks():
         words, data_bytes = words + len(block), data_bytes + len(block.data)
@@ -159,13 +160,13 @@ def load_counts(
 
 
 class CountsReader(Closing):
-    """Reads a file of word counts piece by piece in bounded memory; a context manager.
+    """Reads a file of word counts block by block in bounded memory; a context manager.
 
     facts: the counts without the words. text_bytes: bytes of the text that was counted.
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Open a file and read it once to its end, to check it; errors as in `load_counts`."""
+        """Open a file and read it to its end to check it; raises the errors of `load_counts`."""
         self._path = path
         with _errors_of(path):
             self._stream = _open_seekable(path)
@@ -190,7 +191,7 @@ class CountsReader(Closing):
         self._stream.close()
 
     def blocks(self, block_bytes: int) -> Iterator[DistinctWords]:
-        """Yield the words in pieces of about `block_bytes` bytes; a longer word is alone.
+        """Yield the words in blocks of about `block_bytes` bytes; a longer word has its own block.
 
         Raises InputError if the words are not in order, or contradict the header's totals.
         """
@@ -211,7 +212,8 @@ class CountsReader(Closing):
                     raise _UnfitError("damaged: the lengths of its words do not match its data")
                 data = self._column(data_begin, np.dtype(np.uint8), begin, int(offsets[-1]))
                 counts = self._column(counts_begin, _COUNT, first, count).astype(np.int64)
-                # The words must ascend within the block and from block to block.
+                # The words must ascend, within the block and after the last word of the previous
+                # block.
                 block = DistinctWords(data, offsets, counts)
                 _check_words(block)
                 if last_word >= block.spell(0) and first:
@@ -228,7 +230,8 @@ class CountsReader(Closing):
         """Check the length and the digest of the file; return its header."""
         size = self._stream.seek(0, os.SEEK_END)
         self._stream.seek(0)
-        # `read` allocates the requested size at once, so request no more than the file's size.
+        # `read` allocates memory for as many bytes as requested, so request at most the file's
+        # size.
         header, self._begin = _read_header(self._stream.read(min(size, _MAX_HEADER_BYTES)))
         left = self._begin + _content_bytes(header) - _HASH_BYTES
         digest = hashlib.sha256()
@@ -262,9 +265,9 @@ def _errors_of(path: str | Path) -> Iterator[None]:
 
 
 def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
-    """Add up the word counts of one or more parts of a corpus.
+    """Add up one or more word counts, such as the counts of the parts of a corpus.
 
-    Raises InputError, with the names of both files, if two parts were not counted alike.
+    Raises InputError, with the names of both files, if the words of two were not counted alike.
     """
     check_counted_alike(counts)
     accumulator = WordAccumulator()
@@ -301,13 +304,13 @@ def _recorded(pattern: Pattern) -> dict[str, str]:
 
 
 class _UnfitError(Exception):
-    """A file is not a valid file of word counts; the message gives the reason."""
+    """The file is not a valid file of word counts; the message gives the reason."""
 
 
 def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
     """Return the map at the beginning of a file, and its length in bytes."""
     # Limit the reader: a damaged header must not allocate more than the file's size.
-    size = len(data)  # no value has more entries or bytes than this
+    size = len(data)  # no value in the header may have more entries or bytes
     unpacker = msgpack.Unpacker(
         strict_map_key=True,
         max_buffer_size=size + 1,
@@ -355,7 +358,7 @@ def _check_header(header: dict[str, Any]) -> None:
         raise _UnfitError("damaged: a separator is not a byte string")
     if separators != sorted(set(separators)):
         raise _UnfitError("damaged: its separators are not in order")
-    # Words are useful only if this version of llmgpu cuts text by the same pattern.
+    # Refuse the words if this version of llmgpu cuts text differently by the pattern of that name.
     name, expression = header["pattern"], header["expression"]
     unicode = header.get("unicode", DEFAULT_VERSION)
     try:
@@ -383,7 +386,7 @@ def _content_bytes(header: dict[str, Any]) -> int:
 
 
 def _open_seekable(path: str | Path) -> BinaryIO:
-    """Open a file. A pipe is read into memory, up to one byte more than its header announces."""
+    """Open a file. A pipe is read into memory, up to one byte beyond the length in its header."""
     stream = open(path, "rb")  # noqa: SIM115 (closed by the reader)
     if stream.seekable():
         return stream
@@ -407,7 +410,8 @@ def _check_words(words: DistinctWords) -> None:
         raise _UnfitError("damaged: its words are not in order")
 
 
-# bytes of words that are read from all files together at a time, in about 10 times as much memory
+# Bytes of words that are read from all files together at a time. Merging takes about 10 times as
+# much memory.
 _BLOCK_BYTES = 4 << 20
 _LEAST_BLOCK = 1 << 12
 
@@ -512,7 +516,7 @@ def read_parquet(
 ) -> WordCounts:
     """Read words and their counts from a table, and add up the counts of equal words.
 
-    pattern, separators: facts for a file that records none; see `WordCounts`.
+    pattern, separators: facts for a file in which none are recorded; see `WordCounts`.
 
     Raises InputError if the file can't be read or is damaged, lacks a column, has a word without
     bytes or a count below 1, or if no pattern is recorded or given.

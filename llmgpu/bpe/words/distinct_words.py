@@ -1,7 +1,7 @@
 """The distinct words (pre-tokens) of a corpus with their counts: all facts that training needs.
 
-The order of words has no meaning. Words are added up and compared by their bytes, so sums are exact
-however the corpus was divided for counting.
+The order of words has no meaning. Words are compared by their bytes when counts are added up, so
+the sums are exact however the corpus was divided for counting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 
-# limit of the bytes of all occurrences, so that no sum of counts overflows
+# Limit of the bytes of all occurrences together, so that no sum of counts overflows.
 MAX_TEXT_BYTES = (1 << 63) - 1
 
 
@@ -42,12 +42,12 @@ class DistinctWords:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Bytes of each word: int64 (words,)."""
+        """Number of bytes of each word: int64 (words,)."""
         return np.diff(self.offsets)
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of all occurrences of the words."""
+        """Number of bytes of all occurrences of the words."""
         return _dot(self.lengths, self.counts)
 
     @property
@@ -89,7 +89,7 @@ class WordCounts:
     unicode: str = DEFAULT_VERSION
 
     def __post_init__(self) -> None:
-        _ = self.cut  # raises LlmgpuError for an unknown pattern
+        _ = self.cut  # raises LlmgpuError if the pattern is unknown
         object.__setattr__(self, "separators", tuple(sorted(set(self.separators))))
 
     @property
@@ -101,7 +101,7 @@ class WordCounts:
 def words_of(counts: Mapping[bytes, int]) -> DistinctWords:
     """Return words with their counts, sorted by bytes.
 
-    Raises InputError for an empty word, a count below 1, and the errors of `add_up`.
+    Raises InputError for an empty word or a count below 1, and the errors of `add_up`.
     """
     for word, count in counts.items():
         if not word or not 1 <= count <= MAX_TEXT_BYTES:
@@ -158,15 +158,15 @@ def _dot(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
     return sum(map(operator.mul, left.tolist(), right.tolist()))
 
 
-_SHORT = 7  # longest word, in bytes, that is compared as one number
+_SHORT = 7  # longest word, in bytes, that becomes a number of 8 bytes to be compared
 _MASKS = np.array([(1 << 8 * length) - 1 for length in range(_SHORT + 1)], np.uint64)
 _SLOT_BITS = 18
-# multiplier for hashing: an odd constant with well mixed bits, from the golden ratio
+# Multiplier for hashing: an odd constant with well mixed bits, from the golden ratio.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Numbers(dict[bytes, int]):
-    """Numbers words from 0 in the order in which they are first looked up."""
+    """Numbers of words. A word gets the next number, from 0, when it is looked up first."""
 
     def __missing__(self, word: bytes) -> int:
         """Assign the next number to a new word."""
@@ -174,7 +174,7 @@ class Numbers(dict[bytes, int]):
         return number
 
     def of(self, words: Iterable[bytes], count: int) -> NDArray[np.int64]:
-        """Return the numbers of `count` words."""
+        """Return the numbers of `words`, int64 (count,); count: number of words."""
         return np.fromiter(map(self.__getitem__, words), np.int64, count)
 
 
@@ -190,7 +190,8 @@ def number_words(
     lengths = ends - starts
     numbers = np.empty(len(starts), np.int64)
     loads = np.ndarray((len(padded) - 7,), "<u8", padded.data, 0, (1,))
-    # Most words are short, and become numbers: the bytes, with the length in the top byte.
+    # Most words are short. Each becomes a key of 64 bits: its bytes, and its length in the top
+    # byte.
     short = np.flatnonzero(lengths <= _SHORT)
     sizes = lengths[short]
     keys = loads[starts[short]] & _MASKS[sizes] | sizes.view(np.uint64) << np.uint64(56)
@@ -215,7 +216,7 @@ def _number(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     owners[slots], is_taken[slots] = keys, True
     by_slot = np.cumsum(is_taken) - 1
     numbers = by_slot[slots]
-    # Keys whose hash slot belongs to another key are numbered by sorting.
+    # A hash slot belongs to one key. Number the other keys that hash to it by sorting.
     others = np.flatnonzero(owners[slots] != keys)
     distinct = np.unique(keys[others])
     numbers[others] = by_slot[-1] + 1 + np.searchsorted(distinct, keys[others])

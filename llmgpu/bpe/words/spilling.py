@@ -1,14 +1,14 @@
-"""Adding up words that are counted piece by piece, in bounded memory.
+"""Adding up words that arrive in portions with their counts, in bounded memory.
 
-- Pieces are kept in memory up to a share of the free memory. Then equal words are added up. If this
-  does not free enough memory, the words are spilled: written as a run, sorted by bytes, to a
+- Portions are kept in memory up to a share of the free memory. Then equal words are added up. If
+  this does not free enough memory, the words are spilled: written as a run, sorted by bytes, to a
   temporary file.
 - At the end all runs are merged, a block of each run at a time. The words up to the smallest of the
   blocks' last words can't occur in later blocks, so their counts are final and are written to
   another run.
 - A run consists of blocks: lengths and counts (int64 each), then the words' bytes. All runs are in
-  one file without a name, in the folder for temporary files, so the file never outlives the
-  process.
+  one file without a name, in the folder for temporary files. So no file is left when the process
+  ends.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ from llmgpu.files import output_errors
 from llmgpu.memory import free_memory
 
 MEMORY_SHARE = 4  # words may use 1 / MEMORY_SHARE of the free memory
-UNKNOWN_MEMORY = 4 << 30  # free memory that is assumed if the system doesn't tell
-_WORKING_COPIES = 4  # most copies of the words in memory while they are added up and sorted
-_MOST_MERGED = 32  # most runs that are merged at a time
+UNKNOWN_MEMORY = 4 << 30  # free memory that is assumed if the system does not report it
+# number of copies of the words in memory, at most, while they are added up and sorted
+_WORKING_COPIES = 4
+_MOST_MERGED = 32  # number of runs that are merged at a time, at most
 _LEAST_BLOCK, _MOST_BLOCK = 1 << 12, 4 << 20  # limits on the bytes of a block
 
 
-# A callback for upper estimates of the number of distinct words so far, and of their bytes.
+# A callback that gets upper estimates of the number of distinct words so far, and of their bytes.
 OnWords = Callable[[int, int], None]
 
 
 def no_words(words: int, nbytes: int) -> None:
-    """Ignore the numbers: a callback that does nothing."""
+    """A callback that does nothing."""
 
 
 def default_memory_bytes() -> int:
-    """Return the default limit on the memory of words: a share of the memory that is free now."""
+    """Return the default limit of memory for words: a share of the memory that is free now."""
     free = free_memory()
     return (UNKNOWN_MEMORY if free is None else free) // MEMORY_SHARE
 
 
 class WordAccumulator:
-    """Adds up words that are counted piece by piece. Any thread may call its methods.
+    """Adds up words that arrive in portions with their counts. Any thread may call its methods.
 
     Memory is bounded until `result`, which needs memory for all words.
     """
@@ -92,16 +93,16 @@ class WordAccumulator:
                 return
             words = add_up(self._pieces)
             self._pieces, self._kept_bytes = [words], words.nbytes
-            # Spill words of more than half of the limit, too. Otherwise little memory would be
-            # free, and all pieces would soon be added up again.
+            # Spill words even if they only exceed half of the limit. Otherwise little memory would
+            # be free, and the words would soon be added up again.
             if self._kept_bytes > self._most_bytes // 2:
                 self._write_run(words)
 
     def result(self) -> DistinctWords:
         """Return all words with the sums of their counts, and start again without words.
 
-        The words of a single piece are returned in their order; otherwise words are sorted by
-        bytes. Raises the errors of `add`.
+        If there was only one portion, its words are returned in their order; otherwise words are
+        sorted by bytes. Raises the errors of `add`.
         """
         words = self._pieces[0] if len(self._pieces) == 1 else add_up(self._pieces)
         if self._file is None:
@@ -119,7 +120,7 @@ class WordAccumulator:
         return words
 
     def _write_run(self, words: DistinctWords) -> None:
-        """Write the sum of all pieces to the temporary file, and free the memory of the pieces."""
+        """Write words, the sum of all portions, to the temporary file, and free the portions."""
         self._pieces, self._kept_bytes = [], 0
         self._file = self._file or RunFile(self._block_bytes)
         self._runs.append(self._file.write([words]))
@@ -144,7 +145,7 @@ class RunFile:
     """
 
     def __init__(self, block_bytes: int) -> None:
-        """Create the file; a block has words of about `block_bytes` bytes, or one larger word."""
+        """Create the file; block_bytes: size of a block, which has at least one word."""
         self._block_bytes = block_bytes
         self._name = f"a temporary file in {tempfile.gettempdir()} (set TMPDIR for another folder)"
         with output_errors(self._name):
@@ -153,7 +154,7 @@ class RunFile:
         self._end = 0
 
     def write(self, pieces: Iterable[DistinctWords]) -> Run:
-        """Write pieces of words as one run; the words ascend from the first piece to the last."""
+        """Write words as one run; the words ascend from the first portion to the last."""
         run: Run = []
         waiting: list[DistinctWords] = []
         for piece in pieces:
@@ -165,7 +166,7 @@ class RunFile:
 
     def _write_blocks(self, words: DistinctWords) -> Iterator[_Block]:
         first = 0
-        # Position in the file, from the run's start, of the end of each word.
+        # ends: for each word, the position of its end in the file, counted from the run's start.
         ends = words.offsets[1:] + 16 * np.arange(1, len(words) + 1)
         while first < len(words):
             done = int(ends[first - 1]) if first else 0

@@ -1,9 +1,9 @@
 """The table of distinct words on a device, for counting and encoding: kernels in wgsl/words.
 
-A slice is one submission: upload, mark the starts of words, look up every word in the table, insert
-the missing words. The table is kept from slice to slice. Words for which the table had no room stay
-pending. Then the table grows, or is emptied if it has used its share of memory, and the slice runs
-again.
+A slice takes one submission: the text is uploaded, the starts of words are marked, every word is
+looked up in the table, and missing words are inserted. The table is kept from slice to slice. Words
+for which the table had no room stay pending. Then the table grows, or is emptied if it has reached
+its limit of memory, and the slice runs again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from llmgpu.spelling import spelled
 
 STATE = struct_dtype("words/state.wgsl", "WordState")
 FIRST_WORDS = 1 << 19
-MOST_FRESH = 1 << 19  # most new words that one pass over a slice can list
+MOST_FRESH = 1 << 19  # number of new words that one pass over a slice can list, at most
 TABLE_BYTES = 4 << 30  # a table that would grow beyond this size is emptied
-SLOT_BYTES = 20  # bytes of a slot: key and claim
+# bytes of a slot of the table: the word's key, and the claim of the thread that inserts it
+SLOT_BYTES = 20
 GROUPS, SOFTWARE_GROUPS = 512, 64
-INSERTION = ("claim", "number")  # kernels to run after words were looked up
+INSERTION = ("claim", "number")  # kernels that run after words were looked up
 HASH_MASK = constant("words/state.wgsl", "HASH_MASK")
 
 
@@ -77,10 +78,12 @@ class GpuWordTable:
     ) -> None:
         """Make an empty table.
 
-        first_words: capacity of the first table. table_bytes: limit on its memory.
-        word_arrays: further buffers, zero at first: bytes for each word, by name of the buffer.
-        data_arrays: further buffers: bytes for every four bytes of the words, by name of the
-            buffer.
+        first_words: number of words for which the first table has room. table_bytes: limit of the
+        table's memory.
+        word_arrays: further buffers with an element for each word, zero at first: bytes of an
+        element, by name of the buffer.
+        data_arrays: further buffers with an element for every four bytes of the words: bytes of an
+        element, by name of the buffer.
         """
         self.device, self.kernels = device, kernels
         self.groups = SOFTWARE_GROUPS if device.is_software else GROUPS
@@ -134,9 +137,9 @@ class GpuWordTable:
     def grow(self, state: NDArray[Any], *, beyond_limit: bool = False) -> bool:
         """At least double the table's room for words or for their bytes; return False at the limit.
 
-        Does nothing if another slice has made the table grow since this slice ran.
+        Does nothing and returns True if another slice has made the table grow since this slice ran.
 
-        state: the state after this slice. beyond_limit: grow even beyond the limit on memory.
+        state: the state after this slice. beyond_limit: grow even beyond the limit of memory.
         """
         found = int(state["word_capacity"]), int(state["data_capacity"])
         if found != (self.word_capacity, self.data_capacity):
@@ -146,8 +149,8 @@ class GpuWordTable:
         fresh = words + min(int(state["fresh"]), self.fresh_capacity)
         fresh_data = data + int(state["fresh_data"])
         new_words, new_data = self.word_capacity, self.data_capacity
-        # The slice ran out of room for bytes, or for words, or found the slots crowded. The last
-        # two cases need more slots.
+        # The slice ran out of room for bytes or for words, or found no free slot near a hash. In
+        # the last two cases the table needs more slots.
         if fresh_data > new_data:
             new_data = max(2 * new_data, fresh_data)
         if fresh > new_words or new_data == self.data_capacity:
@@ -199,7 +202,7 @@ class WordSlot:
         """Allocate memory for slices of up to `slice_bytes`."""
         self.device = device
         self.staging = Staging(device, slice_bytes)
-        self.staging.array()  # map the memory early, because the first map is slow
+        self.staging.array()  # map the memory early, because mapping it the first time is slow
         self._text = device.create_buffer("text", slice_bytes + 8)
         self._pretokenizer = GpuPretokenizer(device, pattern, self._text, slice_bytes)
         self._pending = device.create_buffer("pending", slice_bytes // 8 + 4)
@@ -222,7 +225,7 @@ class WordSlot:
         return self._piece.main_end if self._piece else 0
 
     def mark_on_host(self) -> None:
-        """Mark the starts of words in a slice whose cuts the device could not decide."""
+        """Mark the starts of words that the device could not decide."""
         if self._piece is not None:
             text = self.device.read(self._text, self._piece.length, np.uint8)
             self._pretokenizer.mark_on_host(self._piece, text)
@@ -285,10 +288,11 @@ def long_spans(start_bits: NDArray[np.uint8], length: int, longest: int) -> list
     """Return begin and end of each word of more than `longest` bytes; `longest` is 128 or more.
 
     start_bits: uint8, a bit for each byte of a text, lowest bit first: 1 at the start of a word.
-        Bits after the text are 0.
+    Bits after the text are 0.
     length: bytes of the text, 1 or more; the text consists of whole words.
     """
-    # Within a long word, whole groups of 64 bits are 0: search around these.
+    # A long word contains whole groups of 64 bits without a start. first: the first group of each
+    # stretch of such groups.
     groups = np.zeros(-(-len(start_bits) // 8), "<u8")
     groups.view(np.uint8)[: len(start_bits)] = start_bits
     empty = np.flatnonzero(groups == 0)
@@ -297,7 +301,8 @@ def long_spans(start_bits: NDArray[np.uint8], length: int, longest: int) -> list
     enough = last - first + 1 >= (longest - 63) // 64
     spans = []
     for group, after in zip(first[enough].tolist(), (last[enough] + 1).tolist(), strict=True):
-        # The word starts at the last bit set before the empty groups, and ends at the next set bit.
+        # The word starts at the last bit set before the stretch, and ends at the next bit set after
+        # it.
         start = 64 * (group - 1) + int(groups[group - 1]).bit_length() - 1
         end = length
         if after < len(groups):
