@@ -4,9 +4,9 @@ A pipe or a device gets no side file. A layout, see `llmgpu.tokens.layouts`, may
 ``PATH.mask.npy``, a NumPy array of truth values, marks the ids that count in a loss. Without the
 array all ids count.
 
-A side file of other ids would make the ids decode to wrong text. So a writer removes the old side
-file before it replaces the ids. A side file has a digest of samples of the ids, which is compared
-when the ids are opened.
+If a side file lay beside ids for which it was not written, the ids would decode to wrong text. So a
+writer removes the old side file before it replaces the ids. A side file also has a digest of
+samples of the ids, which is compared when the ids are opened.
 
 The index of Megatron-LM's token files, NAME.idx beside NAME.bin, is little-endian: ``MMIDIDX`` and
 two zero bytes, version 1 (u64), the type of the numbers (u8: 8 is uint16, 4 is int32), the number
@@ -68,12 +68,13 @@ _SIDE_FIELDS: dict[str, type] = {
 }
 _MASK_ENDING = ".mask.npy"
 
-# Token files of other tools have no side file and do not name the vocabulary. llm.c writes the
-# integer type in a header, Megatron-LM in the index, nanoGPT nowhere.
+# Token files of other tools are read, too. They have no side file and do not name the vocabulary.
+# llm.c writes the integer type in a header, Megatron-LM writes it in the index, and nanoGPT does
+# not write it.
 _INDEX = struct.Struct("<9sQBQQ")
 _INDEX_MAGIC, _INDEX_VERSION = b"MMIDIDX\0\0", 1
 _INDEX_CODES = {"uint16": 8, "uint32": 4}
-_MOST_IN_INDEX = 2**31 - 1  # most ids of a document in an index
+_MOST_IN_INDEX = 2**31 - 1  # limit of the ids of a document in an index
 _LLMC = LAYOUTS["llmc"]
 
 
@@ -83,7 +84,7 @@ def read_bin(
     """Return the ids of a file, int64, in blocks.
 
     vocabulary_size, layout: for a pipe, which has no side file. dtype: type of the numbers of a
-    pipe, or of a file of another tool, see `llmgpu.tokens.bin`.
+    pipe, or of a file of another tool that does not name its type.
     """
     return _read_bin(name, _known_facts(name, vocabulary_size, get_layout(layout), dtype))
 
@@ -104,13 +105,13 @@ def mask_path(path: str | Path) -> str:
 
 
 def masked_file(path: str) -> str | None:
-    """Return the ``bin`` file to which a loss mask belongs; None if `path` is no mask."""
+    """Return the ``bin`` file of which `path` is the loss mask; None if `path` is no mask."""
     file = path.removesuffix(_MASK_ENDING)
     return file if file != path and os.path.isfile(side_path(file)) else None
 
 
 def bin_outputs(path: str | Path, layout: str = "raw", *, masked: bool = False) -> list[Output]:
-    """Return all files that are written for a ``bin`` file.
+    """Return all files that a writer of a ``bin`` file writes.
 
     Raises InputError if the layout needs an index that can't be written beside `path`.
     """
@@ -146,8 +147,8 @@ def _index_name(path: str | Path) -> str:
 def make_index(kind: str, starts: NDArray[np.int64], count: int) -> bytes:
     """Return the index of `count` ids.
 
-    kind: uint16 or uint32. starts: positions at which documents begin, ascending (n,); ids before
-        the first belong to a document of the previous file.
+    kind: uint16 or uint32. starts: positions at which documents begin, ascending (n,). The ids
+    before the first position belong to a document of the previous file.
 
     Raises OutputError for a document of more than 2^31 - 1 ids.
     """
@@ -170,7 +171,7 @@ def make_index(kind: str, starts: NDArray[np.int64], count: int) -> bytes:
 
 
 def read_side_file(path: str | Path) -> dict[str, Any]:
-    """Return the content of the side file of a ``bin`` file; the types of its fields are checked.
+    """Return the content of the side file of a ``bin`` file, with fields of checked types.
 
     Raises InputError if the side file is missing, damaged, of another format or of a newer version.
     """
@@ -221,9 +222,9 @@ def sample_digest(path: str | Path) -> str:
 class BinFile:
     """A ``bin`` file on disk that agrees with its side file.
 
-    offset: bytes before the numbers. count: number of ids. text_bytes: bytes of text for which the
-        ids stand, 0 if unknown. fingerprint: fingerprint of the vocabulary that made the ids, "" if
-        unknown.
+    offset: bytes before the numbers. count: number of ids. text_bytes: bytes of the text that was
+    encoded, 0 if unknown. fingerprint: fingerprint of the vocabulary that made the ids, "" if
+    unknown.
     has_mask: whether the file at `mask_path` is a loss mask of the ids.
     """
 
@@ -277,7 +278,7 @@ def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np
     if the length does not fit.
     """
     layout, found, count = LAYOUTS["raw"], _type_in_index(path), None
-    with suppress(InputError):  # the file has no header of llm.c
+    with suppress(InputError):  # no InputError: the file has llm.c's header
         assert _LLMC.parse_header is not None
         found, count = _LLMC.parse_header(read_head(path, _LLMC.header_bytes), path)
         layout = _LLMC
@@ -300,12 +301,12 @@ def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np
 
 
 def note_of_foreign(names: Sequence[str], vocabulary_name: str) -> str:
-    """Return the note about token files that do not name their vocabulary by its fingerprint."""
+    """Return the note about token files without a side file, which do not name their vocabulary."""
     return f"{listed(names)}: no side file, so the ids are assumed to be those of {vocabulary_name}"
 
 
 def _type_in_index(path: str) -> str | None:
-    """Return the type of numbers that Megatron-LM's index of a file names; None without an index.
+    """Return the type that Megatron-LM's index of a file names; None if there is no index.
 
     Raises InputError for another type than uint16 and int32.
     """
@@ -317,7 +318,8 @@ def _type_in_index(path: str) -> str | None:
     if len(data) < _INDEX.size or not data.startswith(_INDEX_MAGIC):
         return None
     code = _INDEX.unpack(data)[2]
-    for kind, known in _INDEX_CODES.items():  # ids are below 2^31, so int32 equals uint32
+    # ids are below 2^31, so uint32 and int32 are the same bytes
+    for kind, known in _INDEX_CODES.items():
         if code == known:
             return kind
     raise InputError(
@@ -393,7 +395,7 @@ def _known_facts(
 
 
 def _side_facts(name: str, side: dict[str, Any], is_stream: bool) -> _BinFacts:
-    """Return the facts of a side file; InputError unless size and samples of the file agree."""
+    """Return the facts of a side file; InputError unless they agree with the token file."""
     layout = get_layout(side["layout"])
     dtype = np.dtype(side["dtype"]).newbyteorder("<")
     count, size = side["count"], file_size(name)
@@ -409,7 +411,10 @@ def _side_facts(name: str, side: dict[str, Any], is_stream: bool) -> _BinFacts:
 
 
 def _check_samples(name: str, side: dict[str, Any], tokens: str) -> None:
-    """Raise InputError unless a file's length and digest are those in the side file of `tokens`."""
+    """Raise InputError if the length or the digest of a file is not as the side file says.
+
+    side: the side file's content. tokens: the token file, named in the message.
+    """
     with input_errors(name):
         size, digest = os.stat(name).st_size, sample_digest(name)
     if (size, digest) != (side["length"], side["sample_sha256"]):
@@ -447,7 +452,7 @@ def _check_header(
 class BinWriter(NumbersWriter):
     """Writes ids in a layout and, at the end, the side file.
 
-    continues: the first ids belong to the last document of the previous file.
+    continues: whether the first ids belong to the last document of the previous file.
     """
 
     def __init__(
@@ -514,8 +519,8 @@ class BinWriter(NumbersWriter):
         if self.is_direct:
             super().close()
             return
-        # Never leave ids beside a side file of other ids: remove the old side file before the old
-        # ids, and add the new side file after the new ids.
+        # A kill must never leave ids beside a side file of other ids. So remove the old side file
+        # before the old ids, and add the new side file after the new ids.
         others: list[OutputFile] = []
         try:
             with output_errors(self._output.path):
@@ -533,7 +538,7 @@ class BinWriter(NumbersWriter):
                     others[-1].stream.write(content)
                 others[-1].finish()
             others += [self._mask] if self._mask is not None else []
-            # Replace the old files. The side file, `others[0]`, comes last.
+            # Replace the old files. The new side file, `others[0]`, gets its name last.
             for other in others:
                 other.remove_old()
             self._remove_stale_files()
@@ -547,13 +552,13 @@ class BinWriter(NumbersWriter):
             raise
 
     def _remove_stale_files(self) -> None:
-        """Remove the replaced file's index and mask, if the new file has none."""
+        """Remove index and mask of the replaced file if the new file has no such file."""
         path = self._output.path
         if not os.path.exists(path):
             return
         stale = {} if self._mask is not None else {mask_path(path): NPY}
         if not self._layout.has_index:
-            with suppress(InputError):  # a file with this name has no index
+            with suppress(InputError):  # InputError: a file with this name can't have an index
                 stale[_index_name(path)] = TOKEN_INDEX
         for name, kind in stale.items():
             if kind_of(name) == kind:
@@ -561,7 +566,7 @@ class BinWriter(NumbersWriter):
                     os.unlink(name)
 
     def _describe(self, path: str) -> dict[str, bytes]:
-        """Return the contents of side file and index by name; path: temporary file of the ids."""
+        """Return the contents of side file and index by name; path: the temporary file of ids."""
         contents = {side_path(self._output.path): self._description(path)}
         index = index_path(self._output.path, self._layout)
         if index is not None:

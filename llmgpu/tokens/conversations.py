@@ -1,12 +1,13 @@
 """Conversations on their way to ids: text by a chat template, and the ids that count in a loss.
 
-- An id counts if the assistant wrote any byte of the id.
+- An id counts in the loss if the assistant wrote any byte of the id's text.
 - Text is encoded with all special tokens allowed, even in the content of a message, as in
   transformers.
 - The spans that the assistant wrote are matched with ids by the lengths of the ids. If the
   vocabulary has a normalizer, this module normalizes the text first, between special tokens as the
   encoder does; normalizing again changes nothing. A normalized character that joins text of the
-  assistant to other text counts. White space that a special token swallows belongs to no id.
+  assistant to other text counts in the loss. White space that a special token swallows belongs to
+  no id.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from llmgpu.text.normalizing import NFC, get_normalizer
 if TYPE_CHECKING:
     from llmgpu.text.chat_template import TemplateRenderer
 
-CHAT_TOKENS = SpecialOptions(allowed=(ALL,))  # how conversations are encoded
+# conversations are encoded with all special tokens allowed
+CHAT_TOKENS = SpecialOptions(allowed=(ALL,))
 
 
 class Conversations(Closing):
@@ -61,7 +63,8 @@ class Conversations(Closing):
         self._renderer: PlainRenderer | TemplateRenderer = PlainRenderer()
         facts: list[object] = []
         if chat:
-            from llmgpu.text import chat_template  # imported only here, because it loads slowly
+            # imported only here, because the module loads slowly
+            from llmgpu.text import chat_template
 
             facts = [chat.source, sorted(chat.tokens.items()), chat_template.chosen_time()]
             self._renderer = chat_template.TemplateRenderer(chat.source, chat.tokens)
@@ -72,7 +75,7 @@ class Conversations(Closing):
         self._vocabulary = vocabulary
         self._normalizes = vocabulary.normalizer is not None
         self.text_bytes = 0
-        # spans of bytes that the assistant wrote and no mask has covered yet
+        # Spans of bytes that the assistant wrote. `mask` drops the spans that its ids have passed.
         self._spans: list[tuple[int, int]] = []
 
     def close(self) -> None:
@@ -94,7 +97,7 @@ class Conversations(Closing):
     def add(self, parts: list[tuple[bytes, bool]]) -> None:
         """Record the next conversation.
 
-        parts: the bytes of each part, and whether the assistant wrote the part.
+        parts: stretches of the text in order: the bytes, and whether the assistant wrote them.
         """
         ends = np.cumsum([0, *(len(data) for data, _ in parts)])
         if self._vocabulary.swallows_space:
@@ -105,16 +108,16 @@ class Conversations(Closing):
         self.text_bytes += int(ends[-1])
 
     def _count_kept(self, data: bytes) -> NDArray[np.int64]:
-        """Return int64 (n + 1,): for each position, the bytes before it that belong to ids."""
+        """Return how many of the bytes before each position belong to ids: int64 (n + 1,)."""
         kept = np.ones(len(data) + 1, np.int64)
         for first, begin, end, last in special_matches(self._vocabulary, (ALL,), data):
             kept[first:begin] = kept[end:last] = 0
         return np.cumsum(kept) - kept
 
     def mask(self, edges: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return bool (n,): True for ids with bytes of the assistant; see `Chat.mask`."""
+        """Return whether each id has bytes of the assistant: bool (n,); see `Chat.mask`."""
         spans = np.array(self._spans, np.int64).reshape(-1, 2)
-        # Only the last span that begins before the end of an id can reach into the id.
+        # Of the spans that begin before the end of an id, only the last can overlap the id.
         last = np.searchsorted(spans[:, 0], edges[1:], side="left") - 1
         mask = (last >= 0) & (spans[last, 1] > edges[:-1]) if len(spans) else last >= 0
         done = int(np.searchsorted(spans[:, 1], edges[-1], side="right"))
@@ -122,7 +125,7 @@ class Conversations(Closing):
         return mask
 
     def _is_role(self, role: str) -> bool:
-        """Whether the template names a role, as 'role' or "role"."""
+        """Whether the template contains the name of a role in quotes, as 'role' or "role"."""
         return bool(role) and (f"'{role}'" in self._source or f'"{role}"' in self._source)
 
     def _normalized(self, parts: Parts, where: str) -> Parts:
@@ -142,7 +145,11 @@ class Conversations(Closing):
     def _normalized_between(
         self, text: str, begin: int, end: int, ends: Sequence[int], parts: Parts, where: str
     ) -> Parts:
-        """Normalize text[begin:end], which has no special tokens; ends: the ends of `parts`."""
+        """Normalize text[begin:end], which has no special tokens; return its stretches.
+
+        A stretch is a text and whether the assistant wrote it. parts: the stretches of the whole
+        text. ends: the end of each of them.
+        """
         segment = text[begin:end]
         pieces = _cut(text, begin, end, ends, parts)
         whole = normalize(segment)
@@ -160,7 +167,7 @@ class Conversations(Closing):
 
 
 def _cut(text: str, begin: int, end: int, ends: Sequence[int], parts: Parts) -> Parts:
-    """Return text[begin:end], cut at `ends`, the end of each of `parts`."""
+    """Return text[begin:end], cut at `ends`, the ends of the stretches in `parts`."""
     inside = [edge for edge in ends if begin < edge < end]
     edges = [begin, *inside, end]
     first = sum(edge <= begin for edge in ends)
@@ -170,7 +177,8 @@ def _cut(text: str, begin: int, end: int, ends: Sequence[int], parts: Parts) -> 
 def _normalized_edge(segment: str, whole: str, edge: int, *, before: bool) -> int:
     """Return the position in `whole`, the normalized segment, of position `edge` of the segment.
 
-    Among characters that normalize together, the edge moves to their front (`before`) or end.
+    If `edge` is among characters that become one, it is moved: to before these characters if
+    `before` is set, else to after them.
     """
     left = normalize(segment[:edge])
     if left + normalize(segment[edge:]) == whole:
@@ -181,7 +189,7 @@ def _normalized_edge(segment: str, whole: str, edge: int, *, before: bool) -> in
 
 
 def lengths_in_conversations(vocabulary: Vocabulary) -> NDArray[np.int64]:
-    """Return the number of bytes of a conversation for each id, int64 (vocabulary size,)."""
+    """Return how many bytes of a conversation each id stands for, int64 (vocabulary size,)."""
     lengths = vocabulary.token_spans.copy()
     if vocabulary.normalizer is not None:
         for number in vocabulary.normalized_tokens:

@@ -1,7 +1,8 @@
-"""Numbers of tokens of all files of a corpus, counted in one pass over the corpus.
+"""The numbers of tokens in the files of a corpus, counted in one pass over the corpus.
 
-A slice that an encoder returns covers many small files, or a part of a large file. Each file begins
-a document, so the document starts of a slice include the positions at which files begin.
+A slice that an encoder returns may cover many small files, or a stretch of a large file. Each file
+begins a document, so the positions at which files begin are among the document starts of the
+slices.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from llmgpu.tokens.tokenizing import encode_corpus
 
 @dataclass(frozen=True)
 class FileCount:
-    """The bytes of a file's text, as extracted from its format, and the number of its tokens."""
+    """A file of a corpus: bytes of the text that was extracted from it, and number of tokens."""
 
     path: str
     text_bytes: int
@@ -32,14 +33,15 @@ class FileCount:
 
 
 class DocumentLengths:
-    """Counts documents by their number of tokens; call `add` with the ids in order."""
+    """Counts documents by their number of tokens. Call `add` with the slices in order."""
 
     def __init__(self) -> None:
-        self._documents: Counter[int] = Counter()  # number of documents, by their number of tokens
-        self._open: int | None = None  # tokens so far of the document that has not ended
+        self._documents: Counter[int] = Counter()  # number of documents for each number of tokens
+        # tokens so far of the current document; None between documents
+        self._open: int | None = None
 
     def add(self, starts: NDArray[np.int64], count: int) -> None:
-        """Count the next `count` ids, in which documents begin at `starts`, ascending."""
+        """Count the documents in the next `count` ids; they begin at `starts`, ascending."""
         if self._open is not None:
             self._open += int(starts[0]) if len(starts) else count
         if len(starts):
@@ -55,10 +57,10 @@ class DocumentLengths:
         self._open = None
 
     def summary(self) -> dict[str, Any]:
-        """Return statistics about the lengths of documents in tokens, by name.
+        """Return statistics of the numbers of tokens in documents, by name.
 
-        pN: the smallest length such that N % of the documents are not longer. above: for each power
-        of two from 128 on, the number of documents with more tokens.
+        pN: the smallest number such that N % of the documents have no more tokens. above: for each
+        power of two from 128 on, the number of documents with more tokens.
         """
         self.close()
         lengths = sorted(self._documents)
@@ -91,12 +93,12 @@ def count_files(
     """Return the counts of the files of a corpus, in reading order.
 
     progress: called with the bytes read from the sources, phase "tokenizing". used: int64
-        (vocabulary size,), to which the occurrences of each id are added.
+    (vocabulary size,); the occurrences of each id are added to it.
     lengths: collects the number of tokens of each document.
 
     Raises the errors of the encoder and of the corpus.
     """
-    tokens: list[int] = []  # tokens of each file that has begun
+    tokens: list[int] = []  # tokens so far of each file that has begun
     documents = 0
     for piece in encode_corpus(encoder, text, ReusedMemory(), filters):
         starts, begun = piece.document_starts, text.begun

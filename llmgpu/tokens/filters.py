@@ -1,8 +1,8 @@
 """Filters of ids: functions from slices to slices, between an encoder and a sink.
 
-With chunks of N ids that overlap by K, chunk k of a document begins with id k (N - K) of the
-document and has up to N ids; the last chunk ends with the document. Each chunk becomes a document.
-A document without ids stays a document.
+A filter can cut documents into chunks. With chunks of N ids that overlap by K, chunk k of a
+document begins with id k (N - K) of the document and has up to N ids; the last chunk ends with the
+document. Each chunk becomes a document. A document without ids stays a document.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Totals:
 
 
 def with_masks(slices: Slices, conversations: Chat, vocabulary: Vocabulary) -> Slices:
-    """Add masks to the slices of conversations: ids with bytes of the assistant count."""
+    """Add masks to slices: an id counts in the loss if the assistant wrote any byte of it."""
     lengths = lengths_in_conversations(vocabulary)
     position = 0
     for piece in slices:
@@ -57,7 +57,7 @@ def with_masks(slices: Slices, conversations: Chat, vocabulary: Vocabulary) -> S
 def first_tokens(slices: Slices, most: int, spans: NDArray[np.int64]) -> Slices:
     """Yield the first `most` ids (1 or more). The last document may be cut.
 
-    spans: bytes of text of each id, (vocabulary size,).
+    spans: number of text bytes that each id replaces, (vocabulary size,).
     """
     left = most
     for piece in slices:
@@ -74,11 +74,11 @@ def first_tokens(slices: Slices, most: int, spans: NDArray[np.int64]) -> Slices:
 def in_chunks(slices: Slices, most: int, overlap: int, spans: NDArray[np.int64]) -> Slices:
     """Cut documents into chunks of up to `most` ids; yield closed slices of whole chunks.
 
-    most: 1 or more. overlap: 0 or more, below `most`: ids that a chunk shares with the chunk
-    before. spans: bytes of text of each id, (vocabulary size,).
+    most: 1 or more. overlap: ids that a chunk shares with the chunk before; 0 or more, below
+    `most`. spans: number of text bytes that each id replaces, (vocabulary size,).
     """
     step = most - overlap
-    ids, mask = np.empty(0, np.uint32), None  # ids and mask of the chunk that may still grow
+    ids, mask = np.empty(0, np.uint32), None  # ids and mask of a chunk to which ids may be added
     is_open = False
     for piece in slices:
         # Join the ids left from the previous slice with this slice.
@@ -91,7 +91,7 @@ def in_chunks(slices: Slices, most: int, overlap: int, spans: NDArray[np.int64])
         if is_open or (len(ids) and not (len(starts) and starts[0] == 0)):
             starts = np.concatenate([np.zeros(1, np.int64), starts])
 
-        # Yield the chunks that can't grow; keep the ids of the last document's last chunk.
+        # Yield all chunks but the last of an open document, to which ids may be added.
         yield from _cut(ids, mask, starts, len(starts) - (not piece.closed), most, step, spans)
         is_open = len(starts) > 0 and not piece.closed
         rest = len(ids)
@@ -104,7 +104,7 @@ def in_chunks(slices: Slices, most: int, overlap: int, spans: NDArray[np.int64])
 
 
 def _chunks_before_last(lengths: NDArray[np.int64], most: int, step: int) -> NDArray[np.int64]:
-    """Return how many chunks each document has before its last; lengths: ids per document."""
+    """Return the number of chunks of each document besides the last; lengths: ids per document."""
     return np.maximum(0, -(-(lengths - most) // step))
 
 
@@ -117,7 +117,11 @@ def _cut(
     step: int,
     spans: NDArray[np.int64],
 ) -> Slices:
-    """Yield the chunks of documents at `starts`; the first `closed` documents are complete."""
+    """Yield the chunks of documents at `starts` as one slice.
+
+    closed: number of documents that are complete. Of an incomplete document, the last chunk is left
+    out.
+    """
     lengths = np.diff(np.append(starts, len(ids)))
     counts = _chunks_before_last(lengths, most, step)
     counts[: max(closed, 0)] += 1
@@ -128,7 +132,7 @@ def _cut(
     begins = np.repeat(starts, counts) + numbers * step
     ends = np.minimum(begins + most, np.repeat(starts + lengths, counts))
     sizes = ends - begins
-    places = np.cumsum(sizes) - sizes  # starts of the chunks among the yielded ids
+    places = np.cumsum(sizes) - sizes  # starts of the chunks in the slice
     at = np.arange(sizes.sum()) + np.repeat(begins - places, sizes)
     found = ids[at]
     chosen = None if mask is None else mask[at]

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class TokenFormat:
     """A format: a description for --help, and the functions of `read_tokens` and `open_writer`.
 
-    ending: suffix of file names. kind: kind of the files, see `llmgpu.outputs`. reader, writer:
-    ``module:name`` of each, in `llmgpu.tokens`.
+    ending: suffix of file names. kind: kind of the files, see `llmgpu.outputs`. reader, writer: the
+    two functions as ``module:name``, with the module in `llmgpu.tokens`.
     """
 
     description: str
@@ -74,7 +74,7 @@ def format_by_name(path: str | Path) -> str:
 
 
 def check_ending(path: str | Path) -> None:
-    """Raise InputError for an output named like a file of another kind, such as x.parquet."""
+    """Raise InputError for an output whose name ends like a file of another kind (x.parquet)."""
     ending = Path(path).suffix.lower()
     if ending in _OTHER_ENDINGS.split():
         known = ", ".join(format.ending for format in FORMATS.values())

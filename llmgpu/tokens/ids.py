@@ -36,16 +36,17 @@ from llmgpu.tokens.sinks import (
 )
 
 _BLOCK_IDS = 1 << 18  # ids that Python formats at a time
-_LEAST_IDS = 1 << 12  # ids of a slice from which making a table of spelled ids pays off
+_LEAST_IDS = 1 << 12  # in a slice of at least as many ids, making a table of spelled ids saves time
 _MAX_DIGITS = 10
-_SPACES = b" \t\r\n,[]"  # bytes between ids, also in lists as programs print them
+# bytes that may stand between ids; commas and brackets for lists as programs print them
+_SPACES = b" \t\r\n,[]"
 _BLANKED, _PLAIN = bytes.maketrans(_SPACES, b" " * len(_SPACES)), b"0123456789 "
 _ZEROS = re.compile(rb" 0\d{%d}" % _MAX_DIGITS)
 _WORD = re.compile(rb"[^%b]+" % re.escape(_SPACES))
 
 
 def read_decimals(name: str) -> Iterator[NDArray[np.int64]]:
-    """Yield the ids of a file in blocks, and of a pipe as they arrive.
+    """Yield the ids of a text in blocks, and the ids of a pipe as they arrive.
 
     A pipe may have JSON lines.
     """
@@ -56,7 +57,7 @@ def read_decimals(name: str) -> Iterator[NDArray[np.int64]]:
             yield from _ids_of_lines(Rewound(first, cast(BinaryIO, stream)), stream, name)
             return
         line = 1
-        rest = b""  # a number that may continue in the next block
+        rest = b""  # beginning of a number that may continue in the next block
         for block in chain([first], blocks):
             text = rest + block
             cut = 1 + max(text.rfind(space) for space in _SPACES)
@@ -77,14 +78,14 @@ def _parse_decimals(text: bytes, name: str, line: int) -> NDArray[np.int64]:
     line: number of the line in which `text` starts.
     """
     blanked = b" " + text.translate(_BLANKED)
-    # The fast parser needs plain decimals. Too many digits are either leading zeros, found by
-    # `_ZEROS`, or a number that is too large.
+    # The fast parser needs plain decimals. A number with more digits than an id either has leading
+    # zeros, which `_ZEROS` finds, or is above MAX_ID.
     if blanked.strip() and not blanked.translate(None, _PLAIN) and not _ZEROS.search(blanked):
         ids: NDArray[np.int64] = np.fromstring(blanked, np.int64, sep=" ")
         if int(ids.max()) <= MAX_ID:
             return ids
-    # Report the first word that is no number, else the first with too many digits, else the first
-    # that is too large.
+    # Report the first item that is not a number; if there is none, the first with too many digits;
+    # if there is none, the first that is too large.
     words = [*_WORD.finditer(text)]
     kinds: tuple[Callable[[bytes], bool], ...] = (
         lambda word: not word.isdigit(),
@@ -99,7 +100,7 @@ def _parse_decimals(text: bytes, name: str, line: int) -> NDArray[np.int64]:
 
 
 def _error_at(found: re.Match[bytes], name: str, line: int) -> InputError:
-    """Return the error for a word of a text; line: number of the line where the text starts."""
+    """Return the error for an item that is no id; line: the number of the text's first line."""
     word = found[0]
     shown = repr(word[:40].decode("utf-8", "backslashreplace") + ("..." if len(word) > 40 else ""))
     if word.startswith(b"{"):
@@ -111,16 +112,16 @@ def _error_at(found: re.Match[bytes], name: str, line: int) -> InputError:
 class TextWriter(TokenWriter):
     """Writes ids as decimal text, using a table of spelled ids.
 
-    `_content` spells a slice as if the slice continued a document that has ids already. Otherwise
-    `_write` leaves out the separator, or the end of the previous document, at the front.
+    `_content` spells a slice as if the slice continued a document that already has ids. If not,
+    `_write` leaves out the first bytes: the separator, or the end of the previous document.
     """
 
-    # between ids, before a document and after a document
+    # Bytes between two ids, before a document, and after a document.
     SEPARATOR, BEFORE, AFTER = b" ", b"", b"\n"
 
     def __init__(self, path: str | Path, vocabulary_size: int) -> None:
         super().__init__(path, vocabulary_size)
-        self._is_open = False  # whether a document has begun but not ended
+        self._is_open = False  # whether a document has begun and has not ended
         self._is_empty = True  # whether no id of the document is written yet
 
     @cached_property
@@ -131,7 +132,7 @@ class TextWriter(TokenWriter):
         ids, starts, border = piece.ids, piece.document_starts, self.AFTER + self.BEFORE
         if self._vocabulary_size <= CELL_IDS and len(ids) >= _LEAST_IDS and library() is not None:
             return format_ids(self._cells, ids, starts, border)
-        # A document that starts between two blocks belongs to the second.
+        # Spell block by block. A document that starts between two blocks belongs to the second.
         parts = []
         for begin in range(0, max(len(ids), 1), _BLOCK_IDS):
             end = min(begin + _BLOCK_IDS, len(ids))
@@ -166,7 +167,7 @@ class TextWriter(TokenWriter):
 def _format(
     ids: NDArray[np.uint32], starts: NDArray[np.int64], separator: bytes, border: bytes
 ) -> bytes:
-    """Return ids as text: a border before each document, a separator before every other id."""
+    """Return ids as text: `border` before each document, `separator` before every other id."""
     decimals = [b"%d" % number for number in ids.tolist()]
     bounds = pairwise([0, *starts.tolist(), len(ids)])
     documents = [separator.join(decimals[begin:end]) for begin, end in bounds]
@@ -191,8 +192,8 @@ def read_jsonl(name: str) -> Iterator[NDArray[np.int64]]:
 
 
 def _ids_of_lines(raw: io.RawIOBase, stream: ByteStream, name: str) -> Iterator[NDArray[np.int64]]:
-    """Yield the ids of JSON lines in `raw`, the bytes of `stream`."""
-    # Ids of lines, collected until no further line is ready.
+    """Yield the ids of JSON lines; raw: reads the bytes of `stream`."""
+    # Collect the ids of lines until no further line is ready, or there are enough.
     pending: list[int] = []
     for number, line in jsonl_lines(io.BufferedReader(raw, BLOCK_BYTES), name):
         pending += _line_ids(line, f"{name}, line {number}")
@@ -216,8 +217,8 @@ def _line_ids(line: bytes, where: str) -> list[int]:
 
 Style = Literal["lines", "colours", "borders"]
 
-# Colours of the 256-colour palette, used in turn as background: of black text, and of special
-# tokens.
+# Numbers of background colours in the palette of 256 colours. The first are used in turn for tokens
+# with black text, the others for special tokens.
 _GROUNDS = (153, 157, 229, 217)
 _SPECIAL_GROUNDS = (88, 54)
 _BORDER = "│"
@@ -226,8 +227,9 @@ _BORDER = "│"
 class ShownTokens(TokenWriter):
     """Writes tokens as readable text, with an empty line between documents.
 
-    Style "lines" has a line for each token, with id and text. "colours" and "borders" show the text
-    with its own line breaks: tokens have backgrounds of different colours, or a border after each.
+    Style "lines" has a line for each token, with id and text. The other styles show the text with
+    its own line breaks. With "colours" tokens have backgrounds of different colours, with "borders"
+    a border after each token.
     """
 
     def __init__(self, path: str | Path, vocabulary: Vocabulary, style: Style = "lines") -> None:

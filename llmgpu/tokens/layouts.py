@@ -1,8 +1,8 @@
 """The layouts of token files: headers before the numbers. Each layout is one line in LAYOUTS.
 
 - ``raw``: no header.
-- ``llmc``: the header of llm.c's token files, 256 int32, the first three used: magic, version, and
-  the number of tokens. The magic number differs for uint16 and uint32.
+- ``llmc``: the header of llm.c's token files, 256 int32, of which the first three are used: magic,
+  version, and the number of tokens. The magic number differs for uint16 and uint32.
 - ``megatron``: no header; an index of Megatron-LM, NAME.idx, describes NAME.bin.
 - ``nanogpt``: no header, and always uint16.
 """
@@ -24,12 +24,12 @@ _LLMC_KINDS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # magic number
 class Layout:
     """A layout: its header, and its limits.
 
-    description: text for --help. header_bytes: length of the header. max_tokens: most tokens of a
-        file, None for any number.
+    description: text for --help. header_bytes: length of the header. max_tokens: largest number of
+    tokens in a file, None for any number.
     make_header: given a type, uint16 or uint32, and a count, returns the header.
     parse_header: given the header and the name of the file, returns type and number of the tokens;
-        InputError for an invalid header. None for a layout without a header.
-    max_ids: most ids of a vocabulary, None for any number.
+    InputError for an invalid header. None for a layout without a header.
+    max_ids: largest number of ids in a vocabulary, None for any number.
     has_index: whether an index of Megatron-LM is written, see `llmgpu.tokens.bin`.
     """
 

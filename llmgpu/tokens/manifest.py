@@ -1,8 +1,8 @@
 """Lists of token shards: the manifest of a finished job, the progress file of an unfinished job.
 
-Both files have the facts of the job and an entry for each shard, and name only files of their own
-folder. A manifest is a JSON object. A progress file has JSON lines, one for the job and one for
-each finished shard, so that a shard is added by appending a line.
+Both files have the facts of the job and an entry for each shard, and name only files in the folder
+that they are in. A manifest is a JSON object. A progress file has JSON lines: one line for the job
+and one for each finished shard, so that appending a line adds a shard.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from llmgpu.tokens.layouts import get_layout
 
 MANIFEST_FORMAT = "llmgpu-token-shards"
 PROGRESS_FORMAT = "llmgpu-token-shards-in-progress"
-VERSION = 1  # version of manifests
+VERSION = 1  # version of the format of manifests
 PROGRESS_VERSION = 2
 
 _DTYPES = ("uint16", "uint32")
-# entries of a manifest that sum over all shards
+# Entries of a manifest about all shards together: three sums, and a quotient of two sums.
 SUMS = ("count", "bytes", "documents", "bytes_per_token")
 
 
@@ -45,9 +45,9 @@ SUMS = ("count", "bytes", "documents", "bytes_per_token")
 class Shard:
     """A shard as manifests list it.
 
-    file: name without the folder. count: number of tokens. bytes: bytes of text for which the
-    tokens stand. documents: number of document starts. continues: the first ids belong to the last
-    document of the previous shard.
+    file: name without the folder. count: number of tokens. bytes: bytes of the text that was
+    encoded. documents: number of document starts. continues: whether the first ids belong to the
+    last document of the previous shard.
     """
 
     file: str
@@ -58,7 +58,7 @@ class Shard:
 
 
 def write_manifest(path: str | Path, facts: dict[str, Any], shards: list[Shard]) -> dict[str, Any]:
-    """Write a manifest and return its content; facts: all entries but the shards and sums."""
+    """Write a manifest and return its content; facts: the entries besides shards and sums."""
     tokens = sum(shard.count for shard in shards)
     nbytes = sum(shard.bytes for shard in shards)
     totals = {
@@ -83,7 +83,7 @@ def write_progress(path: str, run: Run, shards: list[Shard]) -> None:
 
 
 def add_progress(path: str, shard: Shard) -> None:
-    """Append a finished shard to the progress file of this process, and sync the file."""
+    """Append a finished shard to the progress file that this process wrote, and sync the file."""
     with output_errors(path), open(path, "ab") as file:
         file.write(_line(asdict(shard)))
         file.flush()
@@ -100,10 +100,10 @@ def read_manifest(path: str | Path) -> list[tuple[str, Shard]]:
 
 
 def shard_files(path: str | Path, *, may_be_foreign: bool = False) -> list[str]:
-    """Return the paths of a manifest's shards; InputError if a shard's size is not the listed one.
+    """Return the paths of a manifest's shards; InputError if a shard has another size than listed.
 
-    may_be_foreign: accept shards without side files. Of these, only the number of ids is checked,
-    by the type of numbers that the manifest names.
+    may_be_foreign: accept shards without side files. Of such shards, only the number of ids is
+    checked, by the type of numbers that the manifest names.
     """
     dtype = describe_manifest(path).get("dtype")
     shards = read_manifest(path)
@@ -125,12 +125,12 @@ def shard_files(path: str | Path, *, may_be_foreign: bool = False) -> list[str]:
 
 
 def describe_manifest(path: str | Path) -> dict[str, Any]:
-    """Return a manifest's entries about all shards; errors as of `read_manifest`."""
+    """Return a manifest's entries about all shards; raises the errors of `read_manifest`."""
     return read_facts(path)[0]
 
 
 def read_facts(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
-    """Return the content of a manifest, and its shards; errors as of `read_manifest`."""
+    """Return the content of a manifest, and its shards; raises the errors of `read_manifest`."""
     failure = f"is not a list of token shards, as {spelled('--shard-tokens')} writes OUT.json"
     return _read(path, json.loads, MANIFEST_FORMAT, VERSION, failure)
 
@@ -145,11 +145,11 @@ def read_progress(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
 
 
 def _parse_progress(data: bytes) -> dict[str, Any]:
-    """Return a progress file as one object.
+    """Return the lines of a progress file as one object, with an entry "shards".
 
-    A killed job may have left part of a line at the end.
+    An incomplete last line, which a killed job may have left, is ignored.
     """
-    if data.startswith(b"{\n"):  # version 1, a single object, which `_read` refuses
+    if data.startswith(b"{\n"):  # a file of version 1 is a single object: let `_read` refuse it
         return {**json.loads(data)}
     job, _, rest = data.partition(b"\n")
     lines = rest[: rest.rfind(b"\n") + 1].splitlines()
@@ -214,21 +214,21 @@ def _line(content: dict[str, Any]) -> bytes:
     return json.dumps(content).encode() + b"\n"
 
 
-# Entries that only the manifest of a part has.
+# Entries that `merge_shards` does not copy from the parts' manifests.
 _OWN = ("format", "version", "part", "work_sha256", "shards")
 
 
 def merge_shards(
     manifests: Sequence[str | Path], output: str | Path, *, force: bool = False
 ) -> dict[str, Any]:
-    """Write one manifest of the shards of all parts; return its content.
+    """Merge the manifests of all parts of a job into one manifest; return its content.
 
-    manifests: paths of the manifests of all parts, each once, in any order. output: path of the
-        manifest, in the folder of the shards. force: replace even a file of another kind.
+    manifests: paths of the manifests of all parts, each once, in any order. output: path of the new
+    manifest, in the folder of the shards. force: replace even a file of another kind.
 
     Raises:
         InputError: a manifest is not that of a part, parts are missing or of different jobs, or a
-            shard is missing or damaged.
+        shard is missing or damaged.
         OutputError: the output would replace a file of another kind, or can't be written.
     """
     check_outputs([Output(str(output), MANIFEST)], map(str, manifests), force=force)
@@ -248,7 +248,7 @@ def merge_shards(
 
 
 def _in_order(manifests: Sequence[str | Path]) -> list[str | Path]:
-    """Return the manifests in the order of their parts; InputError unless all are of one job."""
+    """Return the manifests in the order of their parts; InputError unless all belong to one job."""
     by_number: dict[int, str | Path] = {}
     first: dict[str, Any] = {}
     for path in manifests:
@@ -282,7 +282,10 @@ def _in_order(manifests: Sequence[str | Path]) -> list[str | Path]:
 
 
 def _check_one_output(names: Sequence[tuple[str, int]], count: int) -> None:
-    """Raise InputError if, by their names, some of the manifests are of a split and others not."""
+    """Raise InputError if some manifests are of a split (`--split`) and others are not.
+
+    names: a manifest's name without ending, and its part's number. count: number of parts.
+    """
     stems = {name.replace(f"{number}-of-{count}", "%P"): name for name, number in names}
     shortest = min(stems, key=len)
     for stem, name in stems.items():
@@ -306,7 +309,7 @@ def _part_of(content: dict[str, Any], path: str | Path) -> Part:
 
 
 def _check_folder(paths: Sequence[str | Path]) -> None:
-    """Raise InputError unless all paths are in one folder: manifests name no folders."""
+    """Raise InputError unless all paths are in one folder, because manifests name no folders."""
     folders = [os.path.dirname(os.path.realpath(path)) for path in paths]
     for path, folder in zip(paths, folders, strict=True):
         if folder != folders[0]:

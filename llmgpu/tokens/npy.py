@@ -41,11 +41,12 @@ from llmgpu.tokens.sinks import (
 
 HEADER_BYTES = 128  # header of every array that llmgpu writes
 _MAX_HEADER_BYTES = 1 << 16
-_LEAST_RESERVED = 64 << 20  # bytes of text from which reserving memory for the ids pays off
+# for texts of at least as many bytes, reserving memory for the ids saves time
+_LEAST_RESERVED = 64 << 20
 _TOKEN_BYTES = 4  # usual bytes of text per token
-_LEAST_SHARED = 4 << 20  # bytes from which starting threads pays off
-_MOST_OF_FREE = 4  # at most 1 / _MOST_OF_FREE of the free memory is reserved for a file
-_WRITE_THREADS = min(4, usable_processors() // 2)  # more threads than 4 write no faster
+_LEAST_SHARED = 4 << 20  # for at least as many bytes, starting threads saves time
+_MOST_OF_FREE = 4  # the inverse of the largest share of the free memory that is reserved for a file
+_WRITE_THREADS = min(4, usable_processors() // 2)  # more than 4 threads write no faster
 
 # Errors that NumPy raises while it parses the Python literal in a header.
 _HEADER_ERRORS = (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError)
@@ -81,7 +82,7 @@ def _npy_layout(stream: io.BufferedReader[Any], name: str) -> tuple[np.dtype[np.
 
 
 def npy_header(dtype: np.dtype[Any], count: int) -> bytes:
-    """Return the 128 bytes before the numbers. The length does not depend on `count`."""
+    """Return the 128 bytes before `count` numbers."""
     text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({count},), }}"
     return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode() + b"\n"
 
@@ -100,7 +101,8 @@ class Reservation:
         At most 1/4 of the free memory is reserved. Raises OSError if the process has no descriptor
         left, RuntimeError if the process can't start a thread.
         """
-        self._descriptor = os.dup(file.fileno())  # another thread may close the file
+        # a duplicate, because another thread may close the file
+        self._descriptor = os.dup(file.fileno())
         self._has_ended = c_int()
         self._reserved = 0
         self._thread = threading.Thread(
@@ -126,14 +128,14 @@ class Reservation:
         """Stop reserving, and free the memory beyond the end of the file."""
         self._has_ended.value = True
         self._thread.join()
-        with suppress(OSError):  # if this fails, the file keeps the memory
+        with suppress(OSError):  # after an error the file keeps the memory
             if self._reserved:
                 os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size)
         os.close(self._descriptor)
 
 
 def write_in_parts(file: BinaryIO, content: memoryview) -> None:
-    """Write to a file that only this process uses.
+    """Write to a file that no other process writes.
 
     On a RAM disk, several threads write 4 MiB or more.
     """
@@ -224,9 +226,9 @@ class NpyWriter(NumbersWriter):
 def read_numbers(
     stream: io.BufferedIOBase, name: str, dtype: np.dtype[np.integer], count: int | None
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield `count` numbers (None: all of them) as ids; the stream must end after them."""
+    """Yield `count` numbers as ids, or all numbers for None; the stream must end there."""
     done = 0
-    rest = b""  # the first bytes of a number that continues in the next block
+    rest = b""  # beginning of a number that continues in the next block
     while block := stream.read1(BLOCK_BYTES):
         data = rest + block
         whole = len(data) // dtype.itemsize

@@ -28,15 +28,17 @@ from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.text.normalizing import get_normalizer
 from llmgpu.tokens.tokenizing import encode_corpus, known_bytes, suggesting_gpu
 
-_MOST_KEPT = 16  # most encoders that are kept, each for different options
-# size of a text, in bytes; the CPU encodes it before a device would have received it
+_MOST_KEPT = 16  # limit of the encoders that are kept, each for other options
+# Bytes of the longest text that is always encoded on the CPU: shorter texts are encoded before a
+# device would have received them.
 HOST_BYTES = 1 << 16
-MOST_AT_ONCE = 1 << 26  # bytes of text encoded in one call; longer text is encoded slice by slice
+# bytes of the longest text that is encoded in one call; longer texts are encoded in slices
+MOST_AT_ONCE = 1 << 26
 _log = logging.getLogger("llmgpu")
 
 
 class DocumentEncoder:
-    """Encodes whole documents that spell no special token."""
+    """Encodes whole documents whose text spells no special token."""
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class DocumentEncoder:
         self._encode = encode
         chosen = set[str]().union(*chosen_texts(vocabulary, options))
         self._search = search_for([text.encode() for text in chosen]) if chosen else None
-        # Some special tokens are searched for in the normalized text.
+        # Some special tokens are searched in the normalized text.
         late = [data for text, data in normalized_texts(vocabulary).items() if text in chosen]
         self._late = search_for(late) if late else None
         name = vocabulary.normalizer
@@ -82,8 +84,8 @@ class DocumentEncoder:
 class ProcessEncoders:
     """The encoders of one process.
 
-    Several threads may encode documents on the CPU at the same time. They take turns in using the
-    device and all other encoders.
+    Several threads may encode documents on the CPU at the same time. Only one thread at a time uses
+    the device or any other encoder.
 
     process: id of the process. A forked process needs new encoders.
     is_prepared: whether `coder` was called with `encodes`.
@@ -92,11 +94,12 @@ class ProcessEncoders:
     _coder: Any = None
 
     def __init__(self, vocabulary: Vocabulary, opening: Opening) -> None:
-        """Start without encoders; opening: opens the device for long texts."""
+        """Start without encoders; opening: opens the device when the first long text arrives."""
         self.process = os.getpid()
         self._vocabulary, self._opening = vocabulary, opening
         self._lock = threading.Lock()
-        # Not cached properties: in Python 3.11 these share a lock, which may be locked in a fork.
+        # Cached properties would share a lock in Python 3.11, and a fork could copy the lock while
+        # it is held. So these are plain attributes.
         self._short: Encoder | None = None
         self._long: dict[bool, Encoder] = {}  # key: whether a device encodes
         self._special: dict[tuple[SpecialOptions, Encoder], Encoder] = {}
@@ -107,11 +110,11 @@ class ProcessEncoders:
         """Return the coder of the extension module; None without the module.
 
         encodes: prepare the coder for encoding, too, if the module supports the vocabulary. If
-            False, only `decode` is certain to work.
+        False, the coder may only be used to decode.
         """
         if self._coder is None and not self.is_prepared:
             opened = open_coder(self._vocabulary)
-            if opened is not None:  # the first of several threads wins
+            if opened is not None:  # if several threads open a coder, the first one is kept
                 vars(self).setdefault("_coder", opened)
         if encodes and not self.is_prepared:
             if self._coder is not None:
@@ -163,7 +166,7 @@ class ProcessEncoders:
     def encode_documents(
         self, documents: Sequence[bytes], options: SpecialOptions
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the ids of documents, end to end, and the position where each document begins."""
+        """Return the ids of documents, end to end, and the positions at which documents begin."""
         return self._encode(corpus_from_bytes(documents), options)
 
     def _encode(
@@ -190,7 +193,7 @@ class ProcessEncoders:
     def encode_document(self, text: bytes, options: SpecialOptions) -> NDArray[np.uint32] | None:
         """Return the ids of a document in one call.
 
-        None if only `encode_documents` can encode it.
+        None if only `encode_documents` can encode the document.
         """
         is_normalized = self._vocabulary.normalizer is not None
         if (is_normalized and len(text) > HOST_BYTES) or not self.encodes_on_host(len(text)):
@@ -211,7 +214,8 @@ class ProcessEncoders:
 
         as_list: return lists of int; otherwise arrays, consecutive views of one array.
         """
-        # The module neither normalizes the texts of a batch nor follows SentencePiece's rules.
+        # The module encodes no batches for a vocabulary with a normalizer or of SentencePiece's
+        # kind.
         is_prepared = self._vocabulary.normalizer is None and self._vocabulary.pieces is None
         coder = self.coder(encodes=True) if is_prepared else None
         found: list[Any] | None = None if coder is None else coder.encode_batch(texts, as_list)
@@ -231,7 +235,7 @@ class ProcessEncoders:
             return isinstance(self._open_long(text_bytes), CpuEncoder)
 
     def _encode_plain(self, text: bytes) -> NDArray[np.uint32] | None:
-        """Return the ids of a document without special tokens, if `encodes_on_host` is True."""
+        """Return the ids of a document without special tokens if `encodes_on_host` is True."""
         coder = self.coder(encodes=True)
         if coder is not None:
             ids: NDArray[np.uint32] | None = coder.encode(text, False, True)

@@ -3,14 +3,14 @@
 For the output ``OUT.bin``:
 
 - ``OUT-000000.bin``, ``OUT-000001.bin`` and so on have exactly the requested number of tokens, the
-  last shard has the remaining tokens. Each shard has a side file, in which "continues" means: the
-  first ids belong to the last document of the previous shard.
+  last shard has the remaining tokens. Each shard has a side file. Its entry "continues" tells that
+  the first ids belong to the last document of the previous shard.
 - ``OUT.json`` is the manifest, which exists only while all listed shards exist.
 - ``OUT.progress.json`` has the resume key of a job and its finished shards. A resumed job encodes
   the text again from the start, and compares the ids with the finished shards.
 - ``OUT.lock`` is locked while a job writes, see `llmgpu.locks`, and removed at the end.
-- At the end of a job, later shards of an earlier job and temporary files of a killed job are
-  removed.
+- At the end of a job, further shards of an earlier job with more shards, and temporary files of a
+  killed job, are removed.
 
 If a document starts at the border of two shards, the start belongs to the second shard.
 """
@@ -59,7 +59,8 @@ from llmgpu.tokens.sinks import TokenSink, id_dtype, require_ids
 from llmgpu.tokens.splitting import spans_without
 
 _NO_IDS = np.empty(0, np.uint32)
-_BLOCK_IDS = 1 << 16  # ids counted at a time, so that their lengths fit in the processor's cache
+# ids whose lengths are added up at a time; few, so that the lengths fit in the processor's cache
+_BLOCK_IDS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -74,34 +75,35 @@ class ShardNames:
 
     @property
     def manifest(self) -> str:
-        """The list of the shards."""
+        """The path of the list of shards."""
         return f"{self._stem}.json"
 
     @property
     def progress(self) -> str:
-        """The list of finished shards of an unfinished job."""
+        """The path of the list of finished shards, which an unfinished job has."""
         return f"{self._stem}.progress.json"
 
     @property
     def lock(self) -> str:
-        """The lock file of the output."""
+        """The path of the output's lock file."""
         return f"{self._stem}.lock"
 
     def shard(self, index: int) -> str:
-        """The file of the shard with this number."""
+        """Return the path of the shard with this number."""
         return f"{self._stem}-{index:06d}{os.path.splitext(self.output)[1]}"
 
     def outputs(self) -> list[Output]:
         """The files that a job may replace.
 
-        `ShardWriter` itself checks the kind of each old shard before replacing it, because the new
-        job may have fewer shards than the old job.
+        Old shards are listed without a kind, because the new job may have fewer shards and leave
+        some in place. `ShardWriter` checks the kind of each old shard just before it replaces the
+        shard.
         """
         folder, name = os.path.split(self.output)
         stem, suffix = map(re.escape, os.path.splitext(name))
         shard = re.compile(rf"{stem}-\d{{6,}}{suffix}(\.json|\.mask\.npy)?")
         shards: list[str] = []
-        with suppress(OSError):  # the folder can't be read; writing will report this
+        with suppress(OSError):  # if the folder can't be read, writing will raise an error
             found = filter(shard.fullmatch, os.listdir(folder or "."))
             shards += sorted(os.path.join(folder, name) for name in found)
         lists = [Output(self.manifest, MANIFEST), Output(self.progress, PROGRESS)]
@@ -121,7 +123,8 @@ class ShardNames:
 class ShardWriter(TokenSink):
     """Writes ids into shards.
 
-    kept: number of shards finished by an earlier run; their ids are compared instead of written.
+    kept: number of shards that an interrupted job has finished. The ids of these shards are
+    compared and not written again.
     """
 
     def __init__(
@@ -139,8 +142,8 @@ class ShardWriter(TokenSink):
     ) -> None:
         """Prepare for shards of `shard_tokens` ids.
 
-        layout: one of LAYOUTS. added: ids that stand for no bytes of the text, such as BOS.
-        masked: slices have masks. run: resume key of the ids; `_job_key` makes the key of the
+        layout: one of LAYOUTS. added: ids that replace no bytes of the text, such as BOS. masked:
+        whether slices have masks. run: resume key of the ids; `_job_key` makes the key of the
         shards. resume: continue a job with the same key. force: replace files of another kind.
 
         Raises InputError if the job to resume has another key (the message names the difference),
@@ -169,7 +172,8 @@ class ShardWriter(TokenSink):
         self._current: TokenSink | None = None
         self._current_bytes = 0
         self._continues = False
-        self._held = 0  # documents that start at the next id; if no id follows, they are empty
+        # number of documents that start at the next id, or at the end if no id follows
+        self._held = 0
 
     def prepare(self, piece: EncodedSlice) -> EncodedSlice:
         """Check ids, count their bytes of text and convert them; see `TokenSink.prepare`."""
@@ -187,7 +191,7 @@ class ShardWriter(TokenSink):
         starts = np.concatenate([np.zeros(self._held, np.int64), piece.document_starts])
         begin = low = 0
         # Cut the slice at the borders of shards. A document start at the end of the slice is held
-        # until an id follows, because that id may belong to another shard.
+        # until an id follows, because the id may belong to the next shard.
         while begin < len(ids):
             if self._current is not None and self._current.ids == self._shard_tokens:
                 self._finish_shard()
@@ -205,7 +209,7 @@ class ShardWriter(TokenSink):
         self.documents += len(piece.document_starts)
 
     def close(self) -> None:
-        """Finish the last shard, write the manifest and remove files that only the job needed."""
+        """Finish the last shard, write the manifest and remove the progress and lock files."""
         try:
             if self._held or self._current is None:
                 starts, mask = np.zeros(self._held, np.int64), np.zeros(0, np.bool_)
@@ -230,7 +234,7 @@ class ShardWriter(TokenSink):
             self._lock.remove()
 
     def _count_bytes(self, ids: NDArray[np.uint32]) -> int:
-        """Return the bytes of text for which valid ids stand."""
+        """Return the number of text bytes that valid ids replace."""
         memory = np.empty(min(len(ids), _BLOCK_IDS), self._spans.dtype)
         count = 0
         for begin in range(0, len(ids), _BLOCK_IDS):
@@ -274,7 +278,8 @@ class ShardWriter(TokenSink):
         )
         if index < self.kept and shard != self._former[index]:
             raise _differs(path)
-        # remove manifest and progress file: they may list shards that are replaced
+        # Remove manifest and progress file before the first shard is replaced, because they may
+        # list old shards.
         if index == self.kept:
             _remove(self._names.manifest)
             if index == 0:
@@ -282,7 +287,7 @@ class ShardWriter(TokenSink):
         self._current.close()
         self._current = None
         self._shards.append(shard)
-        # The shard must be on disk before the progress file lists it.
+        # List the shard in the progress file only now that it is on disk.
         if index == self.kept:
             write_progress(self._names.progress, self._run, self._shards)
         elif index > self.kept:
@@ -302,7 +307,7 @@ class ShardWriter(TokenSink):
             "run_sha256": digest(self._run),
         }
         if PART in self._run:
-            # The number of the part, and a digest that all parts share.
+            # Add the number of the part, and a digest that is the same for all parts.
             shared = {key: self._run[key] for key in self._run if key not in (FILES, PART)}
             facts |= {"part": self._run[PART], "work_sha256": digest(shared)}
         write_manifest(self._names.manifest, facts, self._shards)
@@ -326,7 +331,7 @@ def finished_job(
 
 
 def _job_key(vocabulary: Vocabulary, shard_tokens: int, layout: str, run: Run | None) -> Run:
-    """Return the settings that must be equal when the writing of shards is resumed.
+    """Return the facts that must be equal when the writing of shards is resumed.
 
     run: resume key of the ids.
     """
@@ -380,9 +385,9 @@ def _check_length(shard_tokens: int, layout: Layout) -> None:
 
 
 def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
-    """Return the finished shards, up to the first one that is missing or changed.
+    """Return the finished shards up to the first shard that is missing or changed.
 
-    Raises InputError if the progress file is damaged or belongs to another run.
+    Raises InputError if the progress file is damaged or belongs to another job.
     """
     path = names.progress
     if not os.path.lexists(path):
@@ -403,8 +408,8 @@ def _remove_from(names: ShardNames, first: int) -> None:
             end += 1
     except InputError as error:
         if not isinstance(error.__cause__, (FileNotFoundError, type(None))):
-            raise  # another shard may exist
-    # from the last one, so that a kill leaves no gap in the numbers
+            raise  # e.g. permission denied: the shard may exist
+    # Begin with the last shard, so that a kill leaves no gap in the numbers.
     for index in reversed(range(first, end)):
         path = names.shard(index)
         layout = get_layout(str(read_side_file(path)["layout"]))

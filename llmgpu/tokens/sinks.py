@@ -32,7 +32,7 @@ def id_dtype(vocabulary_size: int) -> np.dtype[np.unsignedinteger]:
 
 
 def require_ids(ids: NDArray[np.uint32], vocabulary_size: int) -> None:
-    """Raise OutputError for an id that is not in the vocabulary."""
+    """Raise OutputError if an id is not in the vocabulary."""
     if len(ids) and int(ids.max()) >= vocabulary_size:
         raise OutputError(f"id {ids.max()} is beyond the vocabulary of {vocabulary_size} tokens")
 
@@ -51,7 +51,7 @@ class TokenSink(Closing):
     """Writes ids slice by slice; a context manager that removes the output on an exception.
 
     ids, documents: numbers of ids and documents written so far.
-    is_direct: output is visible at once, so a reader may be waiting for it.
+    is_direct: whether output is visible at once, so that a reader may be waiting for it.
     """
 
     is_direct = False
@@ -67,13 +67,13 @@ class TokenSink(Closing):
             self.abort()
 
     def expect(self, text_bytes: int | None) -> None:
-        """Announce the bytes of the next text (None: unknown), before its first ids.
+        """Announce the bytes of the next text before its first ids; None if unknown.
 
-        A sink may then begin to reserve memory for the ids.
+        A sink may use the announcement to reserve memory for the ids.
         """
 
     def prepare(self, piece: EncodedSlice) -> EncodedSlice:
-        """Return a slice for `write`, with `content` set if it can be computed from the ids alone.
+        """Return a slice for `write`. Set its `content` if the ids alone determine it.
 
         Several threads may call `prepare` at a time. Raises OutputError as `write` does.
         """
@@ -84,8 +84,8 @@ class TokenSink(Closing):
         """Write the next ids, prepared or not.
 
         piece: the first slice of a text has a document start at 0. If a slice is closed, the line
-            of its last document is ended now. Otherwise, and for a last document without ids, the
-            line is ended when the next document starts or the sink is closed.
+        of its last document is ended by this call. The line of an open document, or of a last
+        document without ids, is ended when the next document starts or the sink is closed.
 
         Raises OutputError for ids that can't be written or are not in the vocabulary.
         """

@@ -20,13 +20,13 @@ from llmgpu.tokens.filters import Slices
 from llmgpu.tokens.sinks import TokenSink
 
 _PIECE_IDS = 1 << 20
-_SHUFFLING = 1 << 63  # added to the seed, so that the order does not depend on --split
+_SHUFFLING = 1 << 63  # added to the seed, so that shuffling and --split draw independently
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio
 
 
 def split_name(output: str, split: str) -> str:
-    """Return the file of a split.
+    """Return the name of the file of a split.
 
     For "val", this is val.bin beside train.bin, and x-val.bin beside x.bin.
     """
@@ -36,14 +36,15 @@ def split_name(output: str, split: str) -> str:
     return os.path.join(folder, f"{begin if begin != stem else f'{stem}-'}{split}{ending}")
 
 
-# Given numbers of documents, uint64 (n,), returns the index of each document's sink, int64 (n,).
+# A function that gets numbers of documents, uint64 (n,), and returns the index of each document's
+# sink, int64 (n,).
 Owners = Callable[[NDArray[np.uint64]], NDArray[np.int64]]
 
 
 def drawn_owners(shares: Sequence[float], seed: int) -> Owners:
     """Return a function that draws the sink of each document by a seed.
 
-    shares: shares of documents for the sinks after the first, above 0; less than 1 in all. The
+    shares: shares of documents for the sinks after the first, each above 0, their sum below 1. The
     first sink gets all other documents. seed: 0 or more.
     """
     edges = np.cumsum(shares)
@@ -59,7 +60,7 @@ def drawn_owners(shares: Sequence[float], seed: int) -> Owners:
 def owners_by_file(text: Corpus, firsts: Sequence[int]) -> Owners:
     """Return a function that chooses the sink of each document by the document's file.
 
-    firsts: for each sink after the first, the index in the corpus of its first file, ascending.
+    firsts: for each sink after the first, the number of its first file in the corpus, ascending.
     """
 
     def owners(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -81,12 +82,15 @@ class SplitSink(TokenSink):
         owners: Owners,
         spans: NDArray[np.int64],
     ) -> None:
-        """Write documents to the sinks that `owners` chooses; spans: bytes of text of each id."""
+        """Write documents to the sinks that `owners` chooses.
+
+        spans: number of text bytes that each id replaces, (vocabulary size,).
+        """
         super().__init__()
         self.sinks = sinks
         self._owners = owners
         self._spans = spans
-        self._open = 0  # index of the sink of the document that the next ids continue
+        self._open = 0  # index of the sink of the current document
 
     def write(self, piece: EncodedSlice) -> None:
         """Write the next ids, see `TokenSink.write`."""
@@ -137,8 +141,8 @@ def shuffled(
     Slices are stored before any document is yielded: ids in a temporary file, 4 bytes each, masks
     in a second file, and the starts of documents in memory.
 
-    seed: 0 or more. spans: bytes of text of each id, (vocabulary size,). folder: folder of the
-        temporary files. told: called after each slice is stored.
+    seed: 0 or more. spans: number of text bytes that each id replaces, (vocabulary size,). folder:
+    folder of the temporary files. told: called after each slice is stored.
 
     Raises OutputError if a temporary file can't be made or written.
     """
@@ -176,13 +180,14 @@ def _drawn_order(
     seed: int,
     spans: NDArray[np.int64],
 ) -> Slices:
-    """Yield the documents at `starts` in their new order, in slices of bounded size."""
+    """Yield the documents at `starts` in the drawn order, in slices of bounded size."""
     lengths = np.diff(np.append(starts, len(kept)))
     numbers = np.arange(len(starts), dtype=np.uint64)
     order = np.argsort(uniform(seed + _SHUFFLING, numbers), kind="stable")
     ends = np.cumsum(lengths[order])
     begins = ends - lengths[order]
-    shifts = starts[order] - begins  # the old position of an id minus its new position
+    # the old position of an id minus its new position, for each document
+    shifts = starts[order] - begins
     for begin in range(0, len(kept), _PIECE_IDS):
         end = min(len(kept), begin + _PIECE_IDS)
         low, high = np.searchsorted(ends, begin, "right"), np.searchsorted(begins, end, "left")
@@ -198,7 +203,7 @@ def _drawn_order(
 
 
 def uniform(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return a number in [0, 1) for each of `numbers` (n,), by SplitMix64 of seed and number."""
+    """Return a value in [0, 1) for each number, by SplitMix64 of the seed and the number."""
     mixed = numbers * np.uint64(_GOLDEN) + np.uint64((seed * 0xD1B54A32D192ED03 + _GOLDEN) & _MASK)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
@@ -207,14 +212,14 @@ def uniform(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def spans_without(vocabulary: Vocabulary, added: Collection[int]) -> NDArray[np.int64]:
-    """Return the bytes of text of each id; 0 for ids that were `added` to the text."""
+    """Return how many text bytes each id replaces; 0 for ids that were `added` to the text."""
     spans = vocabulary.token_spans.copy()
     spans[list(added)] = 0
     return spans
 
 
 def check_shares(shares: Mapping[str, float]) -> None:
-    """Raise InputError unless the shares leave documents for the output itself."""
+    """Raise InputError if the shares of the splits leave no documents for the output itself."""
     total = sum(shares.values())
     if total >= 1:
         raise InputError(

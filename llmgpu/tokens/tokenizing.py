@@ -17,9 +17,9 @@ from llmgpu.text.streams import AUTO, STANDARD_INPUT
 from llmgpu.tokens.filters import Filter
 from llmgpu.tokens.sinks import TokenSink
 
-_PREPARED = 2  # slices that threads prepare for writing at a time
-_WRITTEN = 2  # slices that are being written or wait to be written
-SUGGEST_GPU_FROM = 10**9  # bytes of text
+_PREPARED = 2  # number of slices that threads prepare for writing at the same time
+_WRITTEN = 2  # number of slices that are being written or wait for it
+SUGGEST_GPU_FROM = 10**9  # suggest a GPU after as many bytes of text
 
 
 def encode_corpus(
@@ -59,8 +59,8 @@ def write_slices(
 ) -> None:
     """Write slices of a corpus to a sink, each slice as soon as possible.
 
-    While slices are encoded, threads write earlier slices, unless a reader may be waiting for the
-    output.
+    While slices are encoded, threads write earlier slices. If the output is direct, a reader may be
+    waiting for it, so each slice is written at once.
 
     progress: called with the bytes read from the sources, phase "tokenizing".
 
@@ -109,7 +109,7 @@ def require_rereadable(sources: Sequence[str] | Sources) -> None:
 def known_bytes(sources: Sources, limit: int | None) -> int | None:
     """Estimate the bytes of text of sources, up to a limit; None for pipes and compressed files.
 
-    The estimate includes bytes of a file that are not text, such as the JSON of .jsonl.
+    The estimate is the size of the files, with bytes that are not text, such as the JSON of .jsonl.
     """
     total = sources.total_bytes
     if total is None or any(source.compression for source in sources.files):
@@ -126,8 +126,8 @@ def suggesting_gpu(
 ) -> Progress:
     """Return `progress`, extended to suggest --device gpu once, after `least` bytes of text.
 
-    is_unknown: whether ``auto`` encodes on the CPU because the size of the text is unknown. If not,
-        nothing is suggested. note: called with the suggestion.
+    is_unknown: whether ``auto`` encodes on the CPU because the size of the text is unknown. Only
+    then the GPU is suggested. note: called with the suggestion.
     """
     is_due = is_unknown
 
