@@ -33,12 +33,10 @@ class GrowableArray(Generic[Scalar]):
     """
 
     def __init__(self, dtype: type[Scalar], capacity: int = 1024) -> None:
-        """Start empty, with capacity for `capacity` values."""
         self._room: NDArray[Scalar] = np.zeros(capacity, dtype)
         self._length = 0
 
     def __len__(self) -> int:
-        """Return the number of values appended."""
         return self._length
 
     @property

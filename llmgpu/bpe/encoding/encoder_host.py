@@ -173,7 +173,6 @@ class _Text:
         self._ids = 0 if collected is None else len(collected)  # number of ids with a final place
 
     def jobs(self) -> Iterator[_Job]:
-        """Read the slices in order, and yield a job for each."""
         for number in count():
             memory = self._idle.pop()
             taken = self._next(memory.text)

@@ -70,7 +70,6 @@ class SliceEncoder:
     is_parallel = False
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Start with an empty table."""
         self._vocabulary = vocabulary
         self._matcher: Matcher
         if vocabulary.piece_symbols is not None:

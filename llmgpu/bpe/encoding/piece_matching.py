@@ -17,7 +17,6 @@ class PieceMatcher:
     """Finds the tokens of words of SentencePiece's kind."""
 
     def __init__(self, symbols: PieceSymbols) -> None:
-        """Prepare for a vocabulary's symbols."""
         self._symbols = symbols
         self._pairs = {
             left << 32 | right: rank << 32 | result

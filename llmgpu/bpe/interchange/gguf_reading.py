@@ -249,7 +249,6 @@ class _Parts:
         return value
 
     def string(self) -> str:
-        """Parse a string."""
         data = self._bytes(self.take("<Q"))
         try:
             return data.decode()

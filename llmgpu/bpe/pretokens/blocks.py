@@ -335,7 +335,6 @@ def _find_cut(
 
 
 def _ends_in_space(text: bytes) -> bool:
-    """Whether the last character of a text is white space."""
     return text.decode(errors="replace")[-1:].isspace()
 
 

@@ -143,7 +143,7 @@ def _repeated(number: int, least: int, most: int, is_whole: bool) -> _Node:
 
 
 def _joined(parts: Sequence[_Node]) -> _Node:
-    """Return a node for parts one after the other."""
+    """Return a node for elements one after the other."""
     starts: set[int] = set()
     for part in parts:
         starts |= part.starts
@@ -159,8 +159,6 @@ def _joined(parts: Sequence[_Node]) -> _Node:
 
 
 def _choice(nodes: Sequence[_Node]) -> _Node:
-    """Return a node for alternatives."""
-
     def write(program: list[list[int]], is_last: bool) -> None:
         jumps = []
         for node in nodes[:-1]:

@@ -30,7 +30,6 @@ class ChatTemplate:
     tokens: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the lengths of the source and the tokens."""
         for name, text in self.entries().items():
             check_text(f"the {name}", text)
 

@@ -138,11 +138,9 @@ class PackedTokens(Sequence[bytes]):
         return iter(self._all)
 
     def __add__(self, more: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """Return a tuple of these tokens and the tokens of `more`."""
         return self._all + more
 
     def __eq__(self, other: object) -> bool:
-        """Whether another sequence has the same tokens."""
         return isinstance(other, Sequence) and self._all == tuple(other)
 
     __hash__ = None  # type: ignore[assignment]

@@ -212,7 +212,7 @@ class GpuWordCounter:
 
 
 class _Slot(WordSlot):
-    """One slice that is being counted."""
+    """Buffers of one slice that is being counted."""
 
     def __init__(self, counter: GpuWordCounter) -> None:
         super().__init__(counter._device, counter._pattern, counter._slice_bytes)

@@ -135,7 +135,6 @@ class _Counter:
         self.measured = 0, 0, 0
 
     def add(self, piece: Slice) -> None:
-        """Count the words of a slice."""
         self._table.add(piece)
         self._slices += 1
         # Measuring may visit all words, so measure only after 25 % more slices.
@@ -144,7 +143,6 @@ class _Counter:
         self._bound_memory()
 
     def absorb(self, other: _Counter) -> None:
-        """Add all words of another counter with their counts."""
         self._table.absorb(other._table)
         self._bound_memory()
 

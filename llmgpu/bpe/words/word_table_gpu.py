@@ -199,7 +199,6 @@ class WordSlot:
     """Buffers of one slice on a device: staging memory, text, start bits and pending words."""
 
     def __init__(self, device: Device, pattern: str | Pattern, slice_bytes: int) -> None:
-        """Allocate memory for slices of up to `slice_bytes`."""
         self.device = device
         self.staging = Staging(device, slice_bytes)
         self.staging.array()  # map the memory early, because mapping it the first time is slow
