@@ -18,8 +18,8 @@ _COPY_BLOCK = 1 << 16  # values copied at once, so that their indices fit in the
 _KEY_BYTES = 7  # bytes of a string in one sort key; the key is a number of 8 bytes
 # after comparing this many bytes by keys, strings that are still equal are compared whole
 _LONG_BYTES = 252
-# The last byte of a sort key tells how many bytes of the string are left at the key: 0 to 7, or
-# _MORE if the string goes on after the key.
+# The last byte of a sort key tells how many bytes the string has from the key's start on: 0 to 7,
+# or _MORE if the string goes on after the key.
 _MORE = 8
 _LAST_BYTE = np.uint64(0xFF)
 # Masks for a big-endian number of 8 bytes: entry n keeps the first n bytes.
@@ -143,7 +143,7 @@ def sort_by_bytes(
 def is_ascending(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> bool:
     """Whether each byte string is greater than the string before it.
 
-    Arguments as for `sort_by_bytes`.
+    data, offsets: the strings, as for `sort_by_bytes`.
     """
     order, same = sort_by_bytes(data, offsets)
     return not same.any() and np.array_equal(order, np.arange(len(order)))

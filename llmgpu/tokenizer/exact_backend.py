@@ -40,7 +40,7 @@ from llmgpu.tokenizer.tokenizer import Tokenizer
 
 _FLAGS = ("lstrip", "rstrip", "single_word")
 FEW_CHARACTERS = 8192  # characters in the texts of a call; see the head of this file
-# number of stretches of text up to which each is encoded by a call; above, one call is faster
+# if there are more stretches of text, encoding them in one call is faster than one by one
 _FEW = 24
 _CHANGED = "\u0295"  # a letter whose class Unicode changed after the library's version
 
@@ -98,7 +98,7 @@ class ExactBackend:
     """
 
     def __init__(self, library: Any) -> None:
-        """Read the library's tokenizer, which stays unchanged.
+        """Read a `tokenizers.Tokenizer`, which stays unchanged.
 
         Raises VocabularyError for a component that llmgpu can't replace exactly.
         """
@@ -209,11 +209,11 @@ class ExactBackend:
     def _cut(self, text: str, special_is_text: bool) -> list[bytes | int] | None:
         """Split a text into stretches to match, and the ids of the added tokens between them.
 
-        None if only the library gives the exact ids.
+        None if only the package tokenizers gives the exact ids.
         """
         # Decide whether llmgpu gives the exact ids, and whether to search for added tokens.
         data = str.encode(text)
-        # The library and the package regex may classify these characters differently.
+        # The packages tokenizers and regex may classify these characters differently.
         is_unsure = self._is_cut_by_regex and not text.isascii() and _unsure().search(text)
         if is_unsure or self._flagged.occurs(data):
             return None
@@ -237,7 +237,7 @@ class ExactBackend:
         return self._late.split(pieces) if finds else pieces
 
     def decode(self, ids: Ids, skip_special_tokens: bool) -> str | None:
-        """Return the text of ids; None if only the library can decode them."""
+        """Return the text of ids; None if only the package tokenizers can decode them."""
         if self._bytes is None or not {*map(type, ids)} <= {int}:
             return None
         if skip_special_tokens:
@@ -264,10 +264,9 @@ def _ids_around(post_processor: Any, adds: bool) -> Around:
 
 @cache
 def _unsure() -> re.Pattern[str]:
-    """Return an expression for characters whose class may differ between engines.
+    """Return an expression for characters that tokenizers and regex may classify differently.
 
-    The engines are the library and the package regex. The characters are _CHANGED, and all that
-    Python's version of Unicode lacks.
+    These are _CHANGED, and all characters that Python's version of Unicode lacks.
     """
     codes = [code for code in range(0x110000) if unicodedata.category(chr(code)) == "Cn"]
     runs = []

@@ -53,7 +53,7 @@ _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
 def _describe(library: Any) -> tuple[object, ...]:
-    """Return facts about a tokenizer of the library; tokenizers with equal facts give equal ids."""
+    """Return facts about a `tokenizers.Tokenizer`: tokenizers with equal facts give equal ids."""
     parts, model = [getattr(library, name) for name in _PARTS], library.model
     own = vars(type(model)).items()
     return (
@@ -66,9 +66,9 @@ def _describe(library: Any) -> tuple[object, ...]:
 
 
 class WatchedBackend:
-    """A tokenizer of the library, and the `ExactBackend` made from its current state.
+    """A `tokenizers.Tokenizer`, and the `ExactBackend` made from its current state.
 
-    is_shared: whether other code may have a reference to the library's tokenizer, and may change
+    is_shared: whether other code may have a reference to the `tokenizers.Tokenizer`, and may change
     it. reason: why there is no ExactBackend.
     """
 
@@ -77,7 +77,7 @@ class WatchedBackend:
         self._made: tuple[object, ExactBackend | None] = None, None
 
     def exact(self) -> ExactBackend | None:
-        """Return the ExactBackend for the library's current state; None if it can't be made."""
+        """Return the ExactBackend for the current state of `library`; None if it can't be made."""
         described, exact = self._made
         if described is not None and not self.is_shared:
             return exact
@@ -87,7 +87,8 @@ class WatchedBackend:
                 return exact
             exact = ExactBackend(self.library)
         except Exception as error:
-            # The library raises plain exceptions for components that are written in Python.
+            # The package tokenizers raises plain exceptions for components that are written in
+            # Python.
             exact, self.reason = None, str(error)
         self._made = described, exact
         return exact
@@ -100,10 +101,10 @@ class WatchedBackend:
     def encodings(
         self, exact: ExactBackend, texts: Sequence[str], settings: tuple[Any, ...]
     ) -> list[Any]:
-        """Return the library's `Encoding` of each text.
+        """Return a `tokenizers.Encoding` for each text.
 
         exact: the backend that encoded the texts. settings: truncation, padding, whether special
-            tokens are text, and whether they are added.
+        tokens are text, and whether they are added.
         """
         library = self.library
         if self.exact() is not exact:  # the tokenizer has changed since it encoded the texts
@@ -272,10 +273,10 @@ class FastTokenizer:
 
     @property
     def _tokenizer(self) -> Any:
-        """The library's tokenizer.
+        """The `tokenizers.Tokenizer` of this tokenizer.
 
-        Code outside of `_read` that reads the tokenizer may keep it and change it later. So the
-        read marks the tokenizer as shared.
+        Code outside of `_read` that reads it may keep it and change it later. So the read marks the
+        tokenizer as shared.
         """
         watched = self.__dict__.get("_watched")
         if watched is None:
@@ -330,7 +331,7 @@ class FastTokenizer:
         ids = exact.encode(texts, bool(special_is_text), as_lists=kind not in ("np", "pt"))
         if ids is None:
             return None
-        # Store the settings of this call in the library's tokenizer, as transformers does.
+        # Store the settings of this call in the `tokenizers.Tokenizer`, as transformers does.
         library = self._watched.library
         if request.changes or library.truncation or library.padding:
             self.set_truncation_and_padding(**request.settings())

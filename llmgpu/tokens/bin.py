@@ -278,7 +278,7 @@ def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np
     if the length does not fit.
     """
     layout, found, count = LAYOUTS["raw"], _type_in_index(path), None
-    with suppress(InputError):  # no InputError: the file has llm.c's header
+    with suppress(InputError):  # an InputError means that the file has no header of llm.c
         assert _LLMC.parse_header is not None
         found, count = _LLMC.parse_header(read_head(path, _LLMC.header_bytes), path)
         layout = _LLMC
@@ -366,7 +366,7 @@ def _check_offsets(name: str, offsets: list[Any], count: int) -> None:
 
 @dataclass(frozen=True)
 class _BinFacts:
-    """Facts about a ``bin`` file before it is read; None for facts that are not known yet."""
+    """Facts about a ``bin`` file before it is read; a fact that is not known yet is None."""
 
     layout: Layout
     dtype: np.dtype[np.integer] | None
@@ -558,7 +558,7 @@ class BinWriter(NumbersWriter):
             return
         stale = {} if self._mask is not None else {mask_path(path): NPY}
         if not self._layout.has_index:
-            with suppress(InputError):  # InputError: a file with this name can't have an index
+            with suppress(InputError):  # a file with this name can't have an index
                 stale[_index_name(path)] = TOKEN_INDEX
         for name, kind in stale.items():
             if kind_of(name) == kind:

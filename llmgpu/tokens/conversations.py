@@ -189,7 +189,7 @@ def _normalized_edge(segment: str, whole: str, edge: int, *, before: bool) -> in
 
 
 def lengths_in_conversations(vocabulary: Vocabulary) -> NDArray[np.int64]:
-    """Return how many bytes of a conversation each id stands for, int64 (vocabulary size,)."""
+    """Return how many bytes of a conversation's text each id has, int64 (vocabulary size,)."""
     lengths = vocabulary.token_spans.copy()
     if vocabulary.normalizer is not None:
         for number in vocabulary.normalized_tokens:

@@ -45,7 +45,8 @@ _MAX_HEADER_BYTES = 1 << 16
 _LEAST_RESERVED = 64 << 20
 _TOKEN_BYTES = 4  # usual bytes of text per token
 _LEAST_SHARED = 4 << 20  # for at least as many bytes, starting threads saves time
-_MOST_OF_FREE = 4  # the inverse of the largest share of the free memory that is reserved for a file
+# the largest share of the free memory that is reserved for a file is 1 / _MOST_OF_FREE
+_MOST_OF_FREE = 4
 _WRITE_THREADS = min(4, usable_processors() // 2)  # more than 4 threads write no faster
 
 # Errors that NumPy raises while it parses the Python literal in a header.

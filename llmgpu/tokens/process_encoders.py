@@ -56,7 +56,7 @@ class DocumentEncoder:
         self._encode = encode
         chosen = set[str]().union(*chosen_texts(vocabulary, options))
         self._search = search_for([text.encode() for text in chosen]) if chosen else None
-        # Some special tokens are searched in the normalized text.
+        # Some special tokens are searched in the normalized text only.
         late = [data for text, data in normalized_texts(vocabulary).items() if text in chosen]
         self._late = search_for(late) if late else None
         name = vocabulary.normalizer

@@ -278,8 +278,8 @@ class ShardWriter(TokenSink):
         )
         if index < self.kept and shard != self._former[index]:
             raise _differs(path)
-        # Remove manifest and progress file before the first shard is replaced, because they may
-        # list old shards.
+        # The manifest, and if no shard is kept the progress file, may list shards that are now
+        # replaced: remove them.
         if index == self.kept:
             _remove(self._names.manifest)
             if index == 0:

@@ -67,7 +67,7 @@ SLICE_BYTES, SOFTWARE_SLICE_BYTES = 64 << 20, 2 << 20
 # second. Larger slices would take more time to allocate than they save. Texts of unknown length are
 # cut as the last row says.
 SHORTER_SLICES = ((256 << 20, 12 << 20), (4 << 30, 32 << 20))
-MORE_IDS = 1.05  # factor by which more ids are copied with a slice than its length suggests
+MORE_IDS = 1.05  # ids are copied for the last slice's ids per byte, times this
 FREE = constant("encode/02_merge.wgsl", "FREE")  # rank that marks a free slot of the pair table
 
 
@@ -230,7 +230,7 @@ class GpuEncoder:
         return state
 
     def expected_ids(self, text_bytes: int) -> int:
-        """Estimate the number of ids of a slice, which are copied before their number is known."""
+        """Estimate the number of ids of a slice; as many are copied before the number is known."""
         return min(text_bytes, int(MORE_IDS * self._ids_per_byte * text_bytes))
 
     def _fetch(
@@ -273,7 +273,7 @@ class LongWords:
 
 
 class _Slot(WordSlot):
-    """The buffers of one slice in flight, of up to `slice_bytes`."""
+    """The buffers of a slice of up to `slice_bytes`, used until the slice's ids are fetched."""
 
     def __init__(self, encoder: GpuEncoder) -> None:
         self.slice_bytes = encoder._slot_bytes

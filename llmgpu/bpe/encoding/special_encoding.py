@@ -98,15 +98,15 @@ def with_special_tokens(
             block_bytes=block_bytes,
             is_normalized=True,
         )
-    # Wrap an encoder that normalizes around it.
+    # Wrap an encoder around it that normalizes the text.
     if vocabulary.normalizer is not None:
         encoder = _NormalizingEncoder(encoder, get_normalizer(vocabulary.normalizer))
-    # Around both, wrap an encoder for the other special tokens. It gets the text first.
+    # The outermost encoder, which gets the text first, handles the other special tokens.
     early = [text for text in allowed if text not in late]
     if options.is_plain and not early:
         return encoder
     before, after = ids_around(vocabulary, options)
-    # Each encoder adds at most one token on each side of a document, the innermost next to it.
+    # Each encoder adds at most one token on each side of a document, the innermost first.
     first, *others = zip_longest(reversed(before), after) if before or after else [(None, None)]
     made = _SpecialEncoder(
         encoder,
@@ -452,8 +452,7 @@ class _SpecialSource(FilteredSource):
 
     def _pieces(self) -> Iterator[Piece]:
         for piece in super()._pieces():
-            # Held-back white space comes first, in pieces of its own. Only the text reports the
-            # end.
+            # White space that was held back comes first. Only the piece itself may report the end.
             ended, self._ended = self._ended, False
             for blanks in self._special.blanks:
                 yield Piece(np.frombuffer(blanks, np.uint8), np.empty(0, np.int64), closed=False)
@@ -687,8 +686,8 @@ class _SpecialTokenFilter:
             text, cuts = remove_spans(text, places[:, :2])
             ends = places[:, 1]
             removed = np.concatenate([np.zeros(1, np.int64), ends - cuts])
-            # Where a token begins, a document start comes before it. Where it ends, one comes after
-            # it.
+            # A document start comes before a token that begins there, after a token that ends
+            # there.
             order = np.argsort(np.concatenate([2 * starts, 2 * places[:, 0] + 1]), kind="stable")
             starts = starts - removed[np.searchsorted(ends, starts, side="right")]
             starts = np.concatenate([starts, cuts])[order]

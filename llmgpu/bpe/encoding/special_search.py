@@ -1,4 +1,4 @@
-"""The search for special tokens in text."""
+"""The search for special tokens in text, and the refusal of text that spells forbidden tokens."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from llmgpu.text.normalizing import NFC, get_normalizer
 
 
 def check_unmerged(tokens: set[bytes], ignore_merges: bool) -> None:
-    """Check that a model without merges has the same ids in the library and in llmgpu.
+    """Check that Hugging Face's library and llmgpu give the same ids for a model without merges.
 
     Without merges, llmgpu lets two neighbours become a token if together they spell it. The library
     uses a token of several bytes only for a whole pre-token (ignore_merges). So the check fails if
@@ -91,7 +91,7 @@ def _can_make(normalizer: str | None, text: str) -> bool:
 
 
 def check_added_ids(added: dict[str, int], ids: dict[str, int]) -> None:
-    """Check that the library gives the added tokens the ids that the file states.
+    """Check that Hugging Face's library gives added tokens the ids that the file states.
 
     The library ignores the stated id of a token that the model lacks, and numbers such tokens in
     the order of the list, from the model's size on.

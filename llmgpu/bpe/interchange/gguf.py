@@ -141,7 +141,7 @@ def describe(
     eos_id: int | None = None,
     rows: int = 0,
 ) -> dict[str, Any]:
-    """Return the metadata of a vocabulary: its key X has the argument of `GGUFWriter.add_X`.
+    """Return the metadata of a vocabulary: the value of key X is for `GGUFWriter.add_X`.
 
     rows: number of rows of the model's tables, if there are more rows than ids in the vocabulary.
     bos_id, eos_id: the first and the last id of a text. By default, the ids that the vocabulary

@@ -172,7 +172,8 @@ def read_content(
     for part in ("truncation", "padding"):
         if content.get(part) is not None:
             note(f"{part} is not applied")
-    # Read the added tokens. The library searches for each before or after the normalizer runs.
+    # Read the added tokens. Hugging Face's library searches for each token either before or after
+    # the normalizer runs.
     added, normalized, flagged = _read_added(content.get("added_tokens"), note)
     if normalizer is not None:
         _check_different(added, normalized, get_normalizer(normalizer).apply)
@@ -320,8 +321,8 @@ def _model_ids(vocabulary: Vocabulary, ids: Mapping[str, int]) -> Mapping[str, i
     ids: all ids by text. All are returned unless a pre-token could spell a special token that is
     not in `whole_tokens`. In this case the special tokens are left out.
 
-    Raises VocabularyError if the library would give other ids to the special tokens that are left
-    out.
+    Raises VocabularyError if Hugging Face's library would give other ids to the special tokens that
+    are left out.
     """
     whole = set(vocabulary.whole_tokens)
     special = {k: v for k, v in vocabulary.special_tokens.items() if v not in whole}
@@ -488,7 +489,8 @@ def _read_added(
     """Return the added tokens: ids by text, ids of the normalized tokens, and ids by flag.
 
     A flag is a field of Vocabulary in _ADDED_FLAGS. always: set if the vocabulary matches added
-    tokens that are not special in any text, as the library does. Then no note reports a difference.
+    tokens that are not special in any text, as Hugging Face's library does. Then no note reports a
+    difference.
     """
     added: dict[str, int] = {}
     normalized: list[int] = []

@@ -62,7 +62,8 @@ def read_steps(
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """Return the steps of llmgpu's normalizer, and the Metaspace, None if there is none.
 
-    The returned steps give the text that the library's steps give, with spaces in place of U+2581.
+    The returned steps give the text that the steps of Hugging Face's library give, with spaces in
+    place of U+2581.
 
     Raises VocabularyError if a text may still have spaces after the library's steps.
     """
@@ -119,13 +120,13 @@ def check_prefix(
 ) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
     """Return the normalizer's steps with the prefix of a Metaspace, and the normalized tokens' ids.
 
-    The library searches for all added tokens before a Metaspace adds its prefix. With a prefix, no
-    ids of normalized tokens are therefore returned.
+    Hugging Face's library searches for all added tokens before a Metaspace adds its prefix. With a
+    prefix, no ids of normalized tokens are therefore returned.
 
     steps: the normalizer's steps. scheme: see `scheme_of`. added: ids by text. normalized: ids of
     the normalized tokens in the file.
 
-    Raises VocabularyError if the ids could differ from the library's.
+    Raises VocabularyError if the ids could differ from the library's ids.
     """
     if scheme == "never":
         return steps, normalized
@@ -135,8 +136,8 @@ def check_prefix(
         )
     if {step["type"] for step in steps} & _CHANGES_STARTS:
         raise VocabularyError("Metaspace after a normalizer other than Replace is not supported")
-    # The library searches for normalized tokens after the other tokens, llmgpu for all at once.
-    # Both find the same tokens unless a normalized token overlaps another token.
+    # Hugging Face's library searches for normalized tokens after the other tokens, llmgpu for all
+    # at once. Both find the same tokens unless a normalized token overlaps another token.
     late = [text for text, number in added.items() if number in set(normalized)]
     early = [text for text, number in added.items() if number not in set(normalized)]
     for text in late if early else ():
@@ -183,7 +184,7 @@ def make_vocabulary(
     the added tokens that are not special. unknown: the unknown token's id. splits, decoder: fields
     of `PieceRules`. rules: further fields of Vocabulary.
 
-    Raises VocabularyError for a rule of the library that llmgpu does not support.
+    Raises VocabularyError for a rule of Hugging Face's library that llmgpu does not support.
     """
     takes_whole = model.get("ignore_merges") is True
     if takes_whole and splits:

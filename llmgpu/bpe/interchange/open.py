@@ -71,7 +71,7 @@ def open_vocabulary(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
 
 
 def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFiles:
-    """Return the files of the vocabulary with a path or a published name.
+    """Return the files of a vocabulary, given its path or its published name.
 
     path: a vocabulary file, a tokenizer.json, a tekken.json, a tokenizer.model, a rank file, a
     vocab.json or merges.txt with the other file beside it, a folder with such files, or the name of

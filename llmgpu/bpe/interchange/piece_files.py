@@ -130,7 +130,7 @@ def name_pieces(vocabulary: Vocabulary) -> dict[int, str]:
             is_symbol = bool(rules.ranks) and kind == USER
             names[number] = spelled.replace(" ", SPACE_MARK) if is_symbol else spelled
         elif kind == UNKNOWN and rules.ranks:
-            # its bytes in the vocabulary are the text to which the id decodes
+            # The token's own bytes are the text to which the unknown id decodes, not its name.
             names[number] = "<unk>"
         elif kind != ABSENT:
             names[number] = token.decode().replace(" ", SPACE_MARK)

@@ -23,7 +23,7 @@ def read_around(steps: Sequence[tuple[str, Mapping[str, Any]]], note: Note) -> A
     steps: types and content of the post-processors. The types are in KINDS. note: called with a
     reminder that llmgpu adds the ids only on request.
 
-    Raises VocabularyError if llmgpu can't add the same ids as the library.
+    Raises VocabularyError if llmgpu can't add the same ids as Hugging Face's library.
     """
     adding = [(kind, step) for kind, step in steps if kind != "ByteLevel"]
     if not adding:

@@ -65,9 +65,9 @@ _ADDRESS = "https://openaipublic.blob.core.windows.net/encodings/"
 
 
 def encoding_of(name: str) -> str | None:
-    """Return the encoding with a name, or the encoding of a model of OpenAI; None for other names.
+    """Return the published encoding of this name, or of OpenAI's model of this name.
 
-    "cl100k", "cl100k_base" and "gpt-4-turbo" are all cl100k_base.
+    "cl100k", "cl100k_base" and "gpt-4-turbo" all give cl100k_base. None for any other name.
     """
     for encoding in (*_DIGESTS, *_VARIANTS):
         if name in (encoding, encoding.removesuffix("_base")):

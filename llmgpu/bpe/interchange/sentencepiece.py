@@ -49,7 +49,7 @@ _UNKNOWN_SURFACE = " \u2047 "
 
 
 def recognizes(data: bytes) -> bool:
-    """Whether a file that begins with `data` begins with a piece."""
+    """Whether `data`, the first bytes of a file, begins with a piece."""
     return _START.match(data[:5]) is not None
 
 

@@ -45,7 +45,7 @@ from llmgpu.text.normalizing import get_normalizer
 # Special tokens that end a text. If a vocabulary has several, the first in this list is used.
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<|eos|>", "<eos>", "</s>", "[EOS]")
 
-# limits memory: without a limit, a line with a large id would request as many empty tokens
+# Limit of the ids. Without it, a file with one large id would request as many empty tokens.
 MAX_IDS = 1 << 22
 
 _TO_TEXT = dict(enumerate(ALPHABET))
@@ -56,7 +56,7 @@ _TO_BYTES = {value: 0xFFFD for value in range(256)} | {
 
 
 def to_text(token: bytes) -> str:
-    """Return the text of a token."""
+    """Return a token as text in the byte-level alphabet."""
     return token.decode("latin-1").translate(_TO_TEXT)
 
 

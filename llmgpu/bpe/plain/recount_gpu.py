@@ -251,11 +251,11 @@ class _RecountLoop:
                 self._make_table(self._table_slots * TABLE_GROWTH)
                 state["table_size"], state["status"] = self._table_slots, RUNNING
                 self._device.write(self._buffers["state"], state)
-                # because iterations after the halt did not swap the symbol buffers
+                # Iterations after the halt did not swap the symbol buffers, so they do not count.
                 self._recorded = done
         log = self._device.read(self._buffers["merge_log"], 4 * done, np.uint32).reshape(done, 4)
         ids = np.arange(256 + done, dtype=np.uint32)
-        # ids by symbol: the symbols of bytes are ranks
+        # ids[symbol]: the id of a symbol. The symbol of a byte is the byte's rank.
         ids[self._byte_ranks] = np.arange(256, dtype=np.uint32)
         symbols = int(state["next_symbol_count"][0])
         return Merges(ids[log[:, :2]], log[:, 2].astype(np.int64), symbols)

@@ -122,9 +122,9 @@ class RulePattern(Pattern):
     def _mark_long(self, data: Text, edges: Positions, mask: Marks) -> int:
         """Mark the first pre-token, which is too long for a block; return the start of the next.
 
-        Text after the end of `data` is not known, so a pre-token may end here that continues there.
-        This is harmless: it lies after the position that `last_start` returns, and its marks are
-        not used.
+        If the text that decides the end has not been read, the pre-token is taken to end with
+        `data`. Starts that are marked after it lie behind the position that `last_start` returns,
+        and are not used.
         """
         limit = int(edges[0]) if len(edges) else len(data)
         if limit == 0:  # the previous block ended where a document ends: skip the edge
@@ -144,7 +144,7 @@ class RulePattern(Pattern):
         return found.start() + 1 if found else 0
 
     def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
-        """Search in growing windows at the end of the text, then in blocks from its start on."""
+        """Return the last certain start: search windows at the end of the text, then all blocks."""
         plain = self.last_plain_start(text[max(begin, len(text) - PLAIN_WINDOW) :])
         if plain:
             return len(text) - plain

@@ -187,7 +187,7 @@ class HostPattern(DocumentPattern):
             compiled = compile_expression(expression)
             found = [0]
             for begin, end in pairwise(bounds):
-                try:  # a time limit that `regex` takes also counts CPU time
+                try:  # `timeout` of `regex` limits CPU time, too
                     for match in compiled.finditer(characters, begin, end, timeout=limit.left()):
                         if match.end() > match.start():
                             found += match.span()

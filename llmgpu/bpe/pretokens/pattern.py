@@ -185,7 +185,7 @@ def last_start(
 
 
 def make_c_pattern(pattern: Pattern) -> CPattern:
-    """Return a pattern for the CPU engine. If the engine lacks its rule, NumPy marks the starts."""
+    """Return a pattern for the CPU engine. If the engine lacks the rule, NumPy marks the starts."""
     if isinstance(pattern, NeighboursPattern):
         return CPattern(pattern.kernel, pattern.bits)
     if isinstance(pattern, HostPattern) and (program := pattern.compiled()) is not None:

@@ -62,7 +62,9 @@ def submitted_slices(
     slice_bytes: int,
     first_bytes: int | None = None,
 ) -> Iterator[tuple[_Slot, Slice]]:
-    """Yield slots with their submitted slices, in order; after the next request a slot is reused.
+    """Yield slots with their submitted slices, in order.
+
+    When the caller asks for the next slice, the slot of the last one is used again.
 
     slots: slots of earlier texts, to be reused. When all are in use, a slot from `make_slot` is
     added, up to SLOTS. Slots are added only when needed, because allocation takes long.

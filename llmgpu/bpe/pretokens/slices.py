@@ -97,7 +97,7 @@ class Slice(Piece):
 
 
 class SliceSource(Protocol):
-    """Returns the slices of a text, in order."""
+    """A source of the slices of a text; `read` returns them in order."""
 
     def read(self, buffer: NDArray[np.uint8]) -> Slice | None:
         """Return the next slice, in `buffer` (uint8) if it fits; None at the end."""

@@ -375,9 +375,9 @@ class _BatchedLoop:
         return self._device.read(self._buffers["merge_log"], 4 * done, np.uint32).reshape(done, 4)
 
     def _result(self, log: NDArray[np.uint32], batches: int) -> Merges:
-        # Every merge replaces two symbols by one. Column 2 has the occurrences of the pair. Those
-        # of a pair of equal symbols may overlap, so fewer are merged; column 3 has the number
-        # merged.
+        # Every merge replaces two symbols by one. Column 2 has the occurrences of the pair.
+        # Occurrences of a pair of equal symbols may overlap, so fewer are merged: column 3 has this
+        # number.
         equal = log[:, 0] == log[:, 1]
         taken = np.where(equal, log[:, 3], log[:, 2]).astype(np.int64)
         counts = log[:, 2].astype(np.int64)

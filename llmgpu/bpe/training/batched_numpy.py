@@ -55,7 +55,7 @@ SYMBOL_BITS = 20
 MAX_SYMBOLS = 1 << SYMBOL_BITS
 MAX_POSITIONS = (1 << 31) - 1
 SEPARATOR = -1  # separates words, and stands before the first and after the last
-NO_SLOT = 0  # slot of positions without a pair that has a slot
+NO_SLOT = 0  # slot of a position at which no pair starts, or a pair without a slot
 MERGING = -1  # slot of positions that the current batch merges
 _INDEX_BITS = 64 - 2 * SYMBOL_BITS
 
@@ -284,7 +284,7 @@ def _occurrences(
     positions = np.concatenate(
         [listed[first : first + size] for first, size in zip(firsts, sizes.tolist(), strict=True)]
     )
-    # Drop stale positions: their pair has changed since they were listed.
+    # Drop stale positions, at which another pair starts since the positions were listed.
     current = pairs.symbols.slot[positions] == np.repeat(slots.astype(np.int32), sizes)
     positions = positions[current]
     merged = np.repeat(results.astype(np.int32), sizes)[current]

@@ -252,7 +252,7 @@ def _is_unused(folder: Path) -> bool:
 
 
 def _outputs_of(folder: Path) -> list[list[Any]] | None:
-    """Return the facts of a finished run's output files; None for any other folder."""
+    """Return the facts of a finished run's output files; None if the folder has no finished run."""
     try:
         content = json.loads((folder / _RUN).read_bytes())
         outputs = content.get("outputs") if content.get("format") == FORMAT_NAME else None

@@ -35,7 +35,7 @@ _NONE: Piece = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
 
 
 def memory_costs(words: float, nbytes: float) -> Costs:
-    """Return the costs of merging: the costs in little memory if more memory is not free.
+    """Return the costs of merging, or of merging with less memory if memory is short.
 
     words: number of distinct words. nbytes: sum of their lengths in bytes.
     """
@@ -47,7 +47,7 @@ def memory_costs(words: float, nbytes: float) -> Costs:
 
 
 def _require_free(words: SymbolWords) -> Costs:
-    """Return the costs of merging words; raise InputError if less memory is free."""
+    """Return the costs of merging words; raise InputError if they exceed the free memory."""
     count, nbytes, free = len(words.counts), len(words.symbols), free_memory()
     costs = memory_costs(count, nbytes)
     needed = costs.of(count, nbytes) - nbytes

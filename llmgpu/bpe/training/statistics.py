@@ -31,7 +31,7 @@ from llmgpu.charts import (
 from llmgpu.input_files import number_of
 from llmgpu.progress import Progress, no_progress
 
-MOST_LENGTH = 16  # all longer tokens, in bytes, are one group
+MOST_LENGTH = 16  # tokens of more bytes are one group
 PARTS, DIGITS, SPACE, SIGNS = "parts of characters", "digits", "white space", "punctuation, symbols"
 SPECIAL = "special tokens"
 
@@ -99,7 +99,7 @@ def length_group(length: int) -> str:
 def bytes_a_token(
     vocabulary: Vocabulary, words: DistinctWords, progress: Progress = no_progress
 ) -> Iterator[tuple[int, float]]:
-    """Yield pairs of a number of merges, and the bytes per token with only the first merges.
+    """Yield numbers of merges, each with the bytes per token if only so many merges apply.
 
     The numbers are 2^k - 256, ascending, and then the number of all merges. words: words of a text,
     cut by the vocabulary's pattern. A vocabulary with another match rule than "bpe" yields nothing.

@@ -207,8 +207,8 @@ def check_logged(
     """Raise InputError for logged merges that no training can have made.
 
     pairs, counts: as in `Merges`. Both symbols of a pair must exist before its merge. No pair may
-    occur more often than the pair before. Equally frequent pairs come in ascending order, unless
-    the second pair contains the symbol that the first merge makes.
+    occur more often than the pair before. Equally frequent pairs come in ascending order of their
+    symbols, unless the second pair contains the symbol that the first merge makes.
     """
     new = len(seed.tokens) + np.arange(len(pairs))  # the symbol that each merge makes
     order = pairs[:, 0].astype(np.int64) << 32 | pairs[:, 1]

@@ -316,7 +316,7 @@ def _unpack_msgpack(
 
 
 def _check_fields(what: str, content: Any, types: dict[str, tuple[type, ...]]) -> None:
-    """Raise VocabularyError unless `content` is a map with entries of the names and `types`."""
+    """Raise VocabularyError unless `content` is a map whose entries are as `types` says."""
     if not isinstance(content, dict) or content.keys() != types.keys():
         raise VocabularyError(f"damaged: {what} has unexpected or missing entries")
     for name, value in content.items():

@@ -95,7 +95,7 @@ class GpuWordCounter:
             "count/03_pack": {},
         }
         with ThreadPoolExecutor(thread_name_prefix="llmgpu-slot") as threads:
-            # allocated while kernels are compiled
+            # Allocate slots while the kernels are compiled.
             slots = begin_slots(device, threads, lambda: _Slot(self))
             self._kernels = prepare_kernels(device, workgroup_size, files, hash_mask)
         self._lock = threading.Lock()  # held while a slice is submitted or the table grows

@@ -76,8 +76,8 @@ def count_words(
     counters = [_Counter(found, words, memory // (2 * threads)) for _ in range(threads)]
     idle = list(counters)
     reader = SliceReader(corpus, found)
-    # One thread reads slices into free buffers, ahead of the counting threads.
-    # a buffer for the slice of each thread, and one for the slice that is being read
+    # One thread reads slices into free buffers, ahead of the counting threads. There is a buffer
+    # for the slice of each thread, and one for the slice that is being read.
     ahead = threads + 1
     buffers = [np.empty(slice_bytes, np.uint8) for _ in range(ahead)]
 
@@ -112,7 +112,7 @@ def _sizes_so_far(
 ) -> tuple[int, int]:
     """Return upper estimates of the number of distinct words read so far, and of their bytes.
 
-    The tables were measured after a part of the slices. The estimates assume as many words in the
+    The tables were measured after some of the slices. The estimates assume as many words in the
     other slices.
     """
     measured = [(*words.size, 0), *(counter.measured for counter in counters)]

@@ -130,7 +130,7 @@ class GpuWordTable:
         return state
 
     def bind(self, names: Sequence[str], slot: Mapping[str, Buffer]) -> list[BoundKernel]:
-        """Bind kernels to the buffers of the table and of a slot."""
+        """Bind kernels, given by name, to the buffers of the table and of a slot."""
         buffers = self.buffers | dict(slot)
         return [self.kernels[name].bind_from(buffers) for name in names]
 
