@@ -16,7 +16,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 PADDING = 16
 _COPY_BLOCK = 1 << 16  # values copied at once, so that their indices fit in the processor's cache
 _KEY_BYTES = 7  # bytes of a string in one sort key; the key is a number of 8 bytes
-# after comparing this many bytes by keys, strings that are still equal are compared whole
+# After comparing this many bytes by keys, strings that are still equal are compared whole.
 _LONG_BYTES = 252
 # The last byte of a sort key tells how many bytes the string has from the key's start on: 0 to 7,
 # or _MORE if the string goes on after the key.

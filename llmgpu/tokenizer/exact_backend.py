@@ -40,7 +40,7 @@ from llmgpu.tokenizer.tokenizer import Tokenizer
 
 _FLAGS = ("lstrip", "rstrip", "single_word")
 FEW_CHARACTERS = 8192  # characters in the texts of a call; see the head of this file
-# if there are more stretches of text, encoding them in one call is faster than one by one
+# If there are more stretches of text, encoding them in one call is faster than one by one.
 _FEW = 24
 _CHANGED = "\u0295"  # a letter whose class Unicode changed after the library's version
 

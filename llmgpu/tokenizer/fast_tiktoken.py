@@ -42,7 +42,7 @@ class FastEncoding(Encoding):  # type: ignore[misc]
     def encode_to_numpy(self, text: str, **special: Any) -> Any:
         """Return the ids of a text as `encode` does: uint32 (n,), read-only."""
         allowed, disallowed = self._sets(**special)
-        # raises tiktoken's UnicodeEncodeError for surrogates
+        # Raises tiktoken's UnicodeEncodeError for surrogates.
         _checked(text, disallowed).encode()
         ids = self._tokenizer.encode(text, dtype="uint32", allowed_special=allowed)
         ids.setflags(write=False)

@@ -580,7 +580,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
 
         from llmgpu.tokenizer.chatting import ChatEncoder
 
-        # a reference from the encoder would keep the tokenizer alive
+        # A reference from the encoder would keep the tokenizer alive.
         tokenizer = weakref.proxy(self)
         return ChatEncoder(
             self._vocabulary,

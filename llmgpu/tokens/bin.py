@@ -318,7 +318,7 @@ def _type_in_index(path: str) -> str | None:
     if len(data) < _INDEX.size or not data.startswith(_INDEX_MAGIC):
         return None
     code = _INDEX.unpack(data)[2]
-    # ids are below 2^31, so uint32 and int32 are the same bytes
+    # Ids are below 2^31, so uint32 and int32 are the same bytes.
     for kind, known in _INDEX_CODES.items():
         if code == known:
             return kind

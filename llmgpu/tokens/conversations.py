@@ -37,7 +37,7 @@ from llmgpu.text.normalizing import NFC, get_normalizer
 if TYPE_CHECKING:
     from llmgpu.text.chat_template import TemplateRenderer
 
-# conversations are encoded with all special tokens allowed
+# Conversations are encoded with all special tokens allowed.
 CHAT_TOKENS = SpecialOptions(allowed=(ALL,))
 
 
@@ -63,7 +63,7 @@ class Conversations(Closing):
         self._renderer: PlainRenderer | TemplateRenderer = PlainRenderer()
         facts: list[object] = []
         if chat:
-            # imported only here, because the module loads slowly
+            # Imported only here, because the module loads slowly.
             from llmgpu.text import chat_template
 
             facts = [chat.source, sorted(chat.tokens.items()), chat_template.chosen_time()]

@@ -37,7 +37,7 @@ class DocumentLengths:
 
     def __init__(self) -> None:
         self._documents: Counter[int] = Counter()  # number of documents for each number of tokens
-        # tokens so far of the current document; None between documents
+        # Tokens so far of the current document; None between documents.
         self._open: int | None = None
 
     def add(self, starts: NDArray[np.int64], count: int) -> None:

@@ -38,7 +38,7 @@ from llmgpu.tokens.sinks import (
 _BLOCK_IDS = 1 << 18  # ids that Python formats at a time
 _LEAST_IDS = 1 << 12  # in a slice of at least as many ids, making a table of spelled ids saves time
 _MAX_DIGITS = 10
-# bytes that may stand between ids; commas and brackets for lists as programs print them
+# Bytes that may stand between ids; commas and brackets for lists as programs print them.
 _SPACES = b" \t\r\n,[]"
 _BLANKED, _PLAIN = bytes.maketrans(_SPACES, b" " * len(_SPACES)), b"0123456789 "
 _ZEROS = re.compile(rb" 0\d{%d}" % _MAX_DIGITS)

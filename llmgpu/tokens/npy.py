@@ -41,11 +41,11 @@ from llmgpu.tokens.sinks import (
 
 HEADER_BYTES = 128  # header of every array that llmgpu writes
 _MAX_HEADER_BYTES = 1 << 16
-# for texts of at least as many bytes, reserving memory for the ids saves time
+# For texts of at least as many bytes, reserving memory for the ids saves time.
 _LEAST_RESERVED = 64 << 20
 _TOKEN_BYTES = 4  # usual bytes of text per token
 _LEAST_SHARED = 4 << 20  # for at least as many bytes, starting threads saves time
-# the largest share of the free memory that is reserved for a file is 1 / _MOST_OF_FREE
+# The largest share of the free memory that is reserved for a file is 1 / _MOST_OF_FREE.
 _MOST_OF_FREE = 4
 _WRITE_THREADS = min(4, usable_processors() // 2)  # more than 4 threads write no faster
 
@@ -102,7 +102,7 @@ class Reservation:
         At most 1/4 of the free memory is reserved. Raises OSError if the process has no descriptor
         left, RuntimeError if the process can't start a thread.
         """
-        # a duplicate, because another thread may close the file
+        # A duplicate, because another thread may close the file.
         self._descriptor = os.dup(file.fileno())
         self._has_ended = c_int()
         self._reserved = 0

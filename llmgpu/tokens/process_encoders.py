@@ -32,7 +32,7 @@ _MOST_KEPT = 16  # limit of the encoders that are kept, each for other options
 # Bytes of the longest text that is always encoded on the CPU: shorter texts are encoded before a
 # device would have received them.
 HOST_BYTES = 1 << 16
-# bytes of the longest text that is encoded in one call; longer texts are encoded in slices
+# Bytes of the longest text that is encoded in one call; longer texts are encoded in slices.
 MOST_AT_ONCE = 1 << 26
 _log = logging.getLogger("llmgpu")
 

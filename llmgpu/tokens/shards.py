@@ -59,7 +59,7 @@ from llmgpu.tokens.sinks import TokenSink, id_dtype, require_ids
 from llmgpu.tokens.splitting import spans_without
 
 _NO_IDS = np.empty(0, np.uint32)
-# ids whose lengths are added up at a time; few, so that the lengths fit in the processor's cache
+# Ids whose lengths are added up at a time; few, so that the lengths fit in the processor's cache.
 _BLOCK_IDS = 1 << 16
 
 
@@ -172,7 +172,7 @@ class ShardWriter(TokenSink):
         self._current: TokenSink | None = None
         self._current_bytes = 0
         self._continues = False
-        # number of documents that start at the next id, or at the end if no id follows
+        # Number of documents that start at the next id, or at the end if no id follows.
         self._held = 0
 
     def prepare(self, piece: EncodedSlice) -> EncodedSlice:

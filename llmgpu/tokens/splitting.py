@@ -186,7 +186,7 @@ def _drawn_order(
     order = np.argsort(uniform(seed + _SHUFFLING, numbers), kind="stable")
     ends = np.cumsum(lengths[order])
     begins = ends - lengths[order]
-    # the old position of an id minus its new position, for each document
+    # The old position of an id minus its new position, for each document.
     shifts = starts[order] - begins
     for begin in range(0, len(kept), _PIECE_IDS):
         end = min(len(kept), begin + _PIECE_IDS)

@@ -29,7 +29,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.normalizing import WHITE_SPACE
 
 LONGEST = 4  # most bytes of a character
-# bytes that are searched for the end of white space at first; more only if all are white space
+# Bytes that are searched for the end of white space at first; more only if all are white space.
 _WINDOW = 64
 # Bytes of a block in `Blanks`: a multiple of 1, 2 and 3, the lengths of white-space characters.
 _BLOCK = 3 << 14

@@ -101,7 +101,7 @@ class ReusedMemory:
 
     def __call__(self, count: int) -> NDArray[np.uint32]:
         memory = new_ids(0)
-        # drop idle memory that is too small, until an array is large enough
+        # Drop idle memory that is too small, until an array is large enough.
         with suppress(IndexError):
             while len(memory) <= count:
                 memory = self._idle.popleft()
@@ -129,7 +129,7 @@ class CollectedIds:
         """
         self._reserved = _reserve(most or 0)
         self._count = 0  # number of ids in the reserved array
-        # ids of the slices after the last that fits into the array
+        # The ids of all slices from the first one on that did not fit into the array.
         self._rest: list[NDArray[np.uint32]] = []
 
     def __len__(self) -> int:

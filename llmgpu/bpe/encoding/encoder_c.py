@@ -43,7 +43,7 @@ SLICE_BYTES = 1 << 20
 MANY_THREADS = 4  # from this number of threads on, the engine's threads encode a slice together
 PARTS = 4  # parts of a slice of SLICE_BYTES; a thread of the engine encodes one part at a time
 MAX_TABLE_BYTES = 384 << 20  # the largest table of words
-# bytes; encoding a shorter text takes less time than finding the vocabulary's cuts
+# Encoding a text of fewer bytes takes less time than finding the vocabulary's cuts.
 LONG_TEXT = 1 << 17
 # Cuts are searched for a text only if at least 1/32 of its bytes begin a character beyond ASCII.
 _LEAST_SHARE = 32

@@ -288,7 +288,7 @@ class _Slot(WordSlot):
         self._long_copy = Download(self.device)
         self._documents = 0  # document starts in the last submitted slice
         self._copied = 0  # ids that the submission of the slice copies to the host
-        # reserve for one id (4 bytes) in each 2.7 bytes of text
+        # Allocate memory for one id (4 bytes) in each 2.7 bytes of text.
         self._ids_copy.reserve(self.slice_bytes * 3 // 2)
 
     def submit(self, piece: Slice) -> None:
@@ -513,7 +513,7 @@ def _insert_pairs(
     # Insert all pairs at once. A pair whose slot another pair has taken tries the next slot.
     while len(entries):
         free = np.flatnonzero(table[at, 2] == FREE)
-        # if several pairs are written to one slot, one of them remains
+        # If several pairs are written to one slot, one of them remains.
         table[at[free]] = entries[free]
         left = (table[at, :2] != entries[:, :2]).any(axis=1)
         entries, at = entries[left], (at[left] + np.uint32(1)) & last

@@ -36,7 +36,7 @@ _SPARE_SLICES = 2
 # Size of the first slice, in bytes, for an engine that reads slices of a file itself. Python reads
 # the first slice, and the engine reads the others.
 _FIRST_BYTES = 1 << 16
-# number of slices that are read as one if ids are written straight to their final place
+# Number of slices that are read as one if ids are written straight to their final place.
 _LARGE = 16
 
 

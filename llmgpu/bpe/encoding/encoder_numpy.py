@@ -36,7 +36,7 @@ class _Table:
 
     def __init__(self) -> None:
         self._numbers = Numbers()
-        # the ids of word k are ids[firsts[k] : firsts[k] + counts[k]]
+        # The ids of word k are ids[firsts[k] : firsts[k] + counts[k]].
         self._ids = GrowableArray(np.uint32)
         self._firsts = GrowableArray(np.int64)
         self._counts = GrowableArray(np.int64)

@@ -57,7 +57,7 @@ _CUTS = (15, 12, 10, 8, 6)  # borders to try: after this many 16ths of a window'
 # Number of words and windows whose tokens are cached, because texts repeat words.
 _REMEMBERED_WORDS = 1024
 GONE = -2  # marks a symbol that was merged into the previous symbol; -1 is a byte without a token
-# mask of the low half of 64 bits, which holds a right symbol, a result or a position
+# Mask of the low half of 64 bits, which holds a right symbol, a result or a position.
 _LOW = 0xFFFFFFFF
 _RANK = -1 ^ _LOW  # mask of the high half of 64 bits, which holds the rank
 

@@ -251,7 +251,7 @@ class _InFlight:
             piece = self._reader.read(memory[: len(buffer)])
             if piece is None:
                 return None
-            # an empty slice is not sent to the device
+            # An empty slice is not sent to the device.
             if piece.main_end or len(piece.document_starts):
                 self._kept.append((piece, memory))
             if piece.oversized:

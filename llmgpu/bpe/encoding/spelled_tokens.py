@@ -38,7 +38,7 @@ class SpelledTokens:
         self._search = search_for(texts) if any(texts) else None
         self._clock, self._begin, self._spent = clock, clock(), 0.0
         self._left = SEARCHED_BYTES
-        # the last bytes of the text so far, where a token may begin that ends in later text
+        # The last bytes of the text so far: a token may begin there and end in later text.
         self._tail = b""
         self._found, self.is_complete = 0, True
 

@@ -302,7 +302,7 @@ def _ranks_for_llama(
                 ranks[result] = min(ranks[result], place)
     by_text = {text: ranks[number] for number, text in texts.items()}
     ids = {text: number for number, text in texts.items()}
-    # rank, position of the last pair, and text of each token
+    # Rank, position of the last pair, and text of each token.
     order: list[tuple[int, int, str]] = []
     for number, text in texts.items():
         stands_alone = kinds[number] == USER and (rules.ranks or SPACE_MARK not in text)

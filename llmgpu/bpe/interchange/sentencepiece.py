@@ -165,7 +165,7 @@ def _make_vocabulary(
         ),
     )
     assert vocabulary.piece_symbols is not None
-    # raises an error for unused pieces whose ids would depend on the surrounding text
+    # Raises VocabularyError for unused pieces whose ids would depend on the surrounding text.
     _ = vocabulary.piece_symbols.merges
     return vocabulary
 

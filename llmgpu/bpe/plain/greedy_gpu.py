@@ -44,7 +44,7 @@ SOFTWARE_SLICE_BYTES = 2 << 20
 CHUNK_BYTES = 256
 MAX_CHUNK_BYTES = constant("trie/01_long_exit.wgsl", "MAX_CHUNK")
 COMPACT_WORKGROUP = 64
-# loop iterations for each byte of a match: one step, and a binary search among 256 children
+# Loop iterations for each byte of a match: one step, and a binary search among 256 children.
 STEPS_PER_BYTE = 9
 
 

@@ -43,7 +43,7 @@ SOFTWARE_COUNT_TILE = 4096  # with 1024, Mesa's driver takes 2.5 times as long
 SCAN_TILE = 1024  # block sums scanned by one workgroup
 FIRST_TABLE_SLOTS = 1 << 16
 TABLE_GROWTH = 4
-# memory for a byte of text: two symbol buffers and the mask, 4 bytes each, and the text itself
+# Memory for a byte of text: two symbol buffers and the mask, 4 bytes each, and the text itself.
 BYTES_PER_TEXT_BYTE = 13
 # Goal for the time of a submission. Progress and Ctrl-C are handled between submissions.
 SUBMIT_SECONDS = 0.2
@@ -112,7 +112,7 @@ class _RecountLoop:
         self._wg = workgroup_size
         self._compile(count_tile)
         self._table_slots = table_slots
-        # number of the next iteration to record; after a halt, the number of merges made
+        # Number of the next iteration to record; after a halt, the number of merges made.
         self._recorded = 0
         blocks = -(-text_bytes // workgroup_size)
         create = device.create_buffer

@@ -39,7 +39,7 @@ SPLITS_PREFIX = "splits:"
 MAX_EXPRESSION_BYTES = 1 << 16  # also the limit of vocabulary files
 MAX_SPLITS = 16  # limit of the number of expressions that cut one after the other
 MAX_NESTING = 50  # limit of the number of groups and sets inside each other
-# limit of the items in an expression, with all counted repetitions of groups written out
+# Limit of the items in an expression, with all counted repetitions of groups written out.
 MAX_REPEATED = 1 << 16
 DEFAULT_MATCH_SECONDS = 30.0
 
@@ -99,7 +99,7 @@ def _check_cost(expression: str) -> None:
         elif text == ")" and len(sizes) > 1:
             last = max(sizes.pop(), 1)
             sizes[-1] += last
-        # a single item isn't written out repeatedly
+        # The compiler does not repeat a single item, only several.
         elif text[0] == "{" and len(text) > 1 and last > 1:
             count = max(int(number[:9] or 0) for number in (part[1], part[2] or ""))
             sizes[-1] += last * max(count - 1, 0)

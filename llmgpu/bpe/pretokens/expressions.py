@@ -205,7 +205,7 @@ def _byte_place(text: NDArray[np.uint8], blocks: list[tuple[int, int]], characte
     if character == blocks[number][0]:
         return blocks[number][1]
     (first_character, first), (_, end) = blocks[number - 1 : number + 1]
-    # any version will do, because lengths of characters are the same in all
+    # Any version will do, because lengths of characters are the same in all.
     table = _TABLES[unicode_classes.DEFAULT_VERSION]
     positions, _ = decode(text[first:end], table)
     return first + int(positions[character - first_character])

@@ -27,7 +27,7 @@ from llmgpu.text.documents import MANY_DOCUMENTS, NO_TEXT, Piece
 from llmgpu.text.streams import FileBytes
 
 MAX_WORD_BYTES = 1 << 30
-# longest text after a pre-token on which the pre-token's end may depend, in bytes
+# Longest text after a pre-token on which the pre-token's end may depend, in bytes.
 _MORE_BYTES = 1 << 16
 
 

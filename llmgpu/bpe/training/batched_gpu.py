@@ -47,7 +47,7 @@ CHANGE_BYTES = LOG_BYTES = HOT_BYTES = 16  # bytes of a vec4<u32>
 BATCHES_PER_REFILL = 32
 # Goal for the time of a submission. Progress and Ctrl-C are handled between submissions.
 SUBMIT_SECONDS = 0.1
-# limit of the rounds in one submission; a round is a refill of the hot list and its batches
+# Limit of the rounds in one submission. A round is a refill of the hot list and its batches.
 MAX_ROUNDS = 16
 GROUPS, SOFTWARE_GROUPS = 512, 64
 MAX_SELECT_WORKGROUP = 1024  # must divide BINS

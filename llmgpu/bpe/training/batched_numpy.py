@@ -322,7 +322,7 @@ def apply_merges(
     merges: uint32 (S, 3), left symbol, right symbol and result, first merge first. Pairs may be
     absent from the words; results may be symbols that exist already.
     """
-    # no pair to merge, and no short word to drop
+    # No pair is to be merged, and no short word to be dropped.
     if len(merges) == 0 and (np.diff(words.offsets) > 1).all():
         return words
     results = merges[:, 2].astype(np.int64)

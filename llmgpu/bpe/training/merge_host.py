@@ -130,7 +130,7 @@ def apply_merges(
     """Merge given pairs everywhere; see `batched_numpy.apply_merges`."""
     if library() is None:
         return batched_numpy.apply_merges(words, merges, progress)
-    # no pair to merge, and no short word to drop
+    # No pair is to be merged, and no short word to be dropped.
     if len(merges) == 0 and (np.diff(words.offsets) > 1).all():
         return words
     most = max(len(words.lengths), int(merges[:, 2].max(initial=0)) + 1)

@@ -121,7 +121,7 @@ def bytes_a_token(
         yield count, words.text_bytes / left.total
 
 
-# scripts that have a bar of their own in the chart; all other scripts share one bar
+# Scripts that have a bar of their own in the chart; all other scripts share one bar.
 _MOST_SCRIPTS = 15
 _LONGEST = 40  # number of rows in the table of the longest tokens
 

@@ -260,7 +260,7 @@ class Training:
             try:
                 if reason is None:
                     return batched_gpu.train(device, words, options, **given)
-            # the CPU makes all merges again, also those before the error
+            # The CPU makes all merges again, also those before the error.
             except CapacityError as error:
                 reason = str(error)
                 if logged:

@@ -46,7 +46,7 @@ ADDED_FLAGS = ("lstrip_tokens", "rstrip_tokens", "single_word_tokens", "whole_to
 PREFIX_IDS, SUFFIX_IDS = "prefix_ids", "suffix_ids"
 # Limit for the pattern's expression, and for each text in the training data, in bytes.
 MAX_TEXT_BYTES = 1 << 16
-# limit for the normalizer of a vocabulary of SentencePiece's kind, in bytes
+# Limit for the normalizer of a vocabulary of SentencePiece's kind, in bytes.
 MAX_NORMALIZER_BYTES = 1 << 20
 
 _MAPS = 3  # number of maps in a file: the file itself, the trie and the training data

@@ -96,7 +96,7 @@ class SortedTokens:
         ends = np.sort(self.lengths + 1)
         cuts = np.unique(np.concatenate([begins, ends]))
         widths = np.searchsorted(begins, cuts, "right") - np.searchsorted(ends, cuts, "right")
-        # number of nodes in all levels before each cut
+        # Number of nodes in all levels before each cut.
         before = offsets_of(np.diff(cuts) * widths[:-1])
         # First level of the range, and number of nodes in the levels before it.
         first, done = 0, 0

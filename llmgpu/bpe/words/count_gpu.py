@@ -39,7 +39,7 @@ from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 
 MAX_WORD = 1024
-# short, because most words of the first slice are new, and the table has to grow for them
+# Short, because most words of the first slice are new, and the table has to grow for them.
 FIRST_SLICE_BYTES = 1 << 20
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 4 << 20
 COUNT_LIMIT = 1 << 32  # the device's counters have 32 bits

@@ -29,7 +29,7 @@ from llmgpu.memory import free_memory
 
 MEMORY_SHARE = 4  # words may use 1 / MEMORY_SHARE of the free memory
 UNKNOWN_MEMORY = 4 << 30  # free memory that is assumed if the system does not report it
-# number of copies of the words in memory, at most, while they are added up and sorted
+# Number of copies of the words in memory, at most, while they are added up and sorted.
 _WORKING_COPIES = 4
 _MOST_MERGED = 32  # number of runs that are merged at a time, at most
 _LEAST_BLOCK, _MOST_BLOCK = 1 << 12, 4 << 20  # limits on the bytes of a block
