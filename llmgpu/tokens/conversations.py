@@ -95,7 +95,7 @@ class Conversations(Closing):
         return self._normalized(parts, where) if self._normalizes else parts
 
     def add(self, parts: list[tuple[bytes, bool]]) -> None:
-        """Record the next conversation.
+        """Record which bytes of the next conversation the assistant wrote.
 
         parts: stretches of the text in order: the bytes, and whether the assistant wrote them.
         """

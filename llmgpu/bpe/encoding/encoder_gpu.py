@@ -353,8 +353,9 @@ class _Slot(WordSlot):
     def take_long_words(self, count: int, longest: int) -> LongWords:
         """Return the slice's words of more than `longest` bytes, without their ids.
 
-        count: number of these words, 1 or more. The device lists the text of up to LISTED words.
-        More words are read from the device's copy of the slice, after all slices submitted so far.
+        count: number of these words, 1 or more. The device lists the text of up to LISTED words. If
+        there are more, the words are read from the slice's text on the device, which waits for all
+        slices submitted so far.
         """
         if count <= LISTED:
             listed = np.empty(count, LISTED_WORD)

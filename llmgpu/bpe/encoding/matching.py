@@ -239,7 +239,7 @@ def _listed(merges: NDArray[np.int32]) -> PairRanks:
 
 
 def _all_cuts(vocabulary: Vocabulary) -> PairRanks:
-    """Return all pairs of tokens that together spell a token, in the order of `ordinary_ranks`.
+    """Return all pairs of tokens that together spell a token, in the order of that token's id.
 
     The pairs of one token are ordered by the length of the left token.
     """

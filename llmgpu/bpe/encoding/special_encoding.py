@@ -427,7 +427,7 @@ class _Boundaries:
         return bool(self._ends) and self._ends[0] == self._taken
 
     def special_before(self, offset: int) -> NDArray[np.int64]:
-        """Return the ids, int64, of the special tokens up to an offset that are not removed yet."""
+        """Return the ids, int64, of special tokens up to `offset` that `take` has not removed."""
         while self._found:
             self._look_ahead()
         kinds: NDArray[np.int64] = self._ahead[0, self._ahead[1] <= offset]

@@ -141,7 +141,7 @@ def name_pieces(vocabulary: Vocabulary) -> dict[int, str]:
 
 
 def _pairs_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Return the last pair of each piece, sorted by score, as the merges of a tokenizer.json.
+    """Return the pair that makes each piece, sorted by score, as the merges of a tokenizer.json.
 
     Raises VocabularyError if no list of merges gives the same ids.
     """

@@ -51,7 +51,7 @@ _match_seconds = DEFAULT_MATCH_SECONDS
 
 
 def limit_match_seconds(seconds: float) -> None:
-    """Limit matching to this CPU time for each started megabyte of text.
+    """Limit the CPU time of matching to `seconds` per megabyte of text, rounded up.
 
     The limit applies to all custom patterns of the process.
     """

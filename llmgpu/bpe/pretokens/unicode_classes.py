@@ -116,7 +116,7 @@ def code_tables(
 def decode(
     data: NDArray[np.uint8], table: CodeTable
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Decode UTF-8.
+    """Decode UTF-8 to the positions and codes of its characters.
 
     Returns the starts of characters, int64 (m,), and their codes, uint8 (m,).
     """

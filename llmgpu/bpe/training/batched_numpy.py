@@ -202,12 +202,12 @@ def pair_keys(left: NDArray[np.integer], right: NDArray[np.integer]) -> NDArray[
 
 
 def split_keys(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the left and the right symbols of pairs."""
+    """Return the left symbols and the right symbols of pairs, given by their keys."""
     return keys >> SYMBOL_BITS, keys & (MAX_SYMBOLS - 1)
 
 
 def pairs_of_keys(keys: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """Return pairs as uint32 (n, 2)."""
+    """Return the left and the right symbol of each pair, uint32 (n, 2)."""
     return np.column_stack(split_keys(keys)).astype(np.uint32)
 
 
