@@ -28,7 +28,7 @@ from llmgpu.bpe.pretokens.unicode_classes import (
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.normalizing import WHITE_SPACE
 
-LONGEST = 4  # most bytes of a character
+LONGEST = 4  # largest number of bytes in a character
 # Bytes that are searched for the end of white space at first; more only if all are white space.
 _WINDOW = 64
 # Bytes of a block in `Blanks`: a multiple of 1, 2 and 3, the lengths of white-space characters.

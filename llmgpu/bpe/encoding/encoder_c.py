@@ -54,7 +54,7 @@ _SAMPLE = 1 << 16  # bytes of a slice that are searched for characters beyond AS
 # The normalizers of SentencePiece's kind that the engine applies, as vocabularies store them.
 _SPACED = '[{"content":" ","pattern":{"String":"\u2581"},"type":"Replace"}]'
 _PREFIXED = '[{"prepend":" ","type":"Prepend"},' + _SPACED[1:]
-# Least first byte of a character beyond ASCII; words may be divided before such a byte.
+# Lowest first byte of a character beyond ASCII; words may be divided before such a byte.
 _FIRST_LEAD = 0xC0
 
 

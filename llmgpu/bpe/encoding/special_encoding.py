@@ -72,7 +72,7 @@ def with_special_tokens(
 
     encoder: encodes normalized text without special tokens. If neither the options nor the
     vocabulary require a wrapper, `encoder` itself is returned.
-    block_bytes: least number of bytes of text to search at a time. The ids do not depend on it.
+    block_bytes: lowest number of bytes of text to search at a time. The ids do not depend on it.
 
     Raises VocabularyError for a token that the vocabulary does not have.
     """

@@ -5,7 +5,7 @@
   refuses vocabularies with other patterns.
 - Neither file marks special tokens. A token of several characters that is in no merge, for example
   ``<|endoftext|>``, is never the result of text. `read` makes such a token a special token if its
-  characters are ASCII, or not all in the byte-level alphabet. Every other token stands for bytes.
+  characters are ASCII, or not all in the byte-level alphabet. Every other token represents bytes.
 - vocab.json is written like GPT-2's: ids ascending, ASCII only, on one line.
 """
 

@@ -551,7 +551,7 @@ def _read_model(
     check_added_ids(added, ids)
     unknown = _read_unknown(model.get("unk_token"), ids)
     _check_apart(merges, added, ids, unknown)
-    # Separate the added tokens from the tokens that stand for bytes.
+    # Separate the added tokens from the tokens that represent bytes.
     ordinary = {number: to_bytes(text) for text, number in ids.items() if text not in added}
     if len(merges) == 0:
         check_unmerged(set(ordinary.values()), ignore_merges)

@@ -47,7 +47,7 @@ TABLE_GROWTH = 4
 BYTES_PER_TEXT_BYTE = 13
 # Goal for the time of a submission. Progress and Ctrl-C are handled between submissions.
 SUBMIT_SECONDS = 0.2
-FIRST_ITERATIONS, MAX_ITERATIONS = 4, 512  # least and most iterations in one submission
+FIRST_ITERATIONS, MAX_ITERATIONS = 4, 512  # limits of the iterations in one submission
 
 
 def train(

@@ -99,7 +99,7 @@ def _check_cost(expression: str) -> None:
         elif text == ")" and len(sizes) > 1:
             last = max(sizes.pop(), 1)
             sizes[-1] += last
-        # The compiler does not repeat a single item, only several.
+        # The compiler writes out only repetitions of several items.
         elif text[0] == "{" and len(text) > 1 and last > 1:
             count = max(int(number[:9] or 0) for number in (part[1], part[2] or ""))
             sizes[-1] += last * max(count - 1, 0)

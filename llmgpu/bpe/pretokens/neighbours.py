@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.pretokens.blocks import Marks, Pattern, Positions, Text
 
 PAIR_BITS = 22  # bits of a pair's hash; must equal the number in llmgpu/cpu/pieces.c
-# Number of code points. The next 256 numbers stand for bytes that are not valid UTF-8.
+# Number of code points. The next 256 numbers represent bytes that are not valid UTF-8.
 _POINTS = 0x110000
 _WINDOW = 1 << 12  # bytes at the end of a text that `last_start` searches first
 
