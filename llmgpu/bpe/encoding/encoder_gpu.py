@@ -67,7 +67,8 @@ SLICE_BYTES, SOFTWARE_SLICE_BYTES = 64 << 20, 2 << 20
 # second. Larger slices would take more time to allocate than they save. Texts of unknown length are
 # cut as the last row says.
 SHORTER_SLICES = ((256 << 20, 12 << 20), (4 << 30, 32 << 20))
-MORE_IDS = 1.05  # ids are copied for the last slice's ids per byte, times this
+# A slice's number of ids is estimated as its bytes times the last slice's ids per byte times this.
+MORE_IDS = 1.05
 FREE = constant("encode/02_merge.wgsl", "FREE")  # rank that marks a free slot of the pair table
 
 

@@ -20,7 +20,7 @@ _MOST_TIME = 0.01  # share of the time of a command that the search may take
 class SpelledTokens:
     """Counts special tokens that a text spells but that are encoded as text; a `TextWatch`.
 
-    At most SEARCHED_BYTES of the text are searched. A block is skipped if the search has taken more
+    At most SEARCHED_BYTES of the text are searched. Text is skipped while the search has taken more
     than a hundredth of the time since this object was made.
 
     is_complete: whether all text so far was searched.

@@ -30,7 +30,7 @@ STATE = struct_dtype("words/state.wgsl", "WordState")
 FIRST_WORDS = 1 << 19
 MOST_FRESH = 1 << 19  # number of new words that one pass over a slice can list, at most
 TABLE_BYTES = 4 << 30  # a table that would grow beyond this size is emptied
-# Bytes of a slot of the table: the word's key, and the claim of the thread that inserts it.
+# Bytes of a slot of the table: a word's key, and the number by which a new word claims the slot.
 SLOT_BYTES = 20
 GROUPS, SOFTWARE_GROUPS = 512, 64
 INSERTION = ("claim", "number")  # kernels that run after words were looked up
