@@ -171,7 +171,7 @@ def make_index(kind: str, starts: NDArray[np.int64], count: int) -> bytes:
 
 
 def read_side_file(path: str | Path) -> dict[str, Any]:
-    """Return the content of the side file of a ``bin`` file, with fields of checked types.
+    """Return the content of the side file of a ``bin`` file, after checks of all entries.
 
     Raises InputError if the side file is missing, damaged, of another format or of a newer version.
     """

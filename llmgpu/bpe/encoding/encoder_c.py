@@ -205,12 +205,12 @@ class CSliceEncoder:
         return self._is_complete and is_cut
 
     def find_cuts_if_many(self) -> None:
-        """Find the vocabulary's cuts, unless its tokens leave few cuts."""
+        """Find where words may be divided, unless the vocabulary's tokens leave few such places."""
         if self._cuts_are_many and not (self._has_no_cuts or self._matching.has_cuts):
             self._matching.find_cuts()
 
     def _find_cuts(self, text: NDArray[np.uint8] | FileBytes) -> None:
-        """Find the vocabulary's cuts if `text` is long and has many characters beyond ASCII."""
+        """Find where words may be divided, if `text` is long and often beyond ASCII."""
         if self._has_no_cuts or self._matching.has_cuts or text.nbytes < self._cuts_from:
             return
         sample = text[:_SAMPLE] if isinstance(text, np.ndarray) else _middle(text)
