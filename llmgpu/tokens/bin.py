@@ -223,8 +223,8 @@ class BinFile:
     """A ``bin`` file on disk that agrees with its side file.
 
     offset: bytes before the numbers. count: number of ids. text_bytes: bytes of the text that was
-    encoded, 0 if unknown. fingerprint: fingerprint of the vocabulary that made the ids, "" if
-    unknown.
+        encoded, 0 if unknown. fingerprint: fingerprint of the vocabulary that made the ids, "" if
+        unknown.
     has_mask: whether the file at `mask_path` is a loss mask of the ids.
     """
 

@@ -93,7 +93,7 @@ def count_files(
     """Return the counts of the files of a corpus, in reading order.
 
     progress: called with the bytes read from the sources, phase "tokenizing". used: int64
-    (vocabulary size,); the occurrences of each id are added to it.
+        (vocabulary size,); the occurrences of each id are added to it.
     lengths: collects the number of tokens of each document.
 
     Raises the errors of the encoder and of the corpus.

@@ -228,7 +228,7 @@ def merge_shards(
 
     Raises:
         InputError: a manifest is not that of a part, parts are missing or of different jobs, or a
-        shard is missing or damaged.
+            shard is missing or damaged.
         OutputError: the output would replace a file of another kind, or can't be written.
     """
     check_outputs([Output(str(output), MANIFEST)], map(str, manifests), force=force)

@@ -71,7 +71,7 @@ def with_special_tokens(
     """Wrap an encoder, so that it normalizes text and handles special tokens.
 
     encoder: encodes normalized text without special tokens. If neither the options nor the
-    vocabulary require a wrapper, `encoder` itself is returned.
+        vocabulary require a wrapper, `encoder` itself is returned.
     block_bytes: lowest number of bytes of text to search at a time. The ids do not depend on it.
 
     Raises VocabularyError for a token that the vocabulary does not have.

@@ -21,7 +21,8 @@ class SpecialOptions:
     allowed: special tokens whose text is encoded as their id; "all" for all special tokens.
     disallowed: special tokens whose text is an error; "all" for all that are not allowed.
     bos, eos: the tokens before and after each document. A token is given by its id, by the text of
-    a special token, or by a text that is exactly one ordinary token. A tuple gives several tokens.
+        a special token, or by a text that is exactly one ordinary token. A tuple gives several
+        tokens.
     """
 
     allowed: Collection[str] = ()

@@ -58,7 +58,7 @@ class Reader(Protocol):
         pattern: a name in PATTERNS, for files that do not name a pattern.
         special_tokens: ids by text of special tokens that are not in the files.
         note: called with a text about each part of the files that is dropped because it does not
-        change the ids inside a text.
+            change the ids inside a text.
 
         Raises VocabularyError for files that can't be read exactly and for arguments that the
         format does not use; LlmgpuError for an unknown pattern.

@@ -145,9 +145,9 @@ def describe(
 
     rows: number of rows of the model's tables, if there are more rows than ids in the vocabulary.
     bos_id, eos_id: the first and the last id of a text. By default, the ids that the vocabulary
-    adds around a text. If the vocabulary adds no last id, the end-of-text token is the default; if
-    it adds no first id, the last id. The file tells llama.cpp to add the ids only if the vocabulary
-    adds them.
+        adds around a text. If the vocabulary adds no last id, the end-of-text token is the default;
+        if it adds no first id, the last id. The file tells llama.cpp to add the ids only if the
+        vocabulary adds them.
     note: called with a note on texts that get other ids in llama.cpp.
 
     Raises VocabularyError if llama.cpp can't give the same ids.

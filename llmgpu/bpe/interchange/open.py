@@ -74,9 +74,9 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
     """Return the files of a vocabulary, given its path or its published name.
 
     path: a vocabulary file, a tokenizer.json, a tekken.json, a tokenizer.model, a rank file, a
-    vocab.json or merges.txt with the other file beside it, a folder with such files, or the name of
-    a published encoding or of a model with a published encoding, such as ``cl100k`` and
-    ``gpt-4-turbo``.
+        vocab.json or merges.txt with the other file beside it, a folder with such files, or the
+        name of a published encoding or of a model with a published encoding, such as ``cl100k`` and
+        ``gpt-4-turbo``.
     format: the format to prefer in a folder.
 
     Raises VocabularyError for a folder without a vocabulary, for a vocab.json or merges.txt without

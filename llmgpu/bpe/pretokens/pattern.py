@@ -100,11 +100,11 @@ def start_mask(
     text: uint8 (n,).
     pattern: a Pattern, or a name in PATTERNS for its default version; LlmgpuError for another name.
     document_starts: positions in text at which documents begin, in [0, n], maybe repeated; n itself
-    is ignored.
+        is ignored.
     continues: with pattern none, whether text[0] is inside a pre-token; with any other pattern, a
-    pre-token starts at text[0].
+        pre-token starts at text[0].
     closed: whether the document ends at the end of text. If not, later text may change the entries
-    from the position that `last_start` returns on.
+        from the position that `last_start` returns on.
 
     Returns bool (n,).
     """

@@ -40,11 +40,11 @@ class GpuPretokenizer:
     """Marks the pre-token starts of slices under one pattern on one device.
 
     start_bits: buffer on the device with a bit for each byte of the slice recorded last, lowest bit
-    first.
+        first.
     reach: bytes that the kernel looks back and ahead.
     undecided: buffer of u32 on the device: the number of undecided segments of this slice, then the
-    indices of these segments. Their bits in `start_bits` are not valid. If there are any, call
-    `mark_on_host`.
+        indices of these segments. Their bits in `start_bits` are not valid. If there are any, call
+        `mark_on_host`.
     """
 
     def __init__(

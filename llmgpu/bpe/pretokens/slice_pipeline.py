@@ -67,9 +67,9 @@ def submitted_slices(
     When the caller asks for the next slice, the slot of the last one is used again.
 
     slots: slots of earlier texts, to be reused. When all are in use, a slot from `make_slot` is
-    added, up to SLOTS. Slots are added only when needed, because allocation takes long.
+        added, up to SLOTS. Slots are added only when needed, because allocation takes long.
     slice_bytes: largest size of a slice. first_bytes: largest size of the first slice, if smaller;
-    the limit then doubles from slice to slice, up to `slice_bytes`.
+        the limit then doubles from slice to slice, up to `slice_bytes`.
 
     An oversized slice is yielded but not submitted; the caller must process it on the host.
 

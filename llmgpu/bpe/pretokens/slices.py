@@ -49,13 +49,13 @@ class Slice(Piece):
 
     buffer: uint8, the text, then PADDING bytes or more.
     file: byte range of a text still to be read, while `text` and `buffer` are empty; None if the
-    text is in memory.
+        text is in memory.
     offset: bytes of the whole text before the slice.
     main_end: the end of the main part. Pre-tokens of the slice end there or before, unless the text
-    is cut anywhere.
+        is cut anywhere.
     continues: whether the slice begins inside a pre-token, because the text is cut anywhere.
     oversized: whether the text did not fit into the caller's buffer; if so, `buffer` is a larger
-    array.
+        array.
     """
 
     buffer: NDArray[np.uint8]

@@ -37,18 +37,18 @@ class TrainingOptions(DeclaredOptions):
     tie: decides between equally frequent pairs, see `llmgpu.bpe.vocabulary.building`.
     max_token_length: make no token of more bytes; None for no limit.
     match: how the vocabulary is applied, "bpe" or "greedy"; None for the seed's rule, or "bpe"
-    without a seed. The merges are the same.
+        without a seed. The merges are the same.
     seed: a vocabulary whose tokens keep their ids, and whose merges come first. Its tie rule must
-    be the `tie` of the options. With another pattern than the seed's own, the seed's merges are
-    applied to text cut by the new pattern, so that new tokens may cross the seed's boundaries.
+        be the `tie` of the options. With another pattern than the seed's own, the seed's merges are
+        applied to text cut by the new pattern, so that new tokens may cross the seed's boundaries.
     engine: "batched" merges the distinct words, many pairs at a time; "recount" counts the whole
-    text again for each merge, on a GPU.
+        text again for each merge, on a GPU.
     smaller_sizes: further vocabulary sizes, each less than `vocab_size`.
     recount_slots: size of the recount engine's table in workgroup memory, a power of two. The size
-    changes only the speed.
+        changes only the speed.
     threads: CPU threads that count words; None: see `llmgpu.bpe.words.count_host`.
     unicode: version of the pattern's character classes. With a seed of the same pattern, it must be
-    the seed's version.
+        the seed's version.
 
     Raises:
         LlmgpuError: an option is out of range, or contradicts the seed.

@@ -189,7 +189,7 @@ class Merges:
     """Merges that a trainer has learned.
 
     pairs: uint32 (M, 2), the symbols merged, first merge first. (The recount trainer gives ids
-    instead: a byte's id is its value, and merge k makes id 256 + k.)
+        instead: a byte's id is its value, and merge k makes id 256 + k.)
     counts: int64 (M,), occurrences of each pair when it was merged.
     symbols: number of symbols in the text after the last merge.
     batches: number of passes; None if unknown.

@@ -63,7 +63,7 @@ class TrainingResult:
     vocabulary: the vocabulary of the largest size.
     vocabularies: by requested size, ascending.
     merge_counts: int64 (merges,), occurrences of each pair when it was merged, without the merges
-    of a seed.
+        of a seed.
     stop_reason: reason for fewer tokens than requested; None if all tokens were made.
     seconds: time by phase.
     text_bytes, documents: size of the text.
@@ -142,7 +142,7 @@ class Training:
         """Count the words of a corpus; raises InputError as `run` does.
 
         merges: whether the words will be merged afterwards, so that the estimate of memory includes
-        merging.
+            merging.
         may_be_empty: accept a corpus without text, such as one share of a larger corpus (`--part`).
         """
         device, options = self._plan.counting.device, self._options

@@ -22,7 +22,7 @@ class ChatTemplate:
     """A chat template in the language Jinja. Raises VocabularyError if it does not fit in a file.
 
     source: the template; empty if only the tokens are known and the caller gives the template
-    later.
+        later.
     tokens: texts of special tokens by their names in the template, such as ``eos_token``.
     """
 

@@ -30,15 +30,15 @@ class PieceRules:
     """The rules of a vocabulary of SentencePiece's kind.
 
     kinds: a byte for each id. Tokens of kind USER are found in all texts, and tokens of kind
-    CONTROL only where a caller allows them.
+        CONTROL only where a caller allows them.
     ranks: little-endian 32-bit ranks by id. Two neighbours that together spell a token merge, the
-    token of the lowest rank first. If `ranks` is empty, the vocabulary's merges apply in order.
+        token of the lowest rank first. If `ranks` is empty, the vocabulary's merges apply in order.
     fuses: whether unknown characters in a row become one id.
     splits: whether a Metaspace cuts text before each space. If so, a token may begin with a space
-    but has no space after that, and merges that would make such tokens are left out.
+        but has no space after that, and merges that would make such tokens are left out.
     decoder: which spaces are dropped at the start of a decoded text. "": none; "first": the first
-    space; "each": the first space of each token, up to the first token with other text; "token":
-    all spaces of the first token.
+        space; "each": the first space of each token, up to the first token with other text;
+        "token": all spaces of the first token.
     marked: ids of special tokens that texts spell with U+2581 for each space.
     """
 

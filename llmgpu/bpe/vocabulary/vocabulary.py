@@ -90,32 +90,32 @@ class Vocabulary:
     """Tokens by id, and the rules that match them; VocabularyError if they are inconsistent.
 
     tokens: the bytes of each id, as a tuple or packed as in a file; the bytes of a special token
-    are its text in UTF-8.
+        are its text in UTF-8.
     merges: uint32 (M, 3), ids of the left token, the right token and the result, first merge first.
     pattern, expression: the pattern's name, and the pattern as an expression over bytes.
     special_tokens: id by text.
     tie: the rule by which training chose between equally frequent pairs.
     match: "greedy" (the longest token first) or "bpe" (merges are applied in order; in a vocabulary
-    without merges, the pair that spells the token of the lowest id is merged first).
+        without merges, the pair that spells the token of the lowest id is merged first).
     ignore_merges: with "bpe", whether a pre-token that spells a token becomes this token. Without
-    merges, such a pre-token always becomes the token.
+        merges, such a pre-token always becomes the token.
     normalizer: applied to text first: None, "NFC" or steps, see `llmgpu.text.normalizing`.
     unknown_token: id of a byte without a token; if None, such a byte is an error.
     normalized_tokens: ids of the special tokens that are searched last: the text between the other
-    special tokens is normalized, and searched for the normalized text of these tokens.
+        special tokens is normalized, and searched for the normalized text of these tokens.
     lstrip_tokens, rstrip_tokens: ids of the special tokens that swallow the white space before a
-    match, and after a match.
+        match, and after a match.
     single_word_tokens: ids of the special tokens that match only where no word character is next to
-    them.
+        them.
     whole_tokens: ids of the special tokens that are ordinary tokens, too: a pre-token of exactly
-    their bytes becomes their id.
+        their bytes becomes their id.
     training: facts about the training, up to 64 numbers and texts for people to read.
     unicode: version of the character classes in the pattern, one of `unicode_classes.VERSIONS`;
-    without meaning for a pattern without classes.
+        without meaning for a pattern without classes.
     prefix_ids, suffix_ids: ids before and after a text, added on request only; not part of the
-    fingerprint.
+        fingerprint.
     chat: the template that renders conversations as text, if there is one; not part of the
-    fingerprint.
+        fingerprint.
     pieces: the rules of a vocabulary of SentencePiece's kind; None for other vocabularies.
     """
 

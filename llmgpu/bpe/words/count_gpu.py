@@ -77,7 +77,7 @@ class GpuWordCounter:
 
         words: collects the words that leave the device; at the end, all words.
         slice_bytes, first_words, table_bytes: sizes of slices and of the table; they do not change
-        the result.
+            the result.
         hash_mask: bits of the words' hashes to use; the result does not depend on the mask.
         """
         self._device, self._pattern, self._words = device, pattern, words

@@ -79,11 +79,11 @@ class GpuWordTable:
         """Make an empty table.
 
         first_words: number of words for which the first table has room. table_bytes: limit of the
-        table's memory.
+            table's memory.
         word_arrays: further buffers with an element for each word, zero at first: bytes of an
-        element, by name of the buffer.
+            element, by name of the buffer.
         data_arrays: further buffers with an element for every four bytes of the words: bytes of an
-        element, by name of the buffer.
+            element, by name of the buffer.
         """
         self.device, self.kernels = device, kernels
         self.groups = SOFTWARE_GROUPS if device.is_software else GROUPS
@@ -287,7 +287,7 @@ def long_spans(start_bits: NDArray[np.uint8], length: int, longest: int) -> list
     """Return begin and end of each word of more than `longest` bytes; `longest` is 128 or more.
 
     start_bits: uint8, a bit for each byte of a text, lowest bit first: 1 at the start of a word.
-    Bits after the text are 0.
+        Bits after the text are 0.
     length: bytes of the text, 1 or more; the text consists of whole words.
     """
     # A long word contains whole groups of 64 bits without a start. first: the first group of each
