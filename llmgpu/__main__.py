@@ -1,6 +1,7 @@
 """Run the command line with ``python -m llmgpu``, or as the script ``llmgpu``."""
 
-# Keep imports before the handler quick: importing `signal` alone would take milliseconds.
+# Import only what the signal handler below needs, and `_signal` in place of `signal`, whose import
+# takes milliseconds. A signal before the handler is set would print a traceback.
 import _signal  # type: ignore[import-not-found]
 import os
 import sys
@@ -15,10 +16,10 @@ def _leave(number: int, frame: "FrameType | None") -> None:
         from llmgpu.errors import interrupted_line
 
         line = interrupted_line(128 + number)
-    except Exception:  # the signal came during the import of this module or of json
+    except Exception:  # the signal came while Python imported this module or json
         line = "interrupted"
     try:
-        if sys.stderr is not None:  # else descriptor 2 may be another file
+        if sys.stderr is not None:  # else descriptor 2 may be another file's
             os.write(2, f"{line}\n".encode())
     except OSError:
         pass
@@ -48,7 +49,8 @@ def main() -> None:
 
     from llmgpu.processors import set_blas_variables
 
-    # Report crashes of drivers. On Windows, faulthandler also reports errors that drivers handle.
+    # Report crashes of drivers, except on Windows: there, faulthandler would also report errors
+    # that drivers handle.
     if os.name == "posix":
         # Standard error may be missing or closed.
         with suppress(AttributeError, OSError, RuntimeError, ValueError):
@@ -71,11 +73,12 @@ def main() -> None:
 
 
 def _end_at_once(codes: list[int]) -> None:
-    """End the process after all other exit handlers.
+    """End the process after all other exit handlers have run.
 
-    Otherwise Python would search all objects for garbage and free the driver's memory piece by
-    piece. The system frees memory faster, and a signal during the search would kill the process. A
-    worker of MPI exits normally, because MPI signs off after the exit handlers.
+    Python itself would first search all objects for garbage and free the driver's memory block by
+    block. The operating system frees the memory faster, and a signal during Python's search would
+    kill the process. A worker of MPI exits in Python's way, because MPI signs off after the exit
+    handlers.
     """
     if codes and "mpi4py.MPI" not in sys.modules:
         _flush_and_leave(codes[0])
@@ -85,7 +88,7 @@ def _flush_and_leave(code: int) -> None:
     from contextlib import suppress
 
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # missing or closed
+        with suppress(AttributeError, OSError, ValueError):  # the stream is missing or closed
             stream.flush()
     os._exit(code)
 

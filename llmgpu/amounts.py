@@ -21,14 +21,15 @@ BYTE_UNITS = {
     "TIB": 1 << 40,
 }
 BYTE_EXAMPLES = "4096, 100MB or 2GiB"
-_MOST_DIGITS = 18  # digits before and after the point; no text has 10**18 bytes or tokens
+_MOST_DIGITS = 18  # most digits before the point, and after it; no text has 10**18 bytes or tokens
 
 
 def parse_amount(text: str, units: Mapping[str, int], name: str, one: str, examples: str) -> int:
     """Return the number spelled by a text. An amount such as 1.5KB is rounded down to whole bytes.
 
-    units: size of each unit, by the unit's name in capitals. name, one, examples: words for the
-    error message: the kind of amount ("size"), the smallest unit ("byte") and valid spellings.
+    units: size of each unit, by the unit's name in capitals.
+    name, one, examples: for the error message: the kind of amount ("size"), the smallest unit
+        ("byte") and valid spellings.
 
     Raises InputError for a text that is not a number with a known unit, for an amount below 1, and
     for a fraction of the smallest unit.

@@ -1,8 +1,9 @@
 """The choice of a backend (a GPU adapter, a software adapter or the CPU) and of a WebGPU driver.
 
 Only this module interprets ``--device``. A driver is loaded only when an adapter may be used.
-LLMGPU_DRIVER names the driver. If the variable is empty, Dawn is loaded for commands that gain by
-matrix units, provided that Dawn is installed and lists them, and wgpu in all other cases.
+LLMGPU_DRIVER names the driver. Without the variable, Dawn is loaded for commands that gain by
+matrix units, if Dawn is installed and finds an adapter with matrix units. In all other cases wgpu
+is loaded.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ _GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dri/renderD*", "/dev/dxg")
 class Backend:
     """The device that computes: a GPU, a software adapter, or the CPU without WebGPU.
 
-    device: None stands for the CPU.
+    device: the opened adapter; None for the CPU.
     description: one line for messages.
-    is_optional: ``auto`` chose the device to encode text; if the device fails, the CPU encodes.
+    is_optional: whether ``auto`` chose the device to encode text. If such a device fails, the CPU
+        encodes.
     encoders: cache of encoders for later commands, by the arguments that opened each encoder; None
         if encoders are not cached.
     """
@@ -85,15 +87,18 @@ def select_backend(
 ) -> Backend:
     """Return the backend for ``auto``, ``cpu``, ``gpu`` or part of an adapter's name.
 
-    wanted: ``auto`` opens a hardware adapter, or else chooses NumPy: software adapters are slower.
-    matrices: use Dawn for its matrix units, if Dawn is installed and lists them.
+    wanted: ``auto`` opens a hardware adapter. If there is none, it chooses NumPy, because software
+        adapters are slower than NumPy.
+    matrices: use Dawn for its matrix units, if Dawn is installed and finds an adapter with matrix
+        units.
     driver: the driver of a run to be resumed, unless LLMGPU_DRIVER names one.
-    note: called if Dawn should be used and can't be; by default the log. wgpu replaces Dawn, except
-        for a run to be resumed.
+    note: receives a message if wgpu replaces Dawn because Dawn fails; by default the message is
+        logged. For a run that was started with Dawn, the failure is an error.
     only_discrete: ``auto`` opens only a discrete GPU.
     check: called before an adapter is opened, with whether the adapter is software; may raise.
 
-    DeviceError if no adapter matches (the message lists all), or if the adapter can't be opened.
+    Raises DeviceError if no adapter matches (the message lists all), or if the adapter can't be
+    opened.
     """
     if not isinstance(wanted, str):
         raise TypeError(f"a device is named by a str such as gpu, not {type(wanted).__name__}")
@@ -113,7 +118,7 @@ def select_backend(
     if _may_take_dawn(matrices, driver):
         try:
             backend = _open("dawn", wanted, only_matrices=chosen is None, **how)
-        except Exception as error:  # wgpu or Dawn: Dawn's package documents no exceptions
+        except Exception as error:  # Dawn's package documents no exceptions
             if driver == "dawn":
                 raise DeviceError(
                     f"the run was started with Dawn, which can't be used here: {error}; install "
@@ -141,10 +146,10 @@ def _open(
 ) -> Backend | None:
     """Open an adapter of a driver. Return None if no adapter matches.
 
-    only_matrices: accept only an adapter with matrix units. The other arguments: see
+    only_matrices: accept only an adapter with matrix units. For the other arguments see
     `select_backend`.
 
-    Another thread may still be importing NumPy. `Device` needs NumPy, so `Device` is imported last,
+    `Device` needs NumPy, which another thread may still be importing. So `Device` is imported last,
     when the wait for that import is shortest.
     """
     from llmgpu.gpu.adapters import OpenedAdapter, list_adapters, load_driver, select_adapter
@@ -223,10 +228,11 @@ class Opening(Closing):
 
         - Dawn may be selected. Standard error is redirected while Dawn lists adapters, so the
           output of other threads would be delayed.
-        - The address space is limited. If OpenBLAS can't allocate its memory when NumPy is loaded,
-          it ends the process. Meanwhile it holds the lock for loading libraries and waits for the
-          lock of Vulkan's loader. A thread that opens a device may hold the latter and wait for the
-          former.
+        - The address space is limited. Loading NumPy may then fail: OpenBLAS ends the process if it
+          can't allocate its memory. The ending process holds the lock for loading libraries and
+          waits for the lock of Vulkan's loader. A thread that is opening a device may hold the lock
+          of Vulkan's loader and wait for the lock for loading libraries. Then the process would
+          never end.
         """
         self.growth = Growth()
         if self.wanted == "cpu" or self._is_begun:
@@ -235,7 +241,7 @@ class Opening(Closing):
         if self._is_optional and not _may_have_gpu():
             self._selected = replace(NUMPY, encoders=self._encoders)
             return
-        with suppress(DeviceError, ImportError, OSError, RuntimeError):  # raised by `backend`
+        with suppress(DeviceError, ImportError, OSError, RuntimeError):  # `backend` raises it later
             if has_limited_address_space() or _may_take_dawn(self._matrices):
                 return
             from llmgpu.gpu.adapters import load_driver
@@ -343,7 +349,7 @@ def encoding_from(processors: int) -> int:
 def gpu_from(least: int) -> int:
     """Return the size of a text, in bytes, from which ``auto`` opens an adapter.
 
-    The size is LLMGPU_GPU_FROM, or `least` if the variable is not set.
+    The size is the value of LLMGPU_GPU_FROM, or `least` if the variable is not set.
 
     Raises InputError if LLMGPU_GPU_FROM is not a size.
     """
@@ -392,7 +398,7 @@ def _adapters(driver: str) -> list[AdapterInfo]:
 
 
 def auto_adapter() -> AdapterInfo | None:
-    """Return the adapter that ``auto`` selects, None for NumPy."""
+    """Return the adapter that ``auto`` selects; None if ``auto`` selects NumPy."""
     return next((info for info in list_adapters() if not info.is_software), None)
 
 
@@ -401,6 +407,6 @@ def _has_wgpu() -> bool:
         from llmgpu.gpu.adapters import load_driver
 
         load_driver("wgpu")
-    except (ImportError, OSError, RuntimeError):  # wgpu's library is missing or unfit
+    except (ImportError, OSError, RuntimeError):  # wgpu's library is missing or unusable
         return False
     return True

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from itertools import pairwise
 
-_MOST_CHARACTERS = 700  # of a whole message; only messages that quote input are longer
+# Characters of a whole message; a longer message, which quotes input, loses its middle.
+_MOST_CHARACTERS = 700
 _FIRST, _LAST = 200, 100  # characters kept at both ends of a longer message
 
 
@@ -27,13 +28,14 @@ class LlmgpuError(Exception):
 
 
 def shorten(message: str) -> str:
-    """Return a message; the middle of a message of more than 700 characters is left out."""
+    """Return `message`, without its middle if it has more than 700 characters."""
     if len(message) <= _MOST_CHARACTERS:
         return message
     return f"{message[:_FIRST]} ... {message[-_LAST:]}"
 
 
-# Options of the command line from a file of options, which `errors_are_json` searches, too.
+# The options that a file of options contains, spelled as on the command line. `errors_are_json`
+# searches them as well as the command line.
 arguments_of_file: list[str] = []
 
 
@@ -41,7 +43,7 @@ def errors_are_json() -> bool:
     """Whether the options ask for errors as JSON: ``--json``, or ``--log-format json``.
 
     The arguments are searched for these options without parsing, because the error may be that the
-    command line can't be parsed. The last --log-format counts.
+    command line can't be parsed. If --log-format is repeated, its last value is used.
     """
     words: list[str] = []
     for argument in [*arguments_of_file, *sys.argv]:
@@ -51,9 +53,9 @@ def errors_are_json() -> bool:
 
 
 def error_line(message: str, exit_code: int, **facts: str) -> str:
-    """Return the line that reports the error of a failed command.
+    """Return the line that reports the error of a failed command, as text or JSON.
 
-    facts: further keys of the line if the line is JSON.
+    facts: further keys of the JSON object; text has none.
     """
     if not errors_are_json():
         return f"error: {message}"
@@ -63,7 +65,7 @@ def error_line(message: str, exit_code: int, **facts: str) -> str:
 
 
 def interrupted_line(exit_code: int) -> str:
-    """Return the line that reports an interrupt: one word, or JSON as `error_line` returns."""
+    """Return the line that reports an interrupt: "interrupted", or the JSON of `error_line`."""
     return error_line("interrupted", exit_code) if errors_are_json() else "interrupted"
 
 

@@ -33,12 +33,13 @@ from llmgpu.errors import InputError, OutputError
 STANDARD_OUTPUT = "-"
 
 _NAME_LENGTH = 40  # characters of the target's name in a temporary name; names have a limit
-_LOOKED_AT = 8  # names after the chosen name that are checked for files left by a kill
-_LOCKED_BYTE = 1 << 30  # far beyond the process id: Windows can't read a locked byte
+_LOOKED_AT = 8  # temporary names after the chosen one that are checked for files left by a kill
+# Position of the locked byte, far behind the process id: on Windows, a locked byte can't be read.
+_LOCKED_BYTE = 1 << 30
 
 _DESCRIPTOR = re.compile(r"/dev/(?P<name>stdout|stderr)|/(?:dev|proc/self)/fd/(?P<number>[0-9]+)")
 _DESCRIPTOR_NUMBERS = {"stdout": 1, "stderr": 2}
-_NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # errors of a file system without syncing of folders
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # errors of file systems that can't sync a folder
 
 
 def is_descriptor(path: str) -> bool:
@@ -64,7 +65,7 @@ def require_name(path: str | Path) -> None:
 
 @contextmanager
 def output_errors(path: str) -> Iterator[None]:
-    """Turn an OSError of the block into an OutputError about `path`; a broken pipe passes."""
+    """Turn an OSError of the block into an OutputError about `path`, except a BrokenPipeError."""
     try:
         yield
     except BrokenPipeError:
@@ -136,7 +137,7 @@ class UnfinishedFile:
         self._forget()
 
     def _make(self, path: str) -> bool:
-        """Make a locked file of this name; False if another process uses the name."""
+        """Create and lock a file of this name; return False if another process uses the name."""
         if not _remove_left(path):
             return False
         self.path = path
@@ -147,11 +148,11 @@ class UnfinishedFile:
         except FileExistsError:
             _unfinished.discard(self)
             return False
-        if os.name == "nt":  # open files can't be removed
+        if os.name == "nt":  # Windows needs no lock: it can't remove open files
             return True
         # The copy keeps the lock after the caller has closed the descriptor.
         self._lock = os.dup(self.descriptor)
-        with suppress(OSError):  # the file system has no locks
+        with suppress(OSError):  # the file system may have no locks
             try_lock(self._lock)
         if has_name(self._lock, path):
             return True
@@ -168,7 +169,7 @@ class UnfinishedFile:
 
 
 def _remove_left(path: str) -> bool:
-    """Remove an unlocked file; False if another process holds the lock."""
+    """Remove a file that a killed process left; return whether the name is free."""
     if not os.path.lexists(path):
         return True
     try:
@@ -187,7 +188,7 @@ def _remove_left(path: str) -> bool:
 
 
 def has_name(descriptor: int, path: str) -> bool:
-    """Whether a path is a name of an open file."""
+    """Whether `path` names the open file `descriptor`."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -198,7 +199,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def try_lock(descriptor: int) -> bool:
-        """Lock a file until its descriptors are closed; False if another process holds the lock."""
+        """Lock a file until its descriptors are closed; False if another process has the lock."""
         os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
@@ -210,7 +211,7 @@ else:
     import fcntl
 
     def try_lock(descriptor: int) -> bool:
-        """Lock a file until its descriptors are closed; False if another process holds the lock."""
+        """Lock a file until its descriptors are closed; False if another process has the lock."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -349,7 +350,7 @@ def sync(path: str | Path) -> None:
 
 
 def _open_direct(path: str) -> BinaryIO | None:
-    """Open a pipe, device or descriptor; None for a regular file or a new name."""
+    """Open a pipe, device or descriptor for writing; None for a regular file or a new name."""
     if path == STANDARD_OUTPUT:
         if sys.stdout is None:
             raise OSError(errno.EBADF, "standard output is closed")

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 
 LONGEST_WAIT = 10.0  # seconds; a driver may hang
 _PAUSE = 1e-3  # seconds
-_INTERRUPT_AFTER = 0.05  # seconds, after which all hooks of the fork have returned
+_INTERRUPT_AFTER = 0.05  # time in seconds after which all hooks of the fork have returned
 # Threads in a block of `delaying_forks`, one entry for each block.
 _delaying: list[threading.Thread] = []
 _forking: list[threading.Thread] = []  # forking threads; no block begins while one is listed

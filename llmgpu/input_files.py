@@ -1,4 +1,4 @@
-"""Reading files from outside, within limits, and names, counts and values for messages.
+"""Reading files within limits of size, and formatting names, counts and values for messages.
 
 The size and the first bytes of a file are checked before the whole file is read. A file that is too
 long for its kind, a binary file where text is expected, and an endless device are refused.
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from llmgpu.errors import InputError, LlmgpuError, VocabularyError
 
-# Largest sizes, in bytes, of files that are read at once, by kind of file.
+# Largest size, in bytes, of a file that is read as a whole, by kind of file.
 MAX_BYTES = {
     "vocabulary": 1 << 30,
     "vocabulary of another tool": 1 << 26,  # twice the largest tokenizer.json in use
@@ -82,7 +82,7 @@ def number_of(count: int, noun: str) -> str:
 
 
 def spell(value: object) -> str:
-    """Return ``repr(value)``, or words for a value that is nested too deep for `repr`."""
+    """Return ``repr(value)``; if the value is nested too deep for `repr`, return a description."""
     try:
         return repr(value)
     except RecursionError:

@@ -92,7 +92,8 @@ class KernelSource:
     """The whole text of a kernel and the declarations in the text.
 
     lines: file and line number of each line of the text.
-    settings: names that ``//!override`` declares. The text already has their values in place.
+    settings: names that ``//!override`` declares. In the text, the names are replaced by their
+        values.
     """
 
     entry: str
@@ -304,7 +305,7 @@ class _Directive:
 
     verb: str
     rest: str
-    place: tuple[str, int]  # file and line
+    place: tuple[str, int]  # file and line of the directive
     body: list[Line | _Directive] = dataclass_field(default_factory=list)
     otherwise: list[Line | _Directive] = dataclass_field(default_factory=list)
 

@@ -89,7 +89,7 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """The id that stands before texts without a context."""
+        """The id that is put before a text that has no context."""
         first = self._saved.bos_id
         return self.eot_token_id if first is None else first
 
@@ -117,7 +117,8 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
     ) -> list[tuple[float, bool]]:
         """Score continuations, each after a context.
 
-        Returns for each continuation its log-likelihood, and whether all its ids are the likeliest.
+        Returns for each continuation its log-likelihood, and whether each of its ids was the
+        likeliest next id.
         """
         asked = []
         for _, context, continuation in requests:
@@ -178,7 +179,7 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """The fingerprint of the vocabulary: lm_eval caches requests under this name."""
+        """The fingerprint of the vocabulary. lm_eval caches requests under this name."""
         return self._saved.vocabulary.fingerprint
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:

@@ -82,8 +82,9 @@ def peak_memory() -> int | None:
 class Growth:
     """Estimates the memory of a job that fills word tables, from the memory used so far.
 
-    Word tables grow with the text, ever more slowly, and each time by half their size. Buffers stop
-    growing after the first part of the text. A peak between two estimates is counted, too.
+    Word tables grow with the text, ever more slowly, and each time by half their size. Buffers
+    reach their full size near the beginning of the text. A peak of memory between two estimates is
+    included in the later estimate.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Growth:
         if now is None or self._begin is None:
             return None
         peak = self._peak() or 0
-        if peak > self._first_peak:  # an earlier peak belongs to another job
+        if peak > self._first_peak:  # an earlier peak is not due to this job
             now = max(now, peak)
         self._most = max(self._most, now - self._begin)
         if self._fixed is None:
@@ -169,7 +170,7 @@ def _free_in_system() -> int | None:
         pass
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (AttributeError, OSError, ValueError):  # Windows
+    except (AttributeError, OSError, ValueError):  # Windows has no `os.sysconf`
         return None
 
 

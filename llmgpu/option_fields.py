@@ -34,8 +34,8 @@ class Option(NamedTuple):
     default_words: describes a default that follows from other options; may be "". The value is None
         until the default is computed.
     by_preset: defaults of the presets that have a default of their own.
-    needs: the option has no effect unless one of these options is given. needs_words: text of the
-        message if none of them is given, after the flag.
+    needs: the option has no effect unless one of these options is given.
+    needs_words: end of the message, after the flag, if none of the options in `needs` is given.
     may_change: a resumed run may have another value.
     section: heading in --help, by default the heading of the class.
     settings: further arguments for click.

@@ -2,8 +2,9 @@
 
 If a user gives a name from another tool, the error message tells the name in llmgpu. The names are
 from tiktoken, tokenizers, SentencePiece, YouTokenToMe, nanoGPT, nanochat, llm.c, Megatron-LM,
-llama.cpp and transformers; words of the command line are written with dashes. A table maps a name
-of llmgpu to the names in other tools, unless the comment of the table says otherwise.
+llama.cpp and transformers. Names of commands and options have dashes in place of underscores. A
+table maps a name of llmgpu to the names in other tools, unless the comment of the table says
+otherwise.
 """
 
 from __future__ import annotations

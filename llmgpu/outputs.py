@@ -71,7 +71,8 @@ _MARKED = {  # kinds by their first bytes
     TOKEN_INDEX: rb"MMIDIDX\0\0",
     "a compressed file": rb"\x1f\x8b|BZh|\xfd7zXZ\0|\x28\xb5\x2f\xfd|PK\x03\x04",
     "a Parquet file": rb"PAR1",
-    "an Arrow file": rb"ARROW1\0\0|\xff{4}.{3}\0.\0{3}",  # also a stream, as `datasets` saves it
+    # The second form is a stream, which `datasets` writes.
+    "an Arrow file": rb"ARROW1\0\0|\xff{4}.{3}\0.\0{3}",
     GGUF: rb"GGUF[\1-\x0f]\0\0\0",
     SENTENCEPIECE: rb"\n[\3-\x7f]\n[\1-\x7f][^\x15\x18]+(?:\x15.{4}|\x18[\1-\6])",
     "a file of weights": rb".{4}\0{4}\{\s*\"",
@@ -184,7 +185,10 @@ def _check_replaceable(output: Output) -> None:
 
 
 def _describe_kept(path: str, kind: str) -> str | None:
-    """Describe a file that not even an output of its kind may replace; None for any other."""
+    """Describe an existing file that must not be replaced even by an output of the same kind.
+
+    Returns None for any other file.
+    """
     head = _head(path)
     tensors = int.from_bytes(head[_GGUF_TENSORS], "little")
     if kind == TOKENIZER_JSON and not head.startswith(_OWN_TOKENIZER_JSON):
@@ -201,7 +205,7 @@ def _is_terminal(path: str) -> bool:
         if not stat.S_ISCHR(os.stat(path).st_mode):
             return False
         descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
-    except (OSError, ValueError, AttributeError):  # the error is raised when the output is opened
+    except (OSError, ValueError, AttributeError):  # opening the output will raise the error
         return False
     try:
         return os.isatty(descriptor)
@@ -227,7 +231,7 @@ def _identity(path: str, *, is_input: bool) -> object:
         except OSError:
             return os.path.realpath(path)
         return (parent.st_dev, parent.st_ino, name)
-    # A missing stream or an invalid name: the error is raised when the file is opened.
+    # A missing stream or an invalid name. Opening the file will raise the error.
     except (OSError, ValueError, AttributeError):
         return STANDARD_OUTPUT if path == STANDARD_OUTPUT and not is_input else None
     return None if stat.S_ISCHR(status.st_mode) else (status.st_dev, status.st_ino)

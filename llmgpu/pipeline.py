@@ -74,7 +74,8 @@ def in_order(
             if os.getpid() != process:
                 raise RuntimeError("the threads of this generator are in the process that forked")
     finally:
-        # Neither a forked process nor an ending interpreter has the threads to wait for.
+        # Only the process that started the threads has them, and none run when the interpreter
+        # ends. Waiting for missing threads would never end.
         if os.getpid() == process and not is_finalizing():
             pipeline.close()
 
@@ -186,7 +187,7 @@ def _close(jobs: Iterable[object]) -> None:
 
 
 class _Task(Generic[Job, Result]):
-    """A job, and its result or error once it is done."""
+    """A job, and the result or error of the job when it is done."""
 
     def __init__(self, job: Job | None, number: int) -> None:
         self.number = number
@@ -201,7 +202,7 @@ class _Task(Generic[Job, Result]):
         return not self._undone.locked()
 
     def run(self, do: Callable[[Job], Result]) -> bool:
-        """Run the job; return whether the job succeeds."""
+        """Run the job; return whether the job succeeded."""
         job, self._job = cast(Job, self._job), None
         succeeds = True
         try:

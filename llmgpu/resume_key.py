@@ -15,7 +15,7 @@ from llmgpu.text.streams import STANDARD_INPUT
 
 Run = dict[str, Any]  # a resume key: JSON values by the names used in messages
 FILES = "corpus files (name, bytes, time of change)"
-PART = "part"  # the part as "number/count", if a job reads only a part of the corpus
+PART = "part"  # "number/count", in the key of a job that reads one part of the corpus
 CORPUS = "files of all parts (name, bytes)"
 
 
@@ -63,7 +63,7 @@ def check_same_run(what: str, begun: Run, asked: Run) -> None:
 
 
 def _without_folders(run: Run) -> Any:
-    """Return the facts of the corpus files in a key, with base names in place of paths."""
+    """Return the facts about the corpus files from a key, with base names in place of paths."""
     files = run.get(FILES)
     if not (isinstance(files, list) and all(isinstance(entry, list) and entry for entry in files)):
         return files
@@ -71,9 +71,10 @@ def _without_folders(run: Run) -> Any:
 
 
 def _difference(before: Any, now: Any) -> tuple[Any, Any]:
-    """Return the difference of two values for a message.
+    """Return the two values that a message about a difference shows.
 
-    Of two lists of lists only the first entries that differ are returned, otherwise both values.
+    Of two lists of lists, only the first pair of entries that differ is returned, with None for a
+    missing entry.
     """
     if not (isinstance(before, list) and isinstance(now, list)):
         return before, now

@@ -1,4 +1,4 @@
-"""Benchmarks of llmgpu on this machine, next to other programs ("peers"): parts and options.
+"""The parts and options of the benchmarks, which compare llmgpu with other programs ("peers").
 
 The answers of every engine and peer are compared with the CPU's. A result with a wrong answer has
 no times.
@@ -33,8 +33,8 @@ QUICK_SIZES = {"limit": 1_000_000, "vocab_size": 1024, "runs": 2}
 class BenchOptions:
     """The parts to measure, and their sizes.
 
-    parts: names in PARTS. vocab_size, pattern: without effect if `vocab` is given, because the
-    vocabulary has a size and a pattern.
+    parts: names in PARTS. vocab_size, pattern: not used if `vocab` is given, because that
+    vocabulary has a size and a pattern of its own.
 
     Raises:
         LlmgpuError: an option is out of range.

@@ -49,23 +49,26 @@ _OPERAND = re.compile(r"([+*]?)(\w+)(?::(\w+))?(:h)?")
 class KernelCase:
     """An operation on given inputs.
 
-    name: name of the operation. where: distinguishes cases of one operation. sizes, note: lines for
-        people to read. operations: number of operations, None to state none. bytes: bytes to move,
-        None to count the bytes of the arrays.
+    name: name of the operation. where: distinguishes cases of one operation.
+    sizes, note: text for tables. why_not: the reason why the case can't be measured.
     make: returns the first content of all tensors by name, NaN for tensors that are only written.
-    values: further arguments by name. record: the name of an operation, by default `name`, or a
-        function of `Operations` and of parameters that `call_by_name` fills.
-    outputs: names of outputs to compare. total: outputs of which only the sums are compared.
-        uncompared: outputs that are not compared. copies: names of outputs by the names of their
-            half-precision copies.
-    needs_half: whether half precision is needed. halves: whether factors of products are in half
-        precision, which matrix units multiply. why_not: the reason why the case can't be measured.
+    values: further arguments of the operation, by name.
+    record: the name of an operation, by default `name`, or a function. The function's first
+        parameter is the `Operations`; `call_by_name` passes the other arguments.
+    operations: number of arithmetic operations, None if the result should not have this number.
+    bytes: number of bytes to move; None: computed from the sizes of the arrays.
+    outputs: names of outputs to compare. total: the outputs of which only the sums are compared.
+    uncompared: outputs that are not compared.
+    copies: half-precision copies by name, each with the name of the output that is copied.
+    needs_half: whether half precision is needed.
+    halves: whether the operation multiplies half-precision matrices, as matrix units can.
     torch: computes the output in torch, and returns it.
-    kind: cases of one kind have the same inputs and the same right answer. reference: the operation
-        by which NumPy computes the right answer, by default the operation of the case. answer: name
-        of all outputs in messages.
-    fields: other fields of results. counted: numbers by name, whose rates per second are results,
-        too.
+    kind: name shared by cases with the same inputs and the same right answer.
+    reference: the operation by which NumPy computes the right answer, by default the operation of
+        the case.
+    answer: name of all outputs in messages.
+    fields: other fields of results.
+    counted: numbers by name. Results have their rates per second, too.
     """
 
     name: str
@@ -94,7 +97,7 @@ class KernelCase:
 
     @property
     def key(self) -> tuple[str, str]:
-        """A key that is equal for cases whose times are compared."""
+        """A key that is equal for two cases if their times are to be compared."""
         return self.kind or self.variant, self.sizes
 
     @property
@@ -139,7 +142,7 @@ def call_by_name(
     of the tensors named PARAMETER_FIELD or FIELD. A field without a tensor gets the first of all
     tensors, as a placeholder. All other parameters receive None, or keep their defaults.
 
-    declared: a function with the signature; its first parameter is left out.
+    declared: a function whose parameters, except the first, are the parameters of `function`.
     """
     # given: tensors and values by parameter name.
     given: dict[str, Any] = {"t": tensors}
@@ -184,12 +187,12 @@ class Sizes:
 
     @property
     def rows(self) -> int:
-        """Tokens of a batch (N)."""
+        """Number of tokens in a batch (N)."""
         return self.sequences * self.config.seq_len
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the table (V)."""
+        """Number of rows of the embedding table (V)."""
         return self.config.padded_vocab_size
 
     def tokens(self) -> NDArray[np.uint32]:
@@ -213,7 +216,7 @@ class Sizes:
         return np.random.default_rng(2).standard_normal(_PERIOD, np.float32)
 
     def shape(self, letters: str) -> tuple[int, ...]:
-        """Return the shape that the letters of an operand stand for.
+        """Return the shape that letters spell: one letter for each dimension.
 
         N: rows. V: rows of the table. C: width. K: width of keys. F: width of the feed-forward
         network. H: heads. T: positions. P: width of queries, keys and values side by side. G: width
@@ -315,7 +318,10 @@ def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepare
 
 
 def wrong_outputs(case: KernelCase, found: Prepared, expected: Prepared) -> list[str]:
-    """Return the names of outputs that differ from the expected ones, and of wrong copies."""
+    """Return the names of outputs that differ from NumPy's, and of copies that are wrongly rounded.
+
+    A half-precision copy is compared with the output of `found` that it copies.
+    """
     wrong = []
     for name in case.outputs:
         total, values = name in case.total, (found.read(name), expected.read(name))
@@ -376,7 +382,8 @@ class CaseBench:
         self, engine: Engine, cases: Iterable[KernelCase], torch: Torch | None = None
     ) -> Iterator[Result]:
         """Yield a result for each case, followed by torch's if torch can compute the case."""
-        # Forget the inputs of the last engine, which may have needed a table in other parts.
+        # Drop the inputs kept for the last engine: a large table may be cut into different tensors
+        # for this engine.
         self._inputs = None
         listed = list(cases)
         for index, case in enumerate(listed):
@@ -419,7 +426,10 @@ class CaseBench:
         return self._add_speed_ups(result, engine, case, one_run)
 
     def measure_torch(self, torch: Torch, case: KernelCase, engine: Engine | None = None) -> Result:
-        """Measure a case in torch; engine: the engine whose limits the shares refer to."""
+        """Measure a case in torch.
+
+        engine: the engine whose limits are used for torch's shares of limits.
+        """
         begun = replace(self._begin(torch.name, case), peer=True)
         assert case.torch is not None
         self.progress(f"{self.what}: {torch.name}, {case.variant}", 0, 1)
@@ -447,10 +457,13 @@ class CaseBench:
         return Result(self.what, engine, job=case.sizes, variant=case.variant, note=case.note)
 
     def _reference(self, case: KernelCase) -> tuple[Arrays, Prepared, float]:
-        """Return arrays, NumPy's answer and NumPy's seconds; cases of one kind share a result."""
+        """Return the case's arrays, NumPy's answer and NumPy's seconds.
+
+        The last result is kept. It is returned again for the next case of the same kind and sizes.
+        """
         key = (*case.key, case.reference)
         if self._inputs is None or self._inputs[0] != key or not case.kind:
-            self._inputs = None  # frees the memory of the last kind before more is allocated
+            self._inputs = None  # first free the memory of the last kind
             arrays = case.make()
             own = replace(case, record=case.reference or case.record)
             expected = prepare(open_operations(None), own, arrays)
@@ -479,7 +492,7 @@ class CaseBench:
 
 
 def _compared(begun: Result, case: KernelCase, wrong: list[str]) -> Result:
-    """Add the verdict on the outputs to a result; wrong: names of wrong outputs."""
+    """Return the result with the comparison of its outputs; wrong: names of wrong outputs."""
     named = case.answer if case.kind or not wrong else " and ".join(wrong)
     within = f", within {case.tolerance:g}" if case.tolerance and not wrong else ""
     return begun.compared(not wrong, f"{named} of NumPy{within}")

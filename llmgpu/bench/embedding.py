@@ -1,10 +1,11 @@
 """The embedding lab: ways to look up rows and to add gradients to rows, as cases of kernels.
 
-Tables and tokens have the sizes of three models. Transfers are not timed: tables and tokens are
-already on the device. Bytes per second are the bytes to read and to write, each row once, divided
-by the time. If caches keep rows from one run to the next, this rate may exceed the rate of a copy.
-The laboratory exercise that the lab follows counts only the bytes of the output; the rate of these
-bytes is a result, too.
+A lab is a table and tokens in the sizes of one of three models. A kind is an operation, and a way
+is an implementation of the operation. Transfers are not timed: tables and tokens are already on the
+device. Bytes per second are the bytes to read and to write, each row once, divided by the time. If
+caches keep rows from one run to the next, this rate may exceed the rate of a copy. The laboratory
+exercise that the lab follows counts only the bytes of the output; the rate of these bytes is a
+result, too.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def _add_row_after_row(table: Array, tokens: Array, grad_out: Array) -> None:
 
 
 def _add_by(add: Callable[[Array, Array, Array], None]) -> Callable[..., None]:
-    """Return an operation that adds gradients to rows of a NumPy table by a function."""
+    """Return an operation that calls `add` with NumPy's arrays: grad_table, tokens and grad_out."""
 
     def record(ops: Operations, grad_table: Tensor, tokens: Tensor, grad_out: Tensor) -> None:
         ops.append(partial(add, grad_table.array, tokens.array, grad_out.array))
@@ -147,7 +148,8 @@ def _torch_compact(torch: Any, t: dict[str, Any]) -> Any:
     return t["out"].zero_().index_add_(0, groups, t["grad_out"])
 
 
-Way = str | Callable[..., Any]  # name of an operation or a function, see `KernelCase.record`
+# An implementation: a name of an operation or a function, see `KernelCase.record`.
+Way = str | Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class Kind:
     torch: dict[str, Callable[[Any, dict[str, Any]], Any]]
 
 
-# Operations that can read a table in parts, or read no table.
+# Operations that accept a table cut into several tensors, or that read no table.
 IN_PARTS = ("embed_lookup", "embed_lookup_elements", "embed_gradient_rows")
 _SUM = Kind(
     "embed_backward_grouped",
@@ -226,7 +228,8 @@ class Lab:
     """A table (vocab_size, width) in float32, and batch x seq_len tokens to look up.
 
     scale: divisor of the model's vocabulary and tokens. repeated: one token in `repeated` tokens is
-    the same token; 0 means REPEATED_SHARE for the kind of work REPEATED, else no such token.
+    the same token. With 0, no token is repeated on purpose, except in the kind of work REPEATED,
+    which then uses REPEATED_SHARE.
     """
 
     model: str
@@ -285,7 +288,7 @@ class Lab:
         return ids
 
     def _numbers(self) -> tuple[NDArray[np.float32], np.random.Generator]:
-        """Return the numbers from 0 to 1 that tables repeat, and a generator for ids."""
+        """Return random numbers from 0 to 1, which fill all tables, and a generator of ids."""
         generator = np.random.default_rng(self.tokens)
         return generator.random(BLOCK, np.float32), generator
 
@@ -384,7 +387,7 @@ def measure_embedding(
 
 
 def _measure_torch(bench: CaseBench, lab: Lab, engines: Sequence[Engine]) -> Iterator[Result]:
-    """Yield the results of torch, on each of its devices that an engine is compared with."""
+    """Yield the results of torch, on each device of torch that is compared with an engine."""
     try:
         devices = {torch.device: torch for torch in map(Torch.beside, engines)}
     except ImportError:
@@ -406,10 +409,10 @@ def most_table_bytes(engine: Engine, *, quick: bool) -> int:
 
 
 def _labs(engines: Sequence[Engine], options: BenchOptions) -> list[tuple[Lab, list[Engine]]]:
-    """Return labs, each with the engines that work in it; NumPy works in all labs.
+    """Return labs, each with the engines that are measured in it; NumPy is measured in all labs.
 
-    The size of a lab suits its engines. If a table is larger than a binding, a smaller lab follows,
-    for the ways that can't read a table in parts.
+    A lab is as large as its engines can handle. If its table is larger than a binding of a device,
+    the device is also measured in a smaller lab, with the ways that need the table in one binding.
     """
     free = free_memory()
     host = sys.maxsize if free is None else free // TABLE_COPIES

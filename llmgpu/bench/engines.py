@@ -29,7 +29,7 @@ _PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken", 
 class Engine:
     """A backend, and the seconds in which its device was opened, the import of wgpu included.
 
-    again: whether an earlier engine is the same adapter through another driver.
+    again: whether another engine is the same adapter, opened earlier through another driver.
     """
 
     backend: Backend
@@ -61,16 +61,16 @@ def cpu_engine() -> str:
 
 
 def open_engines(devices: Sequence[str]) -> tuple[list[Engine], dict[str, str]]:
-    """Open the engines for values of ``--device``; ``all`` stands for the CPU and every adapter.
+    """Open the engines for values of ``--device``; ``all`` opens the CPU and every adapter.
 
     With ``all``, an adapter that Dawn lists, too, is opened a second time as an engine with
     `again`, unless LLMGPU_DRIVER is set.
 
-    Returns the engines, each once, and the reasons why adapters could not be opened, by name. The
-    reasons are about adapters that `devices` does not name, only ``all``.
+    Returns the engines without duplicates, and by name the reasons why adapters of ``all`` could
+    not be opened.
 
     Raises:
-        DeviceError: no adapter matches a name, or a named adapter can't be opened.
+        DeviceError: no adapter matches a name, or an adapter that `devices` names can't be opened.
     """
     # Collect functions that open a backend, by the name of the engine or the value of --device.
     named = [device for device in devices if device != ALL]

@@ -1,11 +1,11 @@
-"""Ideas of the sources: each is switched off alone and on again, on one text and in one call.
+"""The speed of each idea behind the kernels, measured by switching off one idea at a time.
 
-A way of an idea is a number that a kernel takes, an existing kernel, or a kernel of ``wgsl/bench``
-that replaces a file of the product while the way is measured. The first way of an idea is that of
-the product. Before a way is timed, its answer is compared with the CPU's. Ways on text run in
-turns, so that a change of the clocks affects all ways of an idea. The time of a way on text is the
-sum over all kernels of a job; the seconds of each kernel are recorded, too. Ideas without a switch
-are results without times, and their notes have the reasons.
+An idea has several ways. A way is a number that a kernel takes, an existing kernel, or a kernel of
+``wgsl/bench`` that replaces a file of the product while the way is measured. The first way of an
+idea is that of the product. Before a way is timed, its answer is compared with the CPU's. Ways on
+text run in turns, so that a change of the clocks affects all ways of an idea. The time of a way on
+text is the sum over all kernels of a job; the seconds of each kernel are recorded, too. Ideas
+without a switch are results without times, and their notes have the reasons.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ Run = Callable[[], Answer]
 class TextWay:
     """A way of an idea, measured on text.
 
-    files: files of wgsl/ by the files that they replace. options: arguments of the job.
+    files: kernels' files in wgsl/ to use in place of others, by the name of the replaced file.
+    options: arguments of the job.
     """
 
     name: str
@@ -208,7 +209,8 @@ def _compare_ways(
     for way in ways:
         result = replace(begun, variant=f"{idea}: {way.name}")
         try:
-            device = Device(engine.backend.device)  # the same device, with its own kernels
+            # The same device, but with kernel files of its own.
+            device = Device(engine.backend.device)
             device.source_choices = device.source_choices | dict(way.files)
             run = make(device, way)
             same = np.array_equal(run(), expected)
@@ -258,9 +260,9 @@ def _lab(engine: Engine, *, quick: bool) -> Lab:
 
 
 def _engine_with_floats(engine: Engine) -> tuple[Engine, str]:
-    """Return the adapter opened with atomic additions of float32, and "".
+    """Return the adapter, opened with atomic additions of float32, and "".
 
-    If this fails, return `engine` and the reason.
+    If the adapter can't be opened so, return `engine` and the reason.
     """
     device = engine.backend.device
     assert device is not None
@@ -303,7 +305,7 @@ def _gradient_case(lab: Lab, kind: str, way: str, record: Way) -> KernelCase:
 
 
 def _sorting(lab: Lab, options: BenchOptions) -> Result:
-    """Measure how long the host takes to sort tokens, as grouped gradients need."""
+    """Measure how long the host takes to sort tokens. Gradients in groups need sorted tokens."""
     tokens = lab.token_ids(BACKWARD)
     seconds = [timed(partial(group_tokens, tokens))[0] for _ in range(options.runs)]
     variant = f"{_gradient_idea(lab)}: the host sorts tokens for grouping"
@@ -312,7 +314,7 @@ def _sorting(lab: Lab, options: BenchOptions) -> Result:
 
 
 def _loss_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Yield losses with and without smoothing and z-loss, then with several numbers of threads."""
+    """Yield losses with and without smoothing and z-loss, then with several thread counts."""
     rows, width = s.rows, s.vocabulary
 
     def given(smoothing: float, z_loss: float) -> Mapping[str, Array]:

@@ -1,9 +1,9 @@
 """The operations of a language model, one at a time: cases of layers and of generating.
 
 Each operation runs alone, on a GPU at the sizes of a training step of GPT-2 small, on a CPU at the
-sizes of a tiny model. The caches of a GPU are evicted between runs. Speed-ups are over NumPy's
-median at the same sizes or, if NumPy is not measured at these sizes, over the single run of NumPy
-for the comparison. Kernels of the embedding lab are not among these cases.
+sizes of a tiny model. The caches of a GPU are evicted between runs. A speed-up is relative to
+NumPy's median at the same sizes. If NumPy is not measured at these sizes, it is relative to NumPy's
+single run that computed the right answer. Kernels of the embedding lab are not among these cases.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ def norm_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def linear_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Yield biases, and products of the feed-forward network, the output layer and one row."""
+    """Yield the cases of biases, then of matrix products.
+
+    The products are those of the feed-forward network, of the output layer, and of a single row.
+    """
     size = s.rows * s.config.dim
     yield s.case("add_bias", "*x:NC bias:C", size)
     yield s.case("bias_backward", "grad_out:NC *grad_bias:C", size)
@@ -124,11 +127,11 @@ def _product(s: Sizes, rows: str, where: str, *, half: bool = False) -> KernelCa
 
 
 def _products(s: Sizes, outputs: str, where: str, *, halves: bool = False) -> Iterator[KernelCase]:
-    """Yield a linear layer and its two gradients; halves: factors are in half precision."""
+    """Yield a linear layer and its two gradients; halves: the factors are in half precision."""
     rows, width, (m,) = s.rows, s.config.dim, s.shape(outputs)
     half = ":h" * halves
     more: dict[str, Any] = {"operations": 2 * rows * width * m, "where": where}
-    if halves:  # torch also rounds the products
+    if halves:  # torch rounds the products to half precision, too
         more |= HALVES | {"where": f"{where}, half-precision factors", "halves": True}
 
     def multiply_by_weight(torch: Any, t: Mapping[str, Any]) -> Any:
@@ -172,10 +175,12 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
     for half, more in (("", {}), (":h", halves)):
         more |= {"sizes": sizes, "shape": shape}
         inputs = f"q:NC{half} k:NK{half} v:NK{half}"
-        operations = pairs * (2 * 2 * config.head_dim + SCORE_OPERATIONS)  # two products
+        # Two products for each pair.
+        operations = pairs * (2 * 2 * config.head_dim + SCORE_OPERATIONS)
         operands = f"{inputs} +out:NC{half} +log_sum_exp:NH starts"
         yield s.case("attention", operands, operations, given, **more)
-        operations = pairs * (5 * 2 * config.head_dim + SCORE_OPERATIONS)  # five products
+        # Five products for each pair.
+        operations = pairs * (5 * 2 * config.head_dim + SCORE_OPERATIONS)
         operands = f"{inputs} out:NC{half} log_sum_exp grad_out:NC{half}"
         operands += " +grad_q:NC +grad_k:NK +grad_v:NK starts"
         yield s.case("attention_backward", operands, operations, with_sums, **more)

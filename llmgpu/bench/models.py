@@ -6,9 +6,10 @@ would need minutes for a step, the losses of a cut model with the same width and
 compared with NumPy's, and the losses of the whole model with torch's. If torch is installed, torch
 makes the same steps from the same weights, in turns with the engine.
 
-Generating chooses the likeliest ids, with random weights, after the ids of a tiny model were
-compared with NumPy's. Each step reads all weights, for one sequence or for a batch. Shares refer to
-the time for reading the weights, which is the limit.
+Before generating is timed, the ids that the engine generates with a tiny model are compared with
+NumPy's. The timed model has random weights, and always the likeliest id is chosen. Each step reads
+all weights, for one sequence or for a batch. Shares refer to the time for reading the weights,
+which is the limit.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SEED = 1
 CHECKED_STEPS = 3
 LEARNING_RATE = 1e-4
 SMALL_OPERATIONS = 50e9  # operations of the largest step that a CPU makes quickly
-CUT_LAYERS, CUT_TOKENS = 2, 64  # layers, and tokens of a sequence, of a cut model
+CUT_LAYERS, CUT_TOKENS = 2, 64  # of a cut model: number of layers, and tokens of a sequence
 TOLERANCE = 1e-3  # largest relative difference of a loss
 VARIANTS: dict[Precision, str] = {"f32": "float32", "f16": "mixed precision"}
 RUN_SECONDS = 0.5  # approximate duration of a run of short steps
@@ -210,7 +211,7 @@ class TorchSteps:
 
 @dataclass
 class TrainBench:
-    """Measures engines at the steps of their jobs, in turns with torch.
+    """Measures training steps on engines and in torch, in turns.
 
     numpy_losses, numpy_seconds: NumPy's losses and median times, by job. reported: torch's name and
     the job of each result of torch so far.
@@ -253,7 +254,7 @@ class TrainBench:
         yield torch_result
 
     def _compare(self, begun: Result, own: OwnSteps, torch: TorchSteps | None) -> Result:
-        """Add the verdict on the losses to a result, compared with NumPy's and torch's."""
+        """Add the comparison of the losses with NumPy's and torch's losses to a result."""
         compared: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
         if own.engine.backend is not NUMPY:
             steps, name, cut = own, cpu_engine(), own.job.cut()

@@ -211,7 +211,7 @@ def _with_and_without_copy(
 ) -> Iterator[KernelCase]:
     """Yield an update without a half-precision copy of the parameter, then with a copy.
 
-    state: given the tensors of a case, returns the optimizer's state.
+    state: makes the optimizer's state of a weight from the tensors of a case.
     """
 
     def record(ops: Operations, t: Tensors) -> None:

@@ -106,7 +106,7 @@ def _head(record: Record) -> Iterator[str]:
 
 
 def _about(what: str) -> list[str]:
-    """Return the title of a part, followed by its introduction if there is one."""
+    """Return the title of a part of the benchmark, then its introduction if there is one."""
     return [escape_text(text) for text in _PARTS.get(what, (what,))]
 
 

@@ -53,7 +53,8 @@ TRAINING_PIECE = 1 << 16  # characters of a piece; threads of a peer process dif
 # Characters of a piece in a batch: the fastest of 2**8 to 2**20, measured on two processors.
 TOKENIZERS_PIECE = 1 << 12
 TIKTOKEN_PIECE = 1 << 18
-# gigatoken's names for patterns. olmo3 is Llama 3's pattern, which rustbpe spells in another way.
+# gigatoken's name for each pattern. gigatoken's olmo3 is Llama 3's pattern, of which rustbpe is
+# another spelling.
 GIGATOKEN_SCHEMES = {
     "gpt2": "gpt2",
     "cl100k": "gpt4",

@@ -2,10 +2,10 @@
 
 The terminal and the page show the same cells.
 
-Two records are compared only if they are of the same machine, and results only if part, sizes,
-engine and variant are the same. Results in only one record are listed with the reason. Times of
-other programs are compared, too, since they show whether the machine is as fast as before; but only
-llmgpu's times can be `slower`.
+Two records are compared only if they are of the same machine. Two results are compared only if
+part, sizes, engine and variant are the same. Results in only one record are listed with the reason.
+Times of other programs are compared, too, since they show whether the machine is as fast as before;
+but only llmgpu's times can be `slower`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ MEASURES = (
     SPEED_UP := Measure("speed_up", "vs NumPy", "x"),
     SPEED_UP_OVER_TORCH := Measure("speed_up_over_torch", "vs torch", "x"),
 )
-_LEAST_SECONDS = 1e-9  # least divisor of a ratio; no clock is finer
+_LEAST_SECONDS = 1e-9  # least divisor of a ratio, against division by 0; no clock is finer
 HALF_RANGE = "±%"  # column of `_half_range`, where a terminal has no room for "min-max"
 HEADLINED = (BPE_TRAIN, TOKENIZE, TRAIN)
 RATES = (TEXT_RATE, BYTE_RATE, TOKEN_RATE)  # rates for the chart of a job, preferred ones first
@@ -167,10 +167,10 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
     """Yield, for each part, a line with the ratio of llmgpu's speed to the fastest other program's.
 
     Next to the ratio are the runs of both programs and their spread. A --quick run has one line
-    without a ratio instead. If another program was faster, the line says so. The line is about the
-    last job that another program did, too, because the last job is the largest. Without another
-    program, an adapter is compared with the CPU. Greedy matching is left out, because no other
-    program supports it.
+    without a ratio instead. If another program was faster, the line says so. Jobs grow from the
+    first to the last, and the line is about the last job that another program did as well. Without
+    another program, an adapter is compared with the CPU. Greedy matching is left out, because no
+    other program supports it.
     """
     if record.smoke is not None:
         yield "smoke test", f"{record.smoke}; the times are too few for a comparison"
@@ -204,10 +204,11 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
 def common_rate(results: Sequence[Result]) -> Measure | None:
     """Return a rate that all results with times have; None if there is none.
 
-    It is the rate of arithmetic if arithmetic, and not memory, limits a result.
+    Returns the rate of arithmetic if one of the results is limited by arithmetic instead of memory.
     """
     timed = [result for result in results if result.seconds is not None]
-    # If memory is the limit, the two shares differ only by rounding.
+    # Where memory is the limit, both shares are equal except for rounding. So a larger share of the
+    # floor means that arithmetic is the limit.
     bound_by_arithmetic = any(
         None not in (r.share_of_copy, r.share_of_floor)
         and (r.share_of_floor or 0) > 1.01 * (r.share_of_copy or 0)
@@ -349,7 +350,7 @@ def _by_key(record: Record) -> dict[_Key, Result]:
 def _why_not(
     key: _Key, result: Result, old: Record, new: Record, old_results: dict[_Key, Result]
 ) -> str | None:
-    """Return why a new result is not compared; None if it is compared, or if it has no times."""
+    """Return why a new result is not compared; None if it is compared or has no times."""
     before = old_results.get(key)
     if before is None:
         sizes = _other_sizes(key, old_results)

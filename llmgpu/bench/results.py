@@ -25,7 +25,7 @@ HOST_ENGINES = (NUMPY_ENGINE, C_ENGINE)  # engines that compute on the CPU
 
 _LARGE = ("", "K", "M", "G", "T", "P")
 _SMALL = ("", "m", "µ", "n")
-_HIGHEST = 999.5  # numbers from here on round to four digits and need the next prefix
+_HIGHEST = 999.5  # a number of at least _HIGHEST would round to 1000, so the next prefix is used
 
 
 def three_digits(number: float) -> str:
@@ -170,7 +170,7 @@ class Result:
         return f"{self.engine}, {self.variant}" if self.variant else self.engine
 
     def compared(self, right: bool, answer: str) -> Result:
-        """Return the result with a verdict; answer: the reference, such as "ids of NumPy"."""
+        """Return the result with `correct` and `answer`; answer: a name such as "ids of NumPy"."""
         return replace(self, correct=right, answer=f"{'the' if right else 'NOT the'} {answer}")
 
     def timed(
@@ -193,7 +193,7 @@ class Result:
 
     @property
     def kind_and_way(self) -> tuple[str, str]:
-        """Kind of work and way; only variants of embedding and ideas name a kind of work."""
+        """The kind of work and the way; the kind is "" except in embedding and ideas."""
         if self.what not in (EMBEDDING, IDEAS):
             return "", self.variant
         kind, _, way = self.variant.partition(": ")
@@ -268,10 +268,7 @@ class Limits:
     matrix_operations_per_second: float | None = None
 
     def floor(self, nbytes: int, operations: int, *, halves: bool = False) -> float:
-        """Return the fewest seconds for moving bytes and for operations at the same time.
-
-        halves: the operations multiply half-precision matrices, for which matrix units are used.
-        """
+        """Return the least seconds for moving bytes and doing operations at the same time."""
         matrix_rate = self.matrix_operations_per_second if halves else None
         rate = matrix_rate or self.operations_per_second
         return max(nbytes / self.bytes_per_second, operations / rate)

@@ -1,8 +1,8 @@
 """The benchmark as a whole: the engines, jobs and parts, and the record of all results.
 
-The recount trainer passes the whole text through the device for every merge, and a software adapter
-computes on the CPU, so both get smaller jobs. All trainers in a table do the same job. Every result
-states its sizes.
+Two trainers get smaller jobs: the recount trainer, which passes the whole text through the device
+for every merge, and a trainer on a software adapter, which computes on the CPU. All trainers in a
+table do the same job. Every result states its sizes.
 
 The part startup runs whole commands with little to do, each in a new process. The phase "python and
 NumPy" is the time of a Python that only imports NumPy. Other phases come from the command's
@@ -183,7 +183,8 @@ class Benchmark:
         parts = [part for part in MODEL_PARTS if part in options.parts]
         for number, engine in enumerate(engines if set(parts) - {STARTUP} else ()):
             progress("limits", number, len(engines))
-            with suppress(DeviceError):  # too little memory: notes of results have the reason
+            # With too little memory there are no limits. The notes of results have the reason.
+            with suppress(DeviceError):
                 self.record.limits[engine.name] = measure_limits(engine.backend)
         for part in parts:
             measured = [e for e in engines if part in BOTH_DRIVERS or not e.again]
@@ -201,7 +202,7 @@ class Benchmark:
 
 
 def _training_jobs(job: Job, engines: list[Engine], quick: bool) -> list[tuple[Job, list[Trainer]]]:
-    """Return the whole job and smaller jobs, each with its trainers."""
+    """Return the whole job, and smaller jobs for slow trainers, each job with its trainers."""
     numpy = [Trainer(engine) for engine in engines if engine.backend is NUMPY]
     software = [engine for engine in engines if engine.is_software_adapter]
     hardware = [e for e in engines if e.backend is not NUMPY and not e.is_software_adapter]

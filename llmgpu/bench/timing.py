@@ -56,8 +56,8 @@ _measured: WeakKeyDictionary[Backend, Limits] = WeakKeyDictionary()
 class ProgramTimes:
     """Times of several runs of a program.
 
-    clock: "gpu" or "host". seconds: the seconds of each run. by_kernel: the seconds of each run in
-    a kernel, by the kernel's name; empty for the host's clock.
+    clock: "gpu" or "host". seconds: the seconds of each run. by_kernel: for each kernel by name,
+    the seconds in the kernel in each run; empty for the host's clock.
     """
 
     clock: str
@@ -153,7 +153,10 @@ def warm_up(function: Callable[[], object]) -> None:
 
 
 def runs_within(runs: int, budget: float) -> Iterator[int]:
-    """Yield 0 to runs - 1; end early, but not before the first, after `budget` seconds."""
+    """Yield numbers from 0 to runs - 1; stop early when `budget` seconds have passed.
+
+    The first number is always yielded.
+    """
     end = time.perf_counter() + budget
     for run in range(runs):
         if run and time.perf_counter() > end:
@@ -164,8 +167,8 @@ def runs_within(runs: int, budget: float) -> Iterator[int]:
 def measure_limits(backend: Backend) -> Limits:
     """Return the rates of a copy (bytes read and written), of float32 operations and matrix units.
 
-    A multiply-add counts as two operations. NumPy's rate is that of a matrix product, since NumPy
-    computes multiply-adds only there.
+    A multiply-add counts as two operations. NumPy's rate of operations is measured with a matrix
+    product, because NumPy has no other multiply-adds.
 
     Raises:
         DeviceError: the device has no memory even for a small copy.
@@ -275,7 +278,7 @@ def multiply_matrices_kernel(
 
 
 def _matrix_rate(operations: Operations) -> float | None:
-    """Return the operations per second of matrix units; None if half precision has no units."""
+    """Return the operations per second of matrix units; None without units for half precision."""
     if not isinstance(operations, GpuOperations):
         return None
     if (units := matrix_units(operations.device)) is None:

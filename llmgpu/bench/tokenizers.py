@@ -6,17 +6,19 @@ these. Different versions of Python have different sources, so the text's hash i
 source "generated" is text of any size (`llmgpu.text.generated`); a file of this name is given as
 ./generated. All files form one document, and a text that is cut ends with a whole line.
 
-Measurements go from a text file in the page cache to a file. The CPU's merges are the reference for
-training; for a peer, the CPU trains by the peer's tie rule. The time of a peer without vocabulary
-files ends when the vocabulary is in memory. The kernels are timed in a separate run, because each
-timed dispatch is a separate pass, and only over the first TIMED_MERGES merges, when the text is
-longest: a device times a limited number of dispatches in one submission, and later submissions have
-more dispatches. An adapter keeps its buffers from one run to the next.
+A measured job reads a text file from the page cache and writes a file. The CPU's merges are the
+reference for training; for a peer, the CPU trains by the peer's tie rule. The time of a peer that
+writes no vocabulary file ends when the vocabulary is in memory.
+
+The kernels of training are timed in a separate run, because each timed dispatch needs a pass of its
+own, which takes time. Only the first TIMED_MERGES merges are timed. The text is longest then. A
+device can time a limited number of dispatches in one submission, and later submissions have more
+dispatches. An adapter keeps its buffers from one run to the next.
 
 The CPU's ids are the reference for tokenizing, also for peers: each peer reads the same vocabulary
 from a file of the peer's format. Every run has a new encoder, because encoders remember words; the
 encoder is opened before the clock starts, and the time of opening is reported as start-up. Peers
-may build tables at their first text, which counts as opening, so peers encode two words before the
+may build tables at their first text, which belongs to opening, so peers encode two words before the
 clock starts. Unless one match rule is chosen, engines also match the longest tokens first (variant
 "greedy"); peers do not support this rule.
 """
@@ -206,7 +208,7 @@ class Job:
         return Result(what, engine, text_bytes=len(self.text.data), **sizes)
 
     def begin_peer(self, what: str, peer: Peer) -> Result:
-        """Return a result without measurements. If the peer can't run, the note has the reason."""
+        """Return a result without measurements; its note says why if the peer can't run."""
         why_not = peer.why_not(self.pattern, is_utf8=self.text.is_utf8)
         return replace(self.begin(what, peer.name), peer=True, note=why_not or "")
 
@@ -267,7 +269,7 @@ def measure_training(
 ) -> Iterator[Result]:
     """Yield the result of each trainer for a job, then the results of peers.
 
-    reference: a vocabulary with the right merges; None: the CPU trains one.
+    reference: a vocabulary with the right merges; if None, the CPU trains this vocabulary.
     """
     reference = reference or train_file(job, NUMPY).vocabulary
     for trainer in trainers:
@@ -279,7 +281,10 @@ def measure_training(
 
 
 def train_file(job: Job, backend: Backend, **changes: Any) -> TrainingResult:
-    """Train on a job's file with the job's options; changes: other options of training."""
+    """Train on a job's file with the job's options.
+
+    changes: options of training that replace the job's options.
+    """
     options: dict[str, Any] = {"vocab_size": job.vocab_size, "pattern": job.pattern} | changes
     with Corpus([str(job.path)]) as corpus:
         return train_vocabulary(corpus, TrainingOptions(**options), backend)
@@ -490,7 +495,8 @@ def measure_tokenizing(
     """Yield the results of engines, peers, and engines with greedy matching.
 
     vocabulary: None for a vocabulary trained on the text with the job's options. match: the only
-    rule to measure; None for two rules, the vocabulary's next to peers, and greedy without peers.
+    match rule to measure. None: engines are measured with the vocabulary's rule, next to peers, and
+    with greedy matching, without peers.
     """
     if vocabulary is None:
         vocabulary = train_file(job, NUMPY).vocabulary
@@ -530,7 +536,7 @@ def measure_tokenizer_kernels(
 
 
 def kernel_text_bytes(engine: Engine, *, quick: bool) -> int:
-    """Return the bytes of text for timing an engine's kernels."""
+    """Return the number of bytes of text with which an engine's kernels are timed."""
     if engine.is_software_adapter:
         return QUICK_CPU_TEXT_BYTES if quick else CPU_TEXT_BYTES
     return QUICK_TEXT_BYTES if quick else TEXT_BYTES

@@ -21,8 +21,9 @@ from llmgpu.charts import escape_text
 LOG_RATIO = 10.0  # least ratio of the ends of a logarithmic axis
 
 _LEAST = 1e-30  # smaller numbers are drawn as 0
-_LEAST_RANGE = 1e-4  # relative distance below which numbers would get equal labels
-_TOLERANCE = 1e-9  # distance by which a number may lie outside the ticks, above any rounding error
+# If all numbers are this close, relative to the largest, their labels would be equal.
+_LEAST_RANGE = 1e-4
+_TOLERANCE = 1e-9  # a number may lie this far outside the ticks; larger than any rounding error
 _STEPS = (1, 2, 5, 10)  # distances of ticks, to be multiplied by a power of ten
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _MOST_FINE_POWERS = 3  # most powers of ten of an axis with ticks at 1, 2 and 5
@@ -112,7 +113,10 @@ def _nice_step(least: float) -> float:
 
 
 def _log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Return ticks around a range: 1, 2 and 5 times powers of ten; only powers for a wide range."""
+    """Return ticks around a range: 1, 2 and 5 times powers of ten.
+
+    A wide range has ticks only at powers of ten.
+    """
     first, last = _floor(math.log10(low)), _ceil(math.log10(high))
     if last - first > _MOST_FINE_POWERS:
         every = -(-(last - first) // _MOST_POWERS)
