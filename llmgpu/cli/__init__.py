@@ -57,7 +57,9 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command. In shell completion, its plain text options complete to file names."""
+        """Import a command. In shell completion, file names complete the command's plain text
+        options.
+        """
         command = COMMANDS.get(cmd_name)
         if command and ctx.resilient_parsing:
             for parameter in command.params:
@@ -123,7 +125,7 @@ def cli() -> None:
 
 
 _OUT_OF_MEMORY = "out of memory; use less text or a smaller model, or raise `ulimit -v`"
-# Parts of the messages with which dlopen reports a lack of memory.
+# Texts that are in dlopen's messages about a lack of memory.
 _NO_ROOM_FOR_LIBRARY = "failed to map segment", "annot allocate memory"
 
 
@@ -149,7 +151,7 @@ def main() -> None:
     except MemoryError:
         code = _fail(_OUT_OF_MEMORY, 1)
     except SystemError as error:
-        # Python loses some MemoryErrors while it imports: "error return without exception set".
+        # An import may turn a MemoryError into "error return without exception set".
         if debug or "without" not in str(error):
             raise
         code = _fail(_OUT_OF_MEMORY, 1)

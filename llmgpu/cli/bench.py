@@ -81,7 +81,10 @@ def bench(asked: BenchCommand) -> None:
 
 
 def _measure(options: BenchOptions, asked: BenchCommand) -> Record:
-    """Run the benchmark; return its record, which is written and printed even if interrupted."""
+    """Run the benchmark and return its record.
+
+    An interrupt ends the command, but the results so far are written and printed first.
+    """
     benchmark = Benchmark(options)
     reporter = Reporter(quiet=asked.report.quiet)
     first = threading.Lock()

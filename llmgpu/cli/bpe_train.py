@@ -46,7 +46,7 @@ from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
 
 _MAIN_PHASES = ("total", "count words", "read", "merge")
-_TOLD_SECONDS = 0.05  # shorter phases are not reported, except _MAIN_PHASES
+_TOLD_SECONDS = 0.05  # seconds; shorter phases are not reported, except _MAIN_PHASES
 _OF_MERGING = ("vocab_size", "min_frequency", "max_token_length", "tie", "match", "engine")
 
 
@@ -220,7 +220,10 @@ def _take_part(
     how: CorpusOptions,
     reading: dict[str, Any],
 ) -> tuple[Sources | None, dict[str, Any] | None]:
-    """Return the sources of the part, and the part's summary if it is already finished, or None."""
+    """Return the sources of the part, and the part's summary if the part is already finished.
+
+    The summary is None if there is work left. Both are None if the command has no sources.
+    """
     if sources is None:
         return None, None
     own = job.take(sources, how, cut_text_by(options.cut, how.separators))
@@ -247,7 +250,7 @@ def _plan(
 
 
 def _opening_seconds(plan: Plan, before: float) -> dict[str, float]:
-    """Return the time since `before` as a phase, in seconds; empty if no device was opened."""
+    """Return the phase "open device" with the seconds since `before`; empty without a device."""
     has_device = plan.counting.device is not None
     return {"open device": time.perf_counter() - before} if has_device else {}
 
@@ -304,7 +307,7 @@ def _library_options(
 
 
 def _name_outputs(output: str, sizes: tuple[int, ...]) -> dict[int, str]:
-    """Return the name of the output file by vocabulary size."""
+    """Return the names of the output files by vocabulary size."""
     if len(sizes) == 1:
         return {sizes[0]: output}
     path = Path(output)

@@ -47,7 +47,7 @@ def around_text(
 def watch_text(
     text: Corpus, vocabulary: Vocabulary, special: SpecialOptions, report: Reporter
 ) -> Callable[[str], None]:
-    """Search a text for special tokens while it is read; return a function that prints a note.
+    """Search a text for special tokens while the text is read; return a function that notes them.
 
     Call the function after the last id, with the beginning of the note. With --quiet or --chat the
     text is not searched.

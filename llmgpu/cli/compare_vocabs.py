@@ -104,10 +104,10 @@ def _measure(
 def _groups(
     pair: Sequence[Vocabulary], used: Sequence[NDArray[np.int64]] | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the number of ids for each script and for each length of tokens.
+    """Count the ids of both vocabularies by script and by length of the token: a row for each.
 
-    used: for each vocabulary the number of occurrences of each id, int64 (ids,), which is summed
-    up, too; None without a text.
+    used: for each vocabulary, the number of occurrences in the text of each id, int64 (ids,). If
+    given, a row also has the tokens and bytes of the text with the row's script or length.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     for kind, group_of in GROUPS.items():
@@ -162,7 +162,7 @@ def _print(labels: Sequence[str], facts: dict[str, Any]) -> None:
 
 
 def _parts(facts: dict[str, Any], row: dict[str, Any]) -> list[str]:
-    """Return each vocabulary's share of the text's tokens that have a row's script or length."""
+    """Return a row's share of the text's tokens, in percent, for each vocabulary."""
     pairs = zip(row.get("tokens", ()), facts.get("tokens", ()), strict=True)
     return [f"{100 * count / total:.1f} %" if total else "-" for count, total in pairs]
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 LOG_FORMAT = "llmgpu.log_format"  # key of the format in a click context
 # smallest width, in characters, of a number and of a name in tables
 _LEAST_COLUMN, _LEAST_NAME = 8, 20
-_LITTLE = 10  # a need below 1 / _LITTLE of the free memory is not reported
+_LITTLE = 10  # an estimate below 1 / _LITTLE of the free memory is not reported
 LINE_SECONDS = 5.0  # time between two progress lines when there is no bar
 _WIDEST_TEXT = 64  # width, in columns, of a phase's name and `progress_text`
 _LEAST_BAR, _MOST_BAR = 8, 40  # width of a bar, in columns
@@ -79,16 +79,16 @@ class Reporter(Closing):
         self.needed_bytes = 0  # bytes of memory in the latest estimate
 
     def need_memory(self, memory: Memory, *, is_small: bool = False) -> None:
-        """Report the most memory that the process needs, unless the last report covers this.
+        """Report the most memory that the process needs, if the last report named less.
 
-        memory: needed by the job; the memory that the process had before the job is added. A need
-        for a small part of the free memory is not reported.
+        memory: the estimate for the job. The memory that the process had before the job is added. A
+        sum that is small beside the free memory is not reported.
 
         is_small: the job is too small for a report; only `needed_bytes` is set.
         """
         needed = memory.host + self._process
         peak = peak_memory() or 0
-        if peak > self._first_peak:  # an earlier peak belongs to another job
+        if peak > self._first_peak:  # an earlier peak is not due to this job
             needed = max(needed, peak)
         self.needed_bytes = needed
         free = free_memory()

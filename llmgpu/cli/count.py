@@ -86,8 +86,8 @@ def count(asked: CountCommand, opening: Opening) -> None:
         rows, summary = _count(
             asked, encoders, sources, how, lengths, report, is_unknown=is_unknown
         )
-    # Rename, sum up and sort the rows. `largest` is a file even if the rows become folders, because
-    # a budget for the largest row is a budget for files.
+    # Rename, sum up and sort the rows. `largest` is chosen among the files, even if the rows become
+    # folders, because a budget for the largest row limits each file.
     rows = [row._replace(path=STANDARD_INPUT) if row.path == kept else row for row in rows]
     largest = max(rows, key=lambda row: max(row.tokens), default=None)
     if per == "folder":
@@ -167,9 +167,10 @@ def _named_paths(asked: CountCommand, report: Reporter) -> tuple[tuple[str, ...]
 def keep_input(
     paths: Sequence[str], passes: int, selection: Selection = _ALL
 ) -> Iterator[tuple[Sources, str]]:
-    """Yield sources that can be read `passes` times, and the name of standard input among them.
+    """Yield sources that can be read `passes` times, and the path that stands in for "-" in them.
 
-    For several passes, standard input is first copied to a temporary file, whose path is its name.
+    To be read several times, standard input is first copied to a temporary file, which stands in
+    for "-". For one pass the path is "-" itself.
     """
     if not paths:
         yield Sources([], 0), ""

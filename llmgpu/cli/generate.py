@@ -51,7 +51,8 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
     saved = open_model(asked.run, report.note)
     vocabulary = with_chat_template(saved.vocabulary, asked.chat_template)
     tokenizer = Tokenizer(vocabulary, device="cpu")
-    # Errors of ChatEncoder name options; the same errors of Tokenizer would name arguments.
+    # ChatEncoder is used in place of Tokenizer's own method, because errors of ChatEncoder name
+    # options and errors of Tokenizer name arguments.
     conversations = ChatEncoder(
         tokenizer.vocabulary, lambda data: tokenizer.encode(data, allowed_special=("all",))
     )
@@ -125,7 +126,7 @@ def _standard_input() -> bytes:
 def _continue_one(
     prompt: str, one: Continuation, generator: Generator, *, is_printed: bool
 ) -> None:
-    """Generate the text; with `is_printed`, print the prompt, and the text as it is generated."""
+    """Generate a text; with `is_printed`, print prompt and text while the text is generated."""
     if not is_printed:
         deque(generator.continue_all([one]), maxlen=0)
         return
@@ -136,9 +137,9 @@ def _continue_one(
 
 
 def _characters(prompt: str, one: Continuation, generator: Generator) -> Iterator[str]:
-    """Yield the prompt, then pieces of the generated text, with U+FFFD for invalid bytes.
+    """Yield the prompt, then the generated text bit by bit, with U+FFFD for invalid bytes.
 
-    A piece consists of complete characters, which later tokens can't change.
+    Each bit consists of complete characters, which later tokens can't change.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     yield prompt

@@ -255,7 +255,10 @@ class FileOptions:
         return [*filter(None, [self.files_from])]
 
     def selection(self) -> Selection:
-        """Return the rules for selecting files in folders, without the names of --files-from."""
+        """Return the rules by which files in folders are selected.
+
+        `Selection` also has a field for the names of --files-from, which this method leaves empty.
+        """
         from llmgpu.text.sources import Selection
 
         found = Selection(
@@ -281,10 +284,10 @@ FILE_OPTIONS = tuple(own_options(FileOptions))
 
 
 def _without_mark(data: bytes) -> bytes:
-    """Return the content of a list of names in UTF-8, without byte-order mark.
+    """Return a list of names in UTF-8, without byte-order mark.
 
-    The content may be UTF-16, which Windows PowerShell writes. Raises UnicodeError if the mark is
-    one of UTF-16, but the rest is not UTF-16.
+    data: UTF-8, or UTF-16 with a mark, as Windows PowerShell writes it. Raises UnicodeError if the
+    mark is one of UTF-16, but the rest is not UTF-16.
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16").encode()
@@ -296,7 +299,7 @@ def _unquoted(name: bytes) -> bytes:
     if not (len(name) > 2 and name.startswith(b'"') and name.endswith(b'"')):
         return name
     try:
-        # each escape stands for one byte
+        # each escape spells one byte
         plain = name[1:-1].decode("unicode_escape").encode("latin-1")
     except UnicodeError:
         return name
@@ -304,7 +307,10 @@ def _unquoted(name: bytes) -> bytes:
 
 
 def resolve_texts(names: Sequence[str], selection: Selection) -> Sources:
-    """Return the text files that `names` stand for; see `resolve_sources`, `check_text_field`."""
+    """Return the files of text that `names` select: paths of files, folders and URLs, and globs.
+
+    See `resolve_sources` for names, and `check_text_field` for the UsageError of this function.
+    """
     from llmgpu.text.sources import resolve_sources
 
     found = resolve_sources(names, selection)

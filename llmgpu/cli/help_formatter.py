@@ -25,8 +25,9 @@ class HelpFormatter(click.HelpFormatter):
 
         super().__init__(indent_increment, width, max_width)
         columns = shutil.get_terminal_size().columns
-        # Examples may be wider than text. Limit the width of text, because click's layout has at
-        # least 50 columns on any terminal.
+        # `_room` is the width for examples, and `width` the width for text, which click limits so
+        # that lines stay readable. click's width is at least 50 columns even on a narrower
+        # terminal, so limit `width` to the terminal.
         self._room = max(columns, _LEAST) if width is None else width
         self.width = min(self.width, self._room - 2) if width is None else width
 

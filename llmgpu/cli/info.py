@@ -311,7 +311,7 @@ def _list_tokens(vocabulary: Vocabulary, asked: InfoCommand) -> None:
 
 
 def _list_merges(vocabulary: Vocabulary, asked: InfoCommand) -> None:
-    """Print merges in order, one per line: the new token's id, and the two parts."""
+    """Print merges in order, one per line: the new token's id, and the two tokens that it joins."""
     from llmgpu.bpe.vocabulary.recovery import listed_merges
 
     rows: Iterator[_Row] = (

@@ -46,7 +46,8 @@ def handled_signals() -> Iterator[None]:
     exception by another error.
 
     After a signal, threads that the block started may still be running, and Python would wait for
-    these threads at exit. So the watching thread keeps running, and ends the process in time.
+    these threads at exit. So the watching thread keeps running, and ends the process after
+    GRACE_SECONDS.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -92,7 +93,10 @@ def handled_signals() -> Iterator[None]:
 
 @contextmanager
 def last_act(act: Callable[[], None]) -> Iterator[None]:
-    """Call `act` if `end_process` ends the process during the block, whose clean-up is skipped."""
+    """Call `act` if `end_process` ends the process during the block.
+
+    `end_process` skips the clean-up of the block, so `act` does the work that must not be skipped.
+    """
     _last_acts.append(act)
     try:
         yield

@@ -32,10 +32,11 @@ class ConfiguredCommand(SectionedCommand):
 
     A run that is resumed in another working folder works in the folder in which it was started,
     since stored names of files are relative to that folder. If that folder is gone, or if the
-    command line names files, all parameters in `names_files` must be given.
+    command line names files, the command line must give all parameters in `names_files`.
 
-    folder_option: the parameter that names the folder. all_files: all parameters that name files to
-    read. not_kept: parameters that are not stored in the folder.
+    folder_option: the parameter that names the folder. names_files: the parameters that name the
+    run's main files. all_files: all parameters that name files to read. not_kept: parameters that
+    are not stored in the folder.
     """
 
     folder_option = "output"

@@ -149,7 +149,7 @@ class _SingleOption(_Option):
 
 
 def _take(kind: type[T], values: dict[str, Any]) -> T:
-    """Return an object of a dataclass from a command's values; None stands for the default."""
+    """Return an object of a dataclass from a command's values; None is replaced by the default."""
     found: dict[str, Any] = {}
     for name, one in declared(cast(type, kind)).items():
         if isinstance(one, Option):

@@ -34,7 +34,8 @@ def score(asked: ScoreCommand, opening: Opening) -> None:
     report = Reporter(quiet=asked.report.quiet)
     paths = asked.files.named(asked.paths)
     paths = paths or required_input(report, "FILE: files, folders or globs")
-    # Open the model first: if the names of model and text were swapped, the error is clear.
+    # Open the model before the text: if the names of model and text were swapped, the error of
+    # opening the model is the clearer one.
     saved = open_model(asked.model, report.note)
     sources = resolve_texts(paths, asked.files.selection())
     options = asked.reading.corpus_options()

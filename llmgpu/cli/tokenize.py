@@ -99,7 +99,8 @@ from llmgpu.tokens.tokenizing import (
 # faster than Python would.
 _used: list[Encoder] = []
 _BYTES_A_TOKEN = 4  # estimated bytes of text per token
-# Least ratio of the whole text to the text read, in estimates of memory while slices are encoded.
+# Slices in flight need memory, too. So while slices are encoded, estimates of memory assume that
+# the whole text is at least this many times the text read.
 _IN_FLIGHT = 1.01
 _LEAST_TOLD = 1 << 20  # bytes of text; for less text, the memory needed is not reported
 _OF_TEXT = (
@@ -486,7 +487,9 @@ class _Tokenizing:
                     write_slices(sink, slices, text, progress)
                 tokens = sink.ids
                 splits += sink.sinks if isinstance(sink, SplitSink) else ()
-            estimate(1.0)  # a single long pre-token makes the encoder's memory grow all at once
+            # Estimate once more after the last slice: a single long pre-token makes the encoder's
+            # memory grow all at once.
+            estimate(1.0)
         # Sum up. With --chunk-tokens or --max-tokens, count only the ids that the filters leave.
         seconds = time.perf_counter() - start
         taken = self.taken if self.chunk or self.asked.max_tokens else text
@@ -628,7 +631,7 @@ def _decode(
 
 
 def _starts(sources: Sequence[tuple[str, str]]) -> Iterator[int]:
-    """Yield the positions at which documents start, counted in ids over all files in a row.
+    """Yield the positions at which documents start, counted in ids from the first file's beginning.
 
     Raises InputError for a file that does not record document starts.
     """

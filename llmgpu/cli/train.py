@@ -286,10 +286,10 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
 def _open_sources(
     asked: _Asked, folder: RunFolder, settled: _Settled
 ) -> tuple[TokenSource, TokenSource | None]:
-    """Open the tokens of a run, and change the run folder. All options have been checked.
+    """Open the tokens of a run. This is the first step that changes the run folder.
 
     Returns the tokens to train on, and the tokens of --eval-corpus. Without --eval-corpus the
-    second result is None, and a part of the training tokens is held out.
+    second result is None, and some of the training tokens are held out.
     """
     given, report, is_first = asked.given, asked.report, asked.workers.is_first
     # Store the options before tokenizing: if tokenizing is interrupted, --resume needs the options.
@@ -613,7 +613,7 @@ def print_summary(report: Reporter, summary: dict[str, Any], *, as_json: bool) -
         text += f"; perplexity {summary['perplexity']:,.2f}"
     report.line(f"{text}; checkpoint in {summary['checkpoint']}")
     spent = ", ".join(f"{name} {each:.1f} s" for name, each in summary["seconds_spent"].items())
-    if rate := summary["tokens_per_second_of_all"]:  # 0: the run was finished before
+    if rate := summary["tokens_per_second_of_all"]:  # the rate is 0 if the run was already finished
         report.line(f"beside steps: {spent}; with these {human_count(rate)} tokens/s")
     if "adapter" in summary:
         report.line(f"adapter for peft in {summary['adapter']}")

@@ -24,7 +24,7 @@ _SIZES = {"": 1, "K": 1000, "KI": 1024, "M": 10**6}
 
 
 class Parsed(click.ParamType[Value]):
-    """A type whose values are parsed by a function; it raises InputError for an invalid text."""
+    """A type whose values are parsed by a function, which raises InputError for an invalid text."""
 
     def __init__(self, name: str, parse: Callable[[str], Value]) -> None:
         """Store the function; name: the name of a value in messages."""
@@ -118,19 +118,19 @@ class Aliased(click.Choice[str]):
         self._aliases = aliases
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name; for an alias, return the name that the alias stands for."""
+        """Return the name; for an alias, return the name of the same choice in llmgpu."""
         name = super().convert(value, param, ctx)
         return self._aliases.get(name, name)
 
 
 class PatternName(Aliased):
-    """The name of a pattern. The error for an encoding's name tells the pattern of the encoding."""
+    """The name of a pattern. If the name is that of an encoding, the error names its pattern."""
 
     def __init__(self) -> None:
         super().__init__(PATTERNS, ALIASES)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name of the pattern; for an alias, the name that the alias stands for."""
+        """Return the name of the pattern; for an alias, return llmgpu's name for the pattern."""
         if value not in self.choices:
             from llmgpu.bpe.interchange.published import pattern_of
 

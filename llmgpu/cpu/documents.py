@@ -23,8 +23,8 @@ def prepare_documents(
     changeable: uint8, a bit for each code point, the lowest bit of a byte first: whether NFC may
         change the code point. None: do not check for NFC, but turn U+2581 into spaces.
     has_prefix: whether to put a space before a text that is not empty.
-    added: ids of the tokens that every text may spell, by text. is_late: whether these tokens are
-        searched after U+2581 has become spaces.
+    added: the tokens that any text may contain as plain text: their ids by their text.
+    is_late: whether these tokens are searched after U+2581 has become spaces.
     """
     texts = sorted(added)
     # shorter[k]: index of the longest other text with which text k begins, or -1. In ascending

@@ -33,12 +33,12 @@ from llmgpu.spelling import spelled
 
 VARIABLE = "LLMGPU_CPU"
 TEXT_PADDING = 16
-# length of the random hash key, with which nobody can prepare words that collide
+# length of the random hash key: nobody can prepare words that collide under an unknown key
 _HASH_KEY_BYTES = 32
 SHORT_TEXT = 1 << 10  # longest text, in bytes, for whose ids memory is kept
-# default for NumPy, since only one thread at a time runs between NumPy's operations
+# default number of threads with NumPy: between NumPy's operations only one thread at a time runs
 MOST_NUMPY_THREADS = 4
-PAIR_PARTS = 32  # parts of a vocabulary; pairs are found for one part at a time
+PAIR_PARTS = 32  # pairs are found for 1 / PAIR_PARTS of the tokens at a time
 MANY_IDS = 1 << 22  # from this number of ids on, copying would take too much memory
 ARITHMETIC = 1  # version of the operations on tensors; increased when a result changes by a bit
 NO_MEMORY = -1  # equal to the constant in engine.h
@@ -178,7 +178,7 @@ def as_argument(argument: Any) -> Any:
     """Convert an argument to a form that ctypes can pass to a library function."""
     if isinstance(argument, EngineObject):
         return argument.address
-    if isinstance(argument, c_int64):  # to which the function writes a number
+    if isinstance(argument, c_int64):  # the function writes a number to the argument
         return byref(argument)
     return address_of(argument) if isinstance(argument, np.ndarray) else argument
 
@@ -190,7 +190,7 @@ def call(name: str, *arguments: Any) -> int:
 
 
 def _shortened(ids: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:
-    """Return the first `count` ids: a view of a small array; a large array is itself shortened."""
+    """Return the first `count` ids: a view if the array is small, else the array, resized."""
     if len(ids) < MANY_IDS:
         return ids[:count]
     ids.resize(count, refcheck=False)  # in place, because no other code refers to the array yet
@@ -222,11 +222,13 @@ class CPattern(EngineObject):
     def set_expressions(
         self, code: NDArray[np.int32], first: NDArray[np.int32], bits: NDArray[np.uint32]
     ) -> None:
-        """Let a marked pattern cut by expressions, in the order of the rows of `first`.
+        """Let a pattern with `is_marked` cut by expressions, which are tried in the order of
+        `first`.
 
-        code: int32 (n, 4), instructions, see `llmgpu/cpu/expressions.c`. first: int32 (m, 2), for
-        each expression the index of its first instruction, and bits: the first character of a match
-        has at least one of them. bits: uint32 (256,), the bits of each class of characters.
+        code: int32 (n, 4), instructions, see `llmgpu/cpu/expressions.c`.
+        first: int32 (m, 2), for each expression the index of its first instruction, and a set of
+            bits: the first character of a match has at least one of these bits.
+        bits: uint32 (256,), the bits of each class of characters.
         """
         self._code = code  # keeps the array alive, because the engine reads it
         self._call("pattern_set_expressions", code, first, len(first), bits)
@@ -325,7 +327,8 @@ class CVocabulary(EngineObject):
     def pairs(self) -> NDArray[np.uint32]:
         """Return every way to cut a token into two tokens, uint32 (n, 3): left, right, token.
 
-        Rows ascend by token, then by cut. Of equal tokens only the lowest id counts.
+        Rows ascend by token, then by cut. If several ids have the same bytes, only the lowest is
+        used.
         """
         data, offsets, tokens, _ = self._tokens
 
@@ -547,9 +550,9 @@ class CTrainer(EngineObject):
         return pairs[:made], counts[:made]
 
     def merge(self, merges: NDArray[np.uint32]) -> None:
-        """Make given merges in order: uint32 (n, 3), left symbol, right symbol, result.
+        """Carry out given merges in order: uint32 (n, 3), left symbol, right symbol, result.
 
-        Raises ValueError for a result with other bytes than its parts.
+        Raises ValueError if the bytes of a result are not the bytes of its two symbols.
         """
         merges = np.ascontiguousarray(merges, np.uint32)
         if self._call("trainer_merge", merges, len(merges)) == WRONG_MERGE:
@@ -565,9 +568,10 @@ class CTrainer(EngineObject):
     def words(
         self,
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]:
-        """Return symbols, offsets and counts of words of two symbols or more, and all lengths.
+        """Return the words of two symbols or more: symbols, offsets and counts; and all symbols'
+        lengths.
 
-        Arrays as in `llmgpu.bpe.training.symbols.SymbolWords`.
+        The arrays are those of `llmgpu.bpe.training.symbols.SymbolWords`.
         """
         total = c_int64()
         remaining = self._call("trainer_size", total)

@@ -112,12 +112,13 @@ class GeneratedBlocks:
         cells: Sequence[NDArray[np.uint32]],
         ends_sentence: NDArray[np.bool_],
     ) -> None:
-        """Store the parts of which blocks of `words` words are made.
+        """Store the material of which blocks of `words` words are made.
 
         ranks: (n,), ranks of frequent words, each repeated in proportion to its probability.
-        frequent: the frequent words, up to 20 bytes each. cells: arrays of syllables (768,), final
-            consonants (8,), and the spaces and punctuation after a word (256,). ends_sentence: bool
-            (256,), whether this punctuation ends a sentence.
+        frequent: the frequent words, up to 20 bytes each.
+        cells: arrays of syllables (768,), final consonants (8,), and the spaces and punctuation
+            after a word (256,).
+        ends_sentence: bool (256,), whether this punctuation ends a sentence.
         """
         entries = b"".join(word.ljust(20, b"\0") + bytes([len(word), 0, 0, 0]) for word in frequent)
         arrays = ranks, np.frombuffer(entries, np.uint8), *cells, ends_sentence

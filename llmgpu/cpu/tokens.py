@@ -39,7 +39,8 @@ def lay_out_trie(
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Return the nodes and edges of the trie of some tokens, see `llmgpu.bpe.vocabulary.trie.Trie`.
 
-    ids: the tokens to lay out, ascending; of equal tokens the lowest id counts.
+    ids: the tokens to lay out, ascending. If several ids have the same bytes, the trie has the
+    lowest.
 
     The call allocates 60 bytes of memory for each byte of the tokens in `ids`.
     """
@@ -83,6 +84,9 @@ def append_merges(
 def merges_spell(
     data: NDArray[np.uint8], offsets: NDArray[np.int64], merges: NDArray[np.uint32]
 ) -> bool:
-    """Whether the result of each merge has the bytes of its parts. The lengths must be equal."""
+    """Whether the result of each merge has the bytes of the two tokens that are merged.
+
+    The length of each result must be that of the two tokens together.
+    """
     merges = np.ascontiguousarray(merges, np.uint32)
     return bool(call("merges_spell", merges, len(merges), data, offsets))

@@ -131,7 +131,8 @@ def _describe(driver: Driver, handle: Any) -> AdapterInfo:
         kind=kind,
         features=driver.features(handle),
         limits=dict(handle.limits),
-        # A software adapter has no matrix units, and might compile kernels for them for minutes.
+        # Report no matrix shapes for a software adapter: it has no matrix units, and might take
+        # minutes to compile kernels for them.
         matrix_shapes=() if kind == _SOFTWARE else driver.matrix_shapes(handle),
         webgpu=driver,
         handle=handle,
@@ -141,7 +142,7 @@ def _describe(driver: Driver, handle: Any) -> AdapterInfo:
 def select_adapter(wanted: str = "gpu", driver: Driver | None = None) -> AdapterInfo:
     """Return the best adapter whose name contains `wanted`, ignoring case.
 
-    wanted: "gpu" stands for any name. ":1" at the end of `wanted` selects the second best adapter,
+    wanted: "gpu" matches any name. ":1" at the end of `wanted` selects the second best adapter,
         ":2" the third, and so on.
     driver: the WebGPU driver whose adapters are searched, by default `default_driver`.
 

@@ -46,7 +46,7 @@ class Commands:
     """A list of commands being recorded. `Device.record` begins the list, `submit` ends it.
 
     times: receives the seconds of each kernel, by label; None turns timing off. A query set times
-        only `MAX_TIMED` dispatches, so timed commands are submitted in several parts.
+    only `MAX_TIMED` dispatches, so a longer list of timed commands is submitted in several steps.
     """
 
     def __init__(self, opened: OpenedAdapter, times: dict[str, float] | None = None) -> None:
@@ -183,7 +183,7 @@ COPY_THREADS = min(12, usable_processors())
 
 
 def parallel_copy(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
-    """Copy bytes between contiguous arrays of equal length; the CPU engine uses several threads."""
+    """Copy bytes between contiguous arrays of equal length; with the CPU engine, in threads."""
     loaded = library() if len(source) > FEW_BYTES else None
     if loaded is None:
         target[:] = source
@@ -253,7 +253,10 @@ class Download:
         self.start_all([(source, nbytes)])
 
     def start_all(self, pieces: Sequence[tuple[Buffer, int]]) -> None:
-        """Submit copies of the first bytes of buffers, end to end; pieces: (buffer, bytes)."""
+        """Submit copies of the first bytes of several buffers to this memory, end to end.
+
+        pieces: (buffer, number of bytes) for each copy.
+        """
         commands = Commands(self._opened)
         self._record_all(commands, pieces)
         commands.submit()

@@ -274,13 +274,14 @@ def paced_states(
     first_rounds: int,
     most_rounds: int,
 ) -> Iterator[tuple[NDArray[Any], bool]]:
-    """Submit rounds until the loop halts; yield the state after each submission, in order.
+    """Submit rounds of a loop until the loop halts; yield the state after each submission, in
+    order.
 
-    buffer: the state on the device, one element of `dtype` with a field "status". record: records
-        one round; rounds after the loop has halted do nothing.
-    running: the statuses in which rounds do something.
-    seconds: intended duration of a submission. first_rounds: rounds of the first submission.
-        most_rounds: the most rounds of any submission.
+    buffer: the state on the device, one element of `dtype` with a field "status".
+    record: records one round. Rounds after the loop has halted must do nothing.
+    running: the statuses of a loop that has not halted.
+    seconds: intended duration of a submission.
+    first_rounds: rounds of the first submission. most_rounds: the most rounds of any submission.
 
     Yields (state, is_idle): an array of shape (1,), and whether nothing is in flight. To resume a
     halted loop, the caller repairs the state on the device and sets the status in `state` to a

@@ -126,7 +126,8 @@ class Driver(ABC):
     name: str
     errors: type[Exception]
     binding: Any
-    # Id of the process that used adapters, shared because all drivers use the system's driver.
+    # Id of the process that used adapters. All drivers share the variable, because all of them use
+    # the system's driver, which a forked process can't use.
     _process: ClassVar[int | None] = None
 
     def __init__(self) -> None:
@@ -158,8 +159,9 @@ class Driver(ABC):
         if not self._is_used and sys.platform != "win32":
             os.register_at_fork(after_in_child=self.release_nothing)
         self._is_used = True
-        # Set before the lock is taken: if a process is forked while a thread holds the lock,
-        # `is_usable` is then false there, and nothing waits for the lock.
+        # Set before the lock is taken. If another thread forks while this thread holds the lock,
+        # the lock stays locked in the child; but `is_usable` is false there, so the child does not
+        # wait for the lock.
         Driver._process = os.getpid()
         with self._listing:  # two threads that list adapters at the same time may miss some
             if not self.has_instance():

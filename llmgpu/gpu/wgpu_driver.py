@@ -48,9 +48,9 @@ def _warn_of_slow_shaders() -> None:
 
 # Seconds between two polls of a mapping: a short wait stays short, a long one costs little.
 _FIRST_PAUSE, _PAUSE_GROWTH, _LONGEST_PAUSE = 2e-5, 1.05, 1e-3
-# Pending callbacks, by the state that each callback changes; and callbacks that were called
-# recently, because another thread may still be returning from one. Neither table refers to a
-# mapping, so the memory of a mapping is freed as soon as its object is.
+# Pending callbacks, by the state that each callback changes. Callbacks that were called recently
+# are kept, too: the thread that called one may still be returning from its code. Neither table
+# refers to a mapping, so the memory of a mapping is freed as soon as its object is.
 _pending_callbacks: dict[_MapState, Any] = {}
 _called_callbacks: deque[Any] = deque(maxlen=64)
 

@@ -38,9 +38,9 @@ _MOST_THREADS = 8  # more threads are no faster, because memory is the limit
 Fill = Callable[[FloatArray], None]
 Write = Callable[[], None]
 # A function that adds up an array over all workers. Arguments: the length of the float32 arrays,
-# and a function that fills an array with this worker's numbers. Result: a function that fills an
-# array with the sums. Another thread may call the result. Call n of the result must return
-# before call n + 2 of `Sums`.
+# and a function that fills an array with this worker's numbers. It returns a function that fills an
+# array with the sums, which another thread may call. That function must have returned before the
+# second next call of `Sums`.
 Sums = Callable[[int, Fill], Fill]
 
 
@@ -153,7 +153,10 @@ class SharedSums:
         self._scratch = [np.empty(_BLOCK, np.float32) for _ in range(threads)]
 
     def __call__(self, count: int, read: Fill) -> Fill:
-        """Write to the next slot; the result waits for all workers and adds up their slots."""
+        """Write this worker's numbers to its next slot.
+
+        The returned function waits until all workers have written, and adds up their slots.
+        """
         slot = self._slots[0]
         self._slots.rotate(-1)
         read(slot[self._communicator.rank][:count])
@@ -237,7 +240,8 @@ def share_memory(communicator: Any) -> list[mmap.mmap] | None:
         try:
             with open(f"/proc/{process}/fd/{number}", "r+b") as file:
                 memory.append(mmap.mmap(file.fileno(), nbytes))
-            # A worker in another container: here, its process number belongs to another process.
+            # The worker is in another container: its process number belongs to another process
+            # here.
             if memory[-1][:_TOKEN] != expected:
                 memory = []
                 break

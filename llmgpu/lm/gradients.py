@@ -130,7 +130,7 @@ class LossGraph:
         targets: NDArray[np.uint32],
         rows: NDArray[np.uint32] | None = None,
     ) -> None:
-        """Write ids and targets, both (B, T) and checked, for the next run.
+        """Write the ids and targets of the next batch, both (B, T). The caller has checked both.
 
         rows: ascending ids; the gradient of the embedding table has a row for each. None: all ids.
         """
@@ -170,7 +170,9 @@ class LossGraph:
         return EMBEDDING if self.model.config.tied else OUTPUT
 
     def written(self) -> set[str]:
-        """Return the names of the gradients that `record_gradients` can write without adding."""
+        """Return the names of the gradients that `record_gradients` can overwrite instead of adding
+        to.
+        """
         hidden = {weight.name for weight in self.model.config.weights() if weight.is_hidden}
         return (hidden | {self._head}) & set(self._gradients or ())
 

@@ -85,7 +85,9 @@ class HeadNorm:
     inverse_rms: Tensor  # (N, heads)
 
     def of(self, weight: Tensor, out: Tensor) -> Norm:
-        """Return the norm of single heads by a weight (D,), written to `out` (N, heads*D)."""
+        """Return the RMS norm of each head with the scale `weight` (D,), written to `out` (N,
+        heads*D).
+        """
         width = weight.shape[0]
         rows = out.size // width
         x, out = (tensor.reshaped(rows, width) for tensor in (self.x, out))
@@ -104,9 +106,11 @@ class LayerGradients:
     normed: Tensor  # gradient of a norm's output, (N, C), float32
     attention: AttentionGradients  # q, k and v are float32
     heads: tuple[Tensor, ...]  # operands of queries, keys and values, or one operand of all three
-    before_norms: tuple[Tensor, ...]  # of queries and keys before head norms; () without head norms
+    # Gradients of queries and keys before head norms; () without head norms.
+    before_norms: tuple[Tensor, ...]
     activated: Tensor  # (N, F)
-    inner: tuple[Tensor, ...]  # of gate and up or only up, each (N, F), or both in one (N, R)
+    # Gradients of gate and up or only up, each (N, F), or both in one (N, R).
+    inner: tuple[Tensor, ...]
 
     def add_through_norm(self, operations: Operations, norm: Norm, grad_weight: Tensor) -> None:
         """Record the gradients of a norm whose output has the gradient `normed`.

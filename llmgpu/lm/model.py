@@ -38,7 +38,7 @@ from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 
 DRAWN_AHEAD = 8  # most weights drawn at a time, which are in memory together
-# parts of a layer in which matrices with the same input are adjacent in memory
+# modules of a layer; matrices of a module that have the same input are adjacent in memory
 PACKED = ("self_attn", "mlp")
 
 

@@ -142,7 +142,8 @@ class Trainer:
             self.updates.record_update()
             if self.adapters is not None:
                 self.adapters.record_merge()
-        # Join programs: a step of one batch is one submission, unless workers exchange gradients.
+        # Join programs, so that a step of one batch is one submission. With several workers, the
+        # gradients are exchanged before the update, so the update stays a program of its own.
         first, *_, last = 2 * list(self._batch_programs.values())
         first.steps = clear.steps + first.steps
         self._exchange: Exchange | None = None
