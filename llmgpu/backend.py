@@ -259,8 +259,8 @@ class Opening(Closing):
 
         text_bytes: size of the text, None if unknown.
 
-        Returns whether `begin` was called. If not, `backend` returns the CPU, until another call of
-        `begin_encoding` wants the device.
+        Returns whether `begin` was called. If it was not, `backend` returns the CPU until a later
+        call of `begin_encoding` calls `begin`.
         """
         is_open = self._selected is not None and self._selected.device is not None
         is_wanted = self.wanted != "auto" or encodes_on_gpu(text_bytes, is_open=is_open)

@@ -258,7 +258,7 @@ class OutputFile:
                 self.stream.close()
 
     def remove_old(self) -> None:
-        """Remove the replaced file, if any, and sync the folder."""
+        """Remove the file that `commit` will replace, if it exists, and sync the folder."""
         if os.path.lexists(self._target):
             with output_errors(self.path):
                 os.unlink(self._target)

@@ -241,8 +241,8 @@ class Sizes:
         operands: ``name:SHAPE`` is an input of random numbers, in half precision with ``:h`` after
             SHAPE; ``+name:SHAPE`` is written, ``*name:SHAPE`` is read and written.
         given: returns the content of operands that are not random; these operands need no shape.
-        more: other fields of the case; all other names are `KernelCase.values`. By default sizes is
-            the shape of the first operand.
+        more: fields of the case by name. Any other name becomes an entry of `KernelCase.values`.
+            The default of the field `sizes` is the shape of the first operand.
         """
         parts = _OPERAND.findall(operands)
 

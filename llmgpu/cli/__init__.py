@@ -57,9 +57,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command. In shell completion, file names complete the command's plain text
-        options.
-        """
+        """Import a command. In shell completion, file names complete its text options."""
         command = COMMANDS.get(cmd_name)
         if command and ctx.resilient_parsing:
             for parameter in command.params:

@@ -261,9 +261,10 @@ class _Tokenizing:
     """The job of turning a text into ids.
 
     output: the destination of the ids; None to count ids only. firsts: for --split-by position, the
-    index of each split's first file. size: estimated bytes of text; None if unknown. in_chat: sums
-    over the ids of conversations. taken: sums over the ids that --chunk-tokens and --max-tokens
-    leave. All sums are complete at the end of the text.
+    index of each split's first file. size: estimated bytes of text; None if unknown.
+    in_chat: totals of the conversations: text bytes, documents, and ids that the loss includes.
+    taken: totals of the text that --chunk-tokens and --max-tokens leave. All totals are complete at
+        the end of the text.
     """
 
     asked: TokenizeCommand

@@ -222,8 +222,7 @@ class CPattern(EngineObject):
     def set_expressions(
         self, code: NDArray[np.int32], first: NDArray[np.int32], bits: NDArray[np.uint32]
     ) -> None:
-        """Let a pattern with `is_marked` cut by expressions, which are tried in the order of
-        `first`.
+        """Let a pattern with `is_marked` cut by expressions, tried in the order of `first`.
 
         code: int32 (n, 4), instructions, see `llmgpu/cpu/expressions.c`.
         first: int32 (m, 2), for each expression the index of its first instruction, and a set of
@@ -568,10 +567,10 @@ class CTrainer(EngineObject):
     def words(
         self,
     ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]:
-        """Return the words of two symbols or more: symbols, offsets and counts; and all symbols'
-        lengths.
+        """Return the words of two symbols or more, and the lengths of all symbols.
 
-        The arrays are those of `llmgpu.bpe.training.symbols.SymbolWords`.
+        The arrays are symbols, offsets, counts and lengths of
+        `llmgpu.bpe.training.symbols.SymbolWords`.
         """
         total = c_int64()
         remaining = self._call("trainer_size", total)

@@ -46,7 +46,7 @@ Sums = Callable[[int, Fill], Fill]
 
 @dataclass(frozen=True)
 class Stage:
-    """A program for some gradients of a step, and the tensors that are final when it has run."""
+    """A program that completes some gradients of a step, and the tensors that it completes."""
 
     program: Program
     tensors: Sequence[Tensor]

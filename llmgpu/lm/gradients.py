@@ -170,9 +170,7 @@ class LossGraph:
         return EMBEDDING if self.model.config.tied else OUTPUT
 
     def written(self) -> set[str]:
-        """Return the names of the gradients that `record_gradients` can overwrite instead of adding
-        to.
-        """
+        """Return the names of the gradients that `record_gradients` can overwrite."""
         hidden = {weight.name for weight in self.model.config.weights() if weight.is_hidden}
         return (hidden | {self._head}) & set(self._gradients or ())
 

@@ -85,9 +85,7 @@ class HeadNorm:
     inverse_rms: Tensor  # (N, heads)
 
     def of(self, weight: Tensor, out: Tensor) -> Norm:
-        """Return the RMS norm of each head with the scale `weight` (D,), written to `out` (N,
-        heads*D).
-        """
+        """Return the norm of each head, with scales `weight` (D,) and output `out` (N, heads*D)."""
         width = weight.shape[0]
         rows = out.size // width
         x, out = (tensor.reshaped(rows, width) for tensor in (self.x, out))

@@ -16,7 +16,7 @@ from llmgpu.text.compressions import PYARROW, PYARROW_IPC
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.streams import Source
 
-_FILE_MARK = b"ARROW1"  # first bytes of a file; a stream has no mark
+_FILE_MARK = b"ARROW1"  # first bytes of a file in Arrow's file format; a stream has none
 
 
 class ArrowFile(ParquetFile):
@@ -76,11 +76,11 @@ class _Batches:
         return self
 
     def iter_batches(self, *, batch_size: int, columns: Sequence[str], **how: Any) -> Iterator[Any]:
-        """Yield the rows of some columns, and of nested columns the whole outermost column."""
+        """Yield the rows of some columns; for a nested column, those of its outermost column."""
         names = self.schema_arrow.names
         outer = [name if name in names else name.split(".")[0] for name in columns]
         for batch in self._batches():
             chosen = batch.select([*dict.fromkeys(outer)])
-            chosen.validate(full=True)  # damaged offsets would lead out of the memory
+            chosen.validate(full=True)  # damaged offsets could point outside the memory
             for first in range(0, len(chosen), batch_size):
                 yield chosen.slice(first, batch_size)

@@ -1,10 +1,10 @@
 """SentencePiece's normalizer: a map of strings, then the rules of white space.
 
-- A text is mapped from the left. At each position, the longest user-defined symbol stays
-  unchanged. Without a symbol, the longest key of the map is replaced by its value. Without a key,
-  the character stays. After that, U+2581 counts as a space.
-- With `remove_extra_whitespaces`, a run of spaces becomes one space, and spaces at both ends of a
-  text are removed. A value with two spaces in a row is refused: SentencePiece would keep both.
+- A text is mapped from the left. At each position, the longest user-defined symbol stays unchanged.
+  Without a symbol, the longest key of the map is replaced by its value. Without a key, the
+  character stays. After that, U+2581 is treated as a space.
+- With `remove_extra_whitespaces`, several spaces in a row become one space, and spaces at both ends
+  of a text are removed. A value with two spaces in a row is refused: SentencePiece would keep both.
 - The dummy prefix is a space before a text, or with `suffix` after the text. An empty text gets no
   dummy prefix, nor does a text that consists of removed spaces. Removing spaces at the end also
   removes a prefix that no other text follows.
@@ -63,7 +63,7 @@ class CharsMap:
             raise VocabularyError(f"the charsmap has values of over {_MOST_VALUE_BYTES} bytes")
         self._list: list[int] = self._units.tolist()
         self._nodes = 0  # number of nodes visited so far
-        # Cached results of `find` for characters that begin no longer key.
+        # Cached results of `find` for characters with which only keys of one character begin.
         self._alone: dict[str, tuple[int, str]] = {}
         root = [(b"", int(_offsets(self._units[:1])[0]))]
         characters = [*self._characters(root)]

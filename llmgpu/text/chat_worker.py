@@ -34,7 +34,7 @@ MEMORY_BYTES = 1 << 30  # limit on the address space of the process
 RENDERED_CHARACTERS = 1 << 26
 LEAST_JINJA = (3, 1, 6)  # templates can leave the sandbox of earlier versions
 
-# synonyms: the first field that is present is used
+# fields with the reasoning of a message; the first that is present is used
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _SHOWN = 300  # most characters of an error message in an answer
 

@@ -384,14 +384,15 @@ _CHAT_FILES = {JsonlFile: ChatFile, ParquetFile: ChatTable, ArrowFile: ChatArrow
 
 
 class _Opener:
-    """Opens files in the classes that the options of a corpus require."""
+    """Opens files as objects of the classes that the options of a corpus require."""
 
     def __init__(self, options: CorpusOptions) -> None:
         self._options = options
         chat = options.chat
         self.collector = None if chat is None else Collector(chat, options.limit)
         as_they_are = not options.separators and options.encoding_errors == "raw"
-        # Without the engine each file is read alone. On Windows the engine reads no files.
+        # Without the engine, each file is read by a call of its own. On Windows the engine reads no
+        # files.
         has_engine = library() is not None and os.name != "nt"
         self._reads_small = has_engine and as_they_are and not (options.line_documents or chat)
 

@@ -29,7 +29,8 @@ from llmgpu.spelling import spelled
 
 ENCODING_POLICIES = ("strict", "replace", "raw")
 ROW_POLICIES = ("error", "skip")
-# Not spelled by its name: Python would load a library for names, and may lack the memory.
+# Written as a number: for a character's name, Python would load a library, for which there may be
+# no memory.
 REPLACEMENT = "\ufffd"
 
 # Reading stops at this number of documents, since empty documents never fill a buffer.

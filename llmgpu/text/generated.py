@@ -123,7 +123,8 @@ class _Words:
         """
         syllables = np.searchsorted(_LONGER_FROM, ranks, side="right") + 1
         bits = (8 * syllables).astype(np.uint64)
-        # The product and the shift each permute the numbers below 2**bits.
+        # The product and the shift each permute the numbers below 2**bits, so spellings stay
+        # distinct.
         numbers = ranks * np.uint64(0x9E3779B97F4A7C15) & ((np.uint64(1) << bits) - np.uint64(1))
         numbers ^= numbers >> (bits >> np.uint64(1))
         mixed = ranks * np.uint64(0xD1B54A32D192ED03)

@@ -81,8 +81,9 @@ def changeable_bits() -> NDArray[np.uint8]:
 def starts_unit(character: str) -> bool:
     """Whether a character is normalized in the same way after any text.
 
-    The character's decomposition must begin with a character of class 0 that is the second of no
-    composition. A text may be cut before such a character: both parts normalize independently.
+    The character's decomposition must begin with a character of class 0 that never composes with
+    the character before it. A text may be cut before such a character: the texts before and after
+    the cut are normalized independently.
     """
     tables = _tables()
     first = tables.decompositions.get(character, character)[0]
@@ -95,7 +96,7 @@ def _normalize(text: str) -> str:
     return _compose(_sort_marks(decomposed, tables), tables)
 
 
-# A language has few distinct short units.
+# Texts of a language have few distinct short units, so their results are cached.
 _normalize_short = lru_cache(maxsize=1 << 16)(_normalize)
 
 
@@ -129,7 +130,8 @@ def _compose(characters: list[str], tables: _Tables) -> str:
     last_class = 0  # class of the last character kept after the starter
     for character in characters:
         own_class = tables.classes.get(character, 0)
-        # Composing needs the starter at the end, or after it only characters of lower classes.
+        # A character may compose with the starter if the starter is the last character so far, or
+        # if the characters after the starter have lower classes than this character.
         adjacent = starter == len(composed) - 1
         if starter >= 0 and (adjacent or last_class < own_class):
             together = _compose_pair(composed[starter], character, tables)
@@ -165,7 +167,8 @@ def _tables() -> _Tables:
         classes |= {chr(first + i): value for i in range(more + 1)}
     composed = dict(_entries(composed_table))
     decomposed = dict(_entries(decomposed_table))
-    # The last character of a decomposition composes with the composition of all earlier ones.
+    # Decompositions may have more than two characters. All characters but the last compose first,
+    # then their composition and the last character.
     whole = {text: character for character, text in composed.items()}
     compositions = {
         (text[:-1] if len(text) == 2 else whole[text[:-1]], text[-1]): character
@@ -202,7 +205,8 @@ class NfcFilter:
         starts = np.concatenate([self._held_starts, starts + before])
         decided, own = len(data), len(starts)
         if not final:
-            # No cut in the held bytes is safe, except perhaps at their incomplete last character.
+            # Any cut in the held bytes is unsafe, except perhaps at their incomplete last
+            # character.
             last = int(starts[-1]) if len(starts) else 0
             first = max(last, before - _LONGEST + 1)
             last_first = range(len(data) - 1, first - 1, -1)
@@ -220,7 +224,7 @@ def _normalize_documents(data: bytes, starts: NDArray[np.int64]) -> tuple[bytes,
     normalized bytes, and the starts in them.
     """
     text = data.decode(errors=_ERRORS)
-    # Most texts are normalized already, and then so is each of their documents.
+    # Usually the whole text is normalized already, and so is each of its documents.
     if normalize(text) == text:
         return data, starts
     parts = [

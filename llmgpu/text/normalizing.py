@@ -202,7 +202,7 @@ class Normalizer:
         self._makers = list(map(_read_step, steps))
         self.name = ", ".join(step["type"] for step in steps) or NFC
         self._whole = _all_mapped(self._makers)
-        # Steps with the same result on bytes as on characters: a text needs no decoding.
+        # If all steps can be done on bytes, with the same result, text is not decoded.
         self._in_blocks, self._encoding = self._makers, "utf-8"
         if steps and len(text) < BLOCK_BYTES and all(map(_is_bytewise, steps)):
             self._whole = _over_documents(steps)
@@ -216,12 +216,12 @@ class Normalizer:
         steps = _StepsFilter(self._makers)
         if follows:
             steps.follow_special_token()
-        if len(text) <= BLOCK_BYTES // 4 and _is_text(text):  # fits in one block
+        if len(text) <= BLOCK_BYTES // 4 and _is_text(text):  # the text fits in one block
             return steps.normalize(text, final=True)
         try:
             data = np.frombuffer(text.encode(errors=_ERRORS), np.uint8)
         except UnicodeEncodeError:
-            return text  # a str with lone surrogates is no text that could be encoded
+            return text  # lone surrogates can't be encoded: this str is no text
         piece = steps.feed(data, np.empty(0, np.int64), final=True)
         return piece.text.tobytes().decode(errors=_ERRORS)
 
@@ -308,7 +308,7 @@ def _read_step(step: dict[str, Any]) -> Callable[[], Any]:
 
 
 def _is_bytewise(step: dict[str, Any]) -> bool:
-    """Whether a step gives the same result on bytes, and lengthens text by a prefix at most."""
+    """Whether a step gives the same result on bytes, and lengthens no text except by a prefix."""
     match step:
         case {"type": "Prepend"}:
             return True
@@ -318,7 +318,7 @@ def _is_bytewise(step: dict[str, Any]) -> bool:
 
 
 def _over_bytes(value: Any) -> Any:
-    """Return a step for text in Latin-1: each character of its strings represents a byte."""
+    """Return a step whose strings have a character for each byte, as text in Latin-1 has."""
     if isinstance(value, dict):
         return {key: _over_bytes(each) for key, each in value.items()}
     return value.encode().decode("latin-1")
@@ -343,7 +343,10 @@ def _over_documents(steps: Sequence[dict[str, Any]]) -> _Whole:
 
 
 def _all_mapped(makers: Sequence[Callable[[], Any]]) -> _Whole | None:
-    """Return a function that normalizes whole documents if SentencePiece is the only step."""
+    """Return a function that normalizes whole documents by the only step, a SentencePiece.
+
+    Returns None for other steps, and for a SentencePiece with a dummy prefix after the text.
+    """
     step = makers[0]() if len(makers) == 1 else None
     if not isinstance(step, SentencePiece) or step.rules.suffix:
         return None

@@ -266,7 +266,10 @@ class ParquetFile:
         return max(1, min(_BATCH_ROWS, rows))
 
     def _joined(self, arrays: Sequence[Any]) -> Any:
-        """Compose the text by the template: large_binary, null in rows where a column is null."""
+        """Compose the texts of rows by the template.
+
+        The result has the type large_binary, and null in rows where one of the columns is null.
+        """
         assert self._template is not None
         kind = self._arrow.large_binary()
         texts = [self._arrow.scalar(text.encode(), kind) for text in self._template.texts]
@@ -282,7 +285,7 @@ class ParquetFile:
 
 
 def _inside(batch: Any, names: Sequence[str]) -> Any:
-    """Return a nested column; a row is null if any of the columns around it is null there.
+    """Return a nested column. Its row is null if a column that contains the column is null there.
 
     names: the path to the column: the name of the outermost column first.
     """

@@ -23,7 +23,7 @@ from llmgpu.errors import InputError
 from llmgpu.text.compressions import Package
 
 ATTEMPTS = 4
-WAIT_SECONDS = 0.5  # before the second attempt; doubled before each further attempt
+WAIT_SECONDS = 0.5  # pause before the second attempt; doubled before each further attempt
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError)

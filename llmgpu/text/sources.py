@@ -1,10 +1,10 @@
-"""The sources of a corpus: the files that names stand for, and the formats of files.
+"""The sources of a corpus: the files that the user's names select, and the formats of files.
 
-- A name is a file, a folder, a glob, or ``-`` for standard input. A folder stands for all files in
-  it and its subfolders, in byte order of their relative names. A glob stands for the files that it
-  matches and the files of matching folders, each file once, in byte order. The name of an existing
-  file stands for the file even if it looks like a glob. A URL is a file, folder or glob of another
-  machine, see `llmgpu.text.remote`.
+- A name is a file, a folder, a glob, or ``-`` for standard input. A folder selects all files in it
+  and its subfolders, in byte order of their relative names. A glob selects the files that it
+  matches and the files of matching folders, each file once, in byte order. If a file exists under a
+  name that looks like a glob, the name selects this file. A URL is a file, folder or glob of
+  another machine, see `llmgpu.text.remote`.
 - In a folder, names that start with a dot, links to folders and special files are left out and
   counted.
 - ``--exclude`` has globs. A glob without a slash is matched with the names of files and folders, a
@@ -14,10 +14,10 @@
   deeper file overrules a higher one; the content of an ignored folder stays ignored.
 - The suffix of a file decides its format, unless the options name a format. A file without a known
   suffix is read as text, and refused if its first bytes are of a binary format
-  (`llmgpu.text.streams.check_text`). In a folder, such a file is left out with a note, and so
-  is a compressed file whose first bytes can't be decompressed. A file whose rows lack the usual
-  field is left out unless the user has named a field or the folder has no other file. To add a
-  format, write a `llmgpu.text.streams.DocumentFile` in a module and add a line to FORMATS.
+  (`llmgpu.text.streams.check_text`). In a folder, such a file is left out with a note, and so is a
+  compressed file whose first bytes can't be decompressed. A file whose rows lack the usual field is
+  left out unless the user has named a field or the folder has no other file. To add a format, write
+  a `llmgpu.text.streams.DocumentFile` in a module and add a line to FORMATS.
 - All errors that can be known beforehand are raised before the first byte is read.
 """
 
@@ -109,8 +109,8 @@ class Selection:
     listed: names from a list, treated like names of files in a folder.
     usual_field: leave out files of folders, globs and lists whose rows lack this field, with a
         note; None to keep all files.
-    subset: a key of SUBSETS, None for all files. The last part of a path that contains a word of
-        SUBSETS decides the subset of a file in a folder, a glob or at a URL.
+    subset: a key of SUBSETS, None for all files. A file in a folder, a glob or at a URL belongs to
+        the subset that its path names. If several folders of the path name one, the last decides.
     may_be_tokens: files may be token files, so resolving names does not refuse binary files.
         Reading them as text does.
     """
@@ -351,7 +351,7 @@ class _Found:
         if chosen.may_be_tokens and (not leaves_out or source.suffix in _OF_TOKENS):
             return None
         head = head_of(source) or b""
-        # For Arrow files an error is safer than leaving out data.
+        # An Arrow file is not left out: an error is safer than missing data.
         if leaves_out and binary_format(head) != ARROW:
             is_binary = has_zero_bytes(head) and not _is_text(head, source.path)
             return _why_binary(head, is_binary)
@@ -399,7 +399,8 @@ def _lacks_field(source: Source, field: str) -> bool:
         return False
     try:
         if kind is JsonlFile:
-            # A stream without a size decompresses no blocks in advance.
+            # Without a size, the stream does not decompress blocks ahead. Only its first rows are
+            # needed.
             JsonlStream(source._replace(size=None), field).check_first_rows()
         else:
             kind(source, field).close()
@@ -420,9 +421,9 @@ def _is_text(head: bytes, path: str) -> bool:
 
 
 def _expand(name: str, selection: Selection) -> tuple[list[str], int]:
-    """Return the files that a name stands for, and the number of folder entries left out."""
+    """Return the files that a name selects, and the number of folder entries left out."""
     exclude = selection.exclude
-    # A name that exists is a file or folder, even if it looks like a glob.
+    # A name of an existing file or folder selects it, even if the name looks like a glob.
     if name == STANDARD_INPUT:
         return [name], 0
     if os.path.isdir(name):
@@ -436,7 +437,7 @@ def _expand(name: str, selection: Selection) -> tuple[list[str], int]:
             else ""
         )
         raise InputError(f"no such file or folder: {name!r}{hint}")
-    # A glob. Each file counts once, even if the glob matches both the file and its folder.
+    # A glob. Each file is returned once, even if the glob matches both the file and its folder.
     _check_searched(name)
     paths: set[str] = set()
     left_out = 0

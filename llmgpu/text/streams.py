@@ -169,12 +169,15 @@ class FileContent:
 
     @classmethod
     def of(cls, file: BinaryIO, source: Source) -> FileContent | RemoteSource | None:
-        """Return size and time of a file when it was found, or `source.remote`; None for a pipe."""
+        """Return the content of a regular file as it was when the file was found.
+
+        Returns `source.remote` for a file of another machine, and None for a pipe.
+        """
         if source.remote is not None:
             return source.remote
         try:
             status = os.fstat(file.fileno())
-        except (OSError, ValueError):  # a stream in memory
+        except (OSError, ValueError):  # a stream in memory has no descriptor
             return None
         if not stat.S_ISREG(status.st_mode):
             return None
@@ -495,7 +498,7 @@ def _begin_input(raw: BinaryIO, *, is_file: bool) -> tuple[BinaryIO, str]:
 
 
 def _read_parts(descriptor: int, view: memoryview, first: int) -> int:
-    """Read a stretch of a regular file; several threads read a long stretch faster."""
+    """Read a stretch of a regular file, in threads if it is long; return the number of bytes."""
     loaded = library()
     if loaded is None or len(view) < 2 * _PART_BYTES:
         return os.preadv(descriptor, [view], first)
@@ -509,7 +512,7 @@ def _read_parts(descriptor: int, view: memoryview, first: int) -> int:
 def _pollable_descriptor(raw: BinaryIO) -> int | None:
     try:
         descriptor = raw.fileno()
-    except (OSError, ValueError):  # a stream in memory
+    except (OSError, ValueError):  # a stream in memory has no descriptor
         return None
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(mode):
@@ -543,7 +546,7 @@ _COMPRESSED = {  # suffix of a compression, by the first bytes of its files
 _TAR = slice(257, 262), b"ustar"
 WIDE = {b"\xff\xfe": "<u2", b"\xfe\xff": ">u2"}  # byte order marks of UTF-16
 _PACKED = ("an archive of tar", "a compressed file")
-NOTES = (  # on zero bytes, a byte order mark, lines of JSON and an array of JSON objects in a text
+NOTES = (  # about zero bytes, a byte order mark, lines of JSON, an array of objects
     "NUL bytes in {}, which may not be text; --exclude GLOB skips files",
     "a byte order mark (3 bytes) at the start of {} was kept as text",
     "{}: read as plain text, but looks like JSON Lines: --input-format jsonl reads the field named "
@@ -665,7 +668,10 @@ def _is_wide(head: bytes) -> bool:
 
 
 def look_at_text(head: bytes) -> tuple[bool, bool]:
-    """Whether bytes begin UTF-8 without control characters, and whether they begin UTF-8."""
+    """Return whether bytes begin a text without control characters, and a text of any kind.
+
+    A text is valid UTF-8. The last character may be incomplete.
+    """
     try:
         codecs.utf_8_decode(head, "strict", False)
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
-"""Text made of several fields of a row by a template, such as ``{question}\\n{answer}``.
+r"""Text made of several fields of a row by a template, such as ``{question}\n{answer}``.
 
-``{field}`` stands for a field and ``{a.b}`` for a field within the field ``a``; ``{{`` and ``}}``
-are braces. Python's other format specifications are refused.
+``{field}`` is replaced by the value of a field, and ``{a.b}`` by that of the field ``b`` within the
+field ``a``; ``{{`` and ``}}`` are braces. Python's other format specifications are refused.
 """
 
 from __future__ import annotations

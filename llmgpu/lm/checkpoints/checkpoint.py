@@ -90,8 +90,8 @@ class TrainingState:
     """The progress and the options of a run.
 
     step: optimizer steps done. tokens_seen: tokens of all batches so far. sequence_position: number
-    of the first sequence that no batch has used. random_state, options: JSON objects that only the
-    run interprets; whole numbers may have any size.
+    of the first sequence that no batch has used. random_state, options: JSON objects, which
+    checkpoints store without interpreting them; whole numbers may have any size.
     """
 
     step: int
@@ -292,7 +292,11 @@ def _hash_file(path: Path) -> str:
 
 
 def _hash_json(content: dict[str, Any]) -> str:
-    """Return the SHA-256 of `content` after a round trip through JSON."""
+    """Return the SHA-256 of the JSON of `content`.
+
+    `content` is first converted to JSON and back, so that the sum is the same before it is written
+    to a file and after it is read.
+    """
     read_back = json.loads(json.dumps(content))
     return hashlib.sha256(json.dumps(read_back, sort_keys=True).encode()).hexdigest()
 

@@ -157,7 +157,7 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
     if OWN_KEY in content and "seq_len" in own:
         max_positions, sizes["seq_len"] = sizes["seq_len"], _get(own, "seq_len", int)
     theta, scaling = _read_rope(content)
-    # transformers keeps the own entries of a model whose tables it has resized.
+    # If transformers has resized the tables, it has kept llmgpu's own entries as they were.
     is_resized = "transformers_version" in content
     try:
         config = ModelConfig(

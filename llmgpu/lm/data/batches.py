@@ -240,7 +240,7 @@ def document_starts(tokens: NDArray[np.uint32], separator: int) -> NDArray[np.ui
 
 
 def token_bytes(vocabulary: Vocabulary) -> NDArray[np.uint32]:
-    """Return the number of bytes of text for which each id stands: uint32 (size,).
+    """Return the number of bytes of text in each token, by id: uint32 (size,).
 
     Special tokens have 0 bytes. An unknown token that is not special has 1.
     """

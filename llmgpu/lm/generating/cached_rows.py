@@ -223,7 +223,8 @@ class CachedRows:
 def _largest_of(pairs: AnyArray, k: int) -> Largest:
     """Decode the pairs (rows, 1 + capacity, 2) of `find_largest` and `draw_largest`."""
     drawn = pairs[:, 0, 1]
-    # As 64-bit numbers, the pairs sort by inverted order, then by id.
+    # Read as 64-bit numbers, the pairs are in descending order of logits, then in ascending order
+    # of ids.
     ascending = np.sort(np.ascontiguousarray(pairs).view("<u8")[:, 1:, 0], axis=1)[:, :k]
     inverted = (ascending >> np.uint64(32)).astype(np.uint32)
     ids = (ascending & np.uint64(0xFFFFFFFF)).astype(np.int64)

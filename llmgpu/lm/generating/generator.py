@@ -56,8 +56,9 @@ class Request:
 class _Sequence:
     """The state of a request in the batch.
 
-    number: number of the request. row: its row in each step. ids: the prompt and all new ids. left:
-    number of ids still to generate. done: number of ids whose keys and values are in the cache.
+    number: number of the request. row: the row of each step that is for this sequence. ids: the
+    prompt and all new ids. left: number of ids still to generate. done: number of ids whose keys
+    and values are in the cache.
     """
 
     number: int
@@ -386,7 +387,8 @@ class Continuation(Request):
             "finish": "length" if is_full else "stop",
             "ids": self.ids,
         }
-        if self.sampler.log_probabilities:  # the last value may be that of an id in `stops`
+        # The last log-probability may be of an id in `stops`, which is not in `ids`.
+        if self.sampler.log_probabilities:
             values = self.sampler.log_probabilities[: len(self.ids)]
             found["logprobs"] = [round(each, 6) for each in values]
         return found

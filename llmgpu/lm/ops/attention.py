@@ -29,7 +29,7 @@ from llmgpu.lm.ops.tensor import (
 MAX_HEAD_DIM = 128  # widest head that the kernels support
 BLOCK_ROWS = 64  # queries or keys of a workgroup, as in lm/attention_tiles.wgsl
 COLUMNS = 64  # columns of the gradients of keys and values that a workgroup computes
-SLOT_BYTES = 80  # bytes of workgroup memory for a slot of a tile; all slots take 12.5 or 22.5 KiB
+SLOT_BYTES = 80  # bytes of workgroup memory for each slot of a tile; a tile has 160 or 288 slots
 PARAMS = struct_dtype("lm/attention_sizes.wgsl", "AttentionParams")
 BLOCK_SCORES = 1 << 22  # most scores that NumPy holds at a time, unless a block is a single query
 
@@ -37,7 +37,7 @@ BLOCK_SCORES = 1 << 22  # most scores that NumPy holds at a time, unless a block
 def tile_constants(head_dim: int, limits: Mapping[str, int]) -> dict[str, int]:
     """Return the constants of lm/attention_tiles.wgsl that fit a device's limits."""
     memory = limits["max-compute-workgroup-storage-size"]
-    depths = {depth: BLOCK_ROWS // 2 * (depth + 1) for depth in (8, 4)}  # slots by depth
+    depths = {depth: BLOCK_ROWS // 2 * (depth + 1) for depth in (8, 4)}  # number of slots, by depth
     depth = next(depth for depth, slots in depths.items() if slots * SLOT_BYTES <= memory)
     return {"HEAD_QUADS": head_dim // 4, "DEPTH_QUADS": depth, "TILE_SLOTS": depths[depth]}
 
@@ -246,7 +246,7 @@ def _by_sequence(starts: Tensor, shape: AttentionShape) -> NDArray[np.uint32]:
 
 
 def _blocks(shape: AttentionShape) -> Iterator[slice]:
-    """Yield slices of queries with at most `BLOCK_SCORES` scores, or of one query."""
+    """Yield slices of queries: as many queries as have BLOCK_SCORES scores, but at least one."""
     rows = max(1, BLOCK_SCORES // max(1, shape.batch * shape.heads * shape.seq))
     for start in range(0, shape.seq, rows):
         yield slice(start, min(start + rows, shape.seq))

@@ -55,10 +55,12 @@ class EmbeddingOperations(Recorder):
     def embed_lookup(self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor) -> None:
         """Write out (N, C) = table[tokens], zeros for tokens >= V; tokens: (N,).
 
-        table: (V, C), float32 or float16; a sequence has the parts of one table, in order.
+        table: (V, C), float32 or float16; or a sequence of tensors into which a table was cut, in
+        order.
         """
         for part, first in _parts(table):
-            # Row numbers in this part. Tokens of other parts get numbers outside of the part.
+            # Row numbers in this part of the table. Tokens of other parts get numbers outside of
+            # the part.
             rows = tokens.array.astype(np.int64) - first
             copy_rows(part.array, rows, out.array, keep=first > 0)
 
@@ -66,8 +68,8 @@ class EmbeddingOperations(Recorder):
     def embed_backward_grouped(self, groups: Groups, grad_out: Tensor, grad_table: Tensor) -> None:
         """Add each row of grad_out (N, C) to the row of its token in grad_table (V, C).
 
-        The order of additions is fixed. Gradients that are not finite count as 0. Rows of tokens
-        beyond the table are left out.
+        The order of additions is fixed. Gradients that are not finite are treated as 0. Rows of
+        tokens beyond the table are left out.
         """
         _add_groups(groups, groups.rows.array, grad_out.array, grad_table.array)
 

@@ -168,8 +168,8 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
 
         With equal logits there may be more than k. logits: (N, V), V a multiple of 4.
         found: uint32 (N, 1 + capacity, 2). The first pair of a row is the number of ids found and
-            0. Up to `capacity` pairs follow, in no order: an id, and its logit as an inverted
-            order, see `logits_of`. All bits of unused pairs are set.
+        0. Up to `capacity` pairs follow, in any order: an id, and a number that is smaller for
+        larger logits, see `logits_of`. All bits of unused pairs are set.
         """
         found.array[...] = 0xFFFFFFFF
         for row, target in zip(logits.array[:, :count], found.array, strict=True):
@@ -207,14 +207,17 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
 
 
 def _order_of(logits: FloatArray) -> NDArray[np.uint32]:
-    """Convert float32 numbers to whole numbers that sort alike, as lm/order.wgsl does."""
+    """Convert float32 numbers to whole numbers in the same order, as lm/order.wgsl does."""
     bits = (logits + np.float32(0)).view(np.uint32)  # adding 0 turns -0 into 0
     order = bits ^ np.where(bits >> 31, np.uint32(0xFFFFFFFF), np.uint32(0x80000000))
     return np.where(np.isnan(logits), np.uint32(0xFFFFFFFF), order)
 
 
 def logits_of(inverted: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """Return the logits that `Operations.find_largest` wrote as inverted orders."""
+    """Return the logits from the numbers that `Operations.find_largest` wrote in their place.
+
+    inverted: all bits of `_order_of(logits)`, inverted.
+    """
     order = ~inverted
     bits = order ^ np.where(order >> 31, np.uint32(0x80000000), np.uint32(0xFFFFFFFF))
     return bits.view(np.float32)

@@ -45,7 +45,8 @@ LEAST_ROW_THREADS = 8
 ADD_NOTHING, ADD_RESIDUAL, ADD_TO_PRODUCT = range(3)
 # Least length of sums for kernels that load two steps at once. Such kernels start slowly.
 PAIRS_FROM = 2048
-MAX_PARTIALS = 1 << 26  # most floats of partial sums; their memory has a power of two of floats
+# Most float32 numbers of partial sums; the memory for them is a power of two of numbers.
+MAX_PARTIALS = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ class GpuProducts(GpuRecorder, ProductOperations):
         )
 
     def _tiling(self, p: Product, units: MatrixUnits | None) -> Tiling:
-        # The largest power of two of floats that the device can bind at once.
+        # The largest power of two of float32 numbers that the device can bind at once.
         bindable = 1 << (self.device.max_binding_bytes // 4).bit_length() - 1
         software = self.device.is_software
         rows, columns, inner = p.sizes
@@ -219,8 +220,9 @@ class GpuProducts(GpuRecorder, ProductOperations):
             self._tiles(p, tiling, units)
             return
         # There are too few tiles to keep the device busy. So each part of the inner dimension is a
-        # product by itself, and a second kernel adds up the parts in a fixed order. The memory of
-        # partial sums is a power of two of floats, so that products of several sizes share it.
+        # product by itself, and a second kernel adds up these products in a fixed order. The memory
+        # of partial sums is a power of two of float32 numbers, so that products of several sizes
+        # share it.
         floats = 1 << (tiling.parts * rows * columns - 1).bit_length()
         partials = self.scratch("partial sums", (floats,))
         first = Tensor("partial sums", (rows, columns), partials.dtype, partials.data)

@@ -151,11 +151,13 @@ def _loss_and_gradient(
     total = rest + target_part
     lse = largest + np.log(total)
     z_losses = beta * lse * lse
-    # If the target has the largest logit, `rest` may be too small to change 1 + rest.
+    # If the target has the largest logit, total is 1 + rest. A small `rest` would be rounded away
+    # in this sum, but log1p keeps it.
     log_total = np.where(target_part == 1, np.log1p(rest), np.log(total))
     losses += log_total
 
-    # The gradient is p - q, plus that of the z-loss. The target's entry is computed from `rest`.
+    # The gradient is p - q, where q is the smoothed target, plus the gradient of the z-loss. The
+    # target's entry is computed from `rest`.
     pull = 2 * beta * lse
     spread = alpha * inv_vocabulary
     logits *= ((1 + pull) / total)[:, None]

@@ -57,12 +57,12 @@ class Tile(_Block):
 
     @property
     def threads_down(self) -> int:
-        """Threads along the rows."""
+        """Number of threads that share a column of the tile."""
         return self.rows // self.thread_rows
 
     @property
     def threads_across(self) -> int:
-        """Threads along the columns."""
+        """Number of threads that share a row of the tile."""
         return self.columns // self.thread_columns
 
     @property
@@ -189,10 +189,11 @@ def choose_tiling(
 
 
 def _cost(tile: AnyTile, parts: int, rows: int, columns: int, inner: int, processors: int) -> float:
-    """Estimate a product's time; unit: a processor adds one term to a tile.
+    """Estimate the time of a product.
 
-    The constants are measured: 20 for the start and end of a workgroup, 60 for a second kernel, and
-    0.0064 for writing and reading a partial sum.
+    The unit is the time in which a processor adds one term to each sum of a tile. The constants are
+    measured: 20 for the start and end of a workgroup, 60 for a second kernel, and 0.0064 for
+    writing and reading a partial sum.
     """
     workgroups = tile.count(rows, columns) * parts
     # Processors run workgroups in rounds. In the last round, fewer than `resident` workgroups, or

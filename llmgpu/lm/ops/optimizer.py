@@ -103,7 +103,7 @@ class WeightState(ABC):
         """
 
     def adamw_moments(self, update: WeightUpdate) -> tuple[Tensor, Tensor] | None:
-        """Return both moments for an AdamW step of all elements in float32; else None."""
+        """Return both moments if the step is AdamW's, of all elements in float32; else None."""
         return None
 
     @abstractmethod

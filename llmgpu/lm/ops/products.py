@@ -115,10 +115,10 @@ def _adds_alike() -> bool:
 
 
 def describe_products(*, fixed: bool) -> str:
-    """Name the library and the kernels that determine the bits of NumPy's products.
+    """Return the names of the library and the kernels that determine the bits of products.
 
-    fixed: whether `FixedProducts` computes the products. If not, bits also depend on the number of
-        threads, which is then part of the name.
+    fixed: whether `FixedProducts` computes the products. If not, the bits also depend on the number
+    of threads, which is then part of the name.
     """
     library = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     described, blas = f"{library.get('name')} {library.get('version')}", _openblas()
@@ -165,7 +165,7 @@ class FixedProducts:
     def multiply(self, left: FloatArray, right: FloatArray, out: FloatArray) -> None:
         """Write left @ right, (M, K) and (K, N), to out (M, N)."""
         if left.ctypes.data == right.ctypes.data:
-            # NumPy adds in another order if it sees a matrix times its own transpose.
+            # NumPy adds in another order if both factors have the same memory, so copy one of them.
             right = right.copy()
         rows, columns = out.shape
         parts = min(self.parts, rows * columns * left.shape[1] // LEAST_PART)

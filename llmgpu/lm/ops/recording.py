@@ -179,9 +179,10 @@ class Recorder:
     def packed(
         self, name: str, shapes: Mapping[str, tuple[int, ...]], dtype: DTypeLike
     ) -> tuple[Packed, list[Tensor]]:
-        """Create matrices (rows, C) in one tensor; return the whole, and a tensor for each matrix.
+        """Create matrices (rows, C) in one tensor; return that tensor, and a tensor for each.
 
-        shapes: by the matrices' names. Where a matrix starts does not depend on `dtype`.
+        shapes: by the matrices' names. The positions of matrices in the tensor do not depend on
+        `dtype`.
         """
         width = next(iter(shapes.values()))[1]
         multiple = PACKED_ELEMENTS // math.gcd(width, PACKED_ELEMENTS)
@@ -395,7 +396,7 @@ class GpuTransfers(Transfers):
         return staging.array()[:size].view(np.float32), write
 
 
-# memory, and the array that receives its bytes
+# memory of the device, and the array that receives its bytes
 _Piece: TypeAlias = "tuple[Buffer, NDArray[np.uint8]]"
 
 

@@ -152,7 +152,7 @@ class NewRows:
     """New tokens of sequences in a cache.
 
     tokens: uint32 (N,). places: uint32 (2, N), the tokens' positions, and the cache rows at which
-    the tokens' sequences start. idle: the start that marks a row without a token.
+    the tokens' sequences start. idle: a row without a token has this start in `places`.
     """
 
     tokens: Tensor

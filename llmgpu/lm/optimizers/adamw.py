@@ -19,7 +19,7 @@ from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
 PIECE = 1 << 16  # elements that NumPy updates at a time, so that they fit in a processor's cache
 
-Steps = Sequence[tuple[WeightState, WeightUpdate]]  # a step of each weight
+Steps = Sequence[tuple[WeightState, WeightUpdate]]  # an optimizer's step of each weight
 
 
 def update_each(operations: Operations, steps: Steps) -> None:

@@ -103,7 +103,8 @@ class Arithmetic:
                 f"the log of the run lacks {', '.join(sorted(missing))}, as in unreleased versions "
                 "of llmgpu: resume it with the one that wrote it, or start a new run"
             )
-        # The log of a run that began on a GPU names no engine. On the CPU, NumPy continues the run.
+        # A run that began on a GPU has no engine in its log. On a CPU, such a run continues with
+        # NumPy.
         in_c = in_c and begun.get("engine", _IN_NUMPY) != _IN_NUMPY
         return cls(backend, in_c, bool(begun["fixed_products"]))
 
