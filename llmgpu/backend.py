@@ -241,7 +241,8 @@ class Opening(Closing):
         if self._is_optional and not _may_have_gpu():
             self._selected = replace(NUMPY, encoders=self._encoders)
             return
-        with suppress(DeviceError, ImportError, OSError, RuntimeError):  # `backend` raises it later
+        # Drop the error here. `backend` tries again, and raises it.
+        with suppress(DeviceError, ImportError, OSError, RuntimeError):
             if has_limited_address_space() or _may_take_dawn(self._matrices):
                 return
             from llmgpu.gpu.adapters import load_driver
@@ -310,7 +311,8 @@ class Opening(Closing):
 def opening_device(device: str, *, encodes: bool = True) -> Iterator[Opening]:
     """Open a device while the block reads a vocabulary or text; close it if the block fails.
 
-    With ``auto``, the first long text opens the device. encodes: see `Opening`.
+    With ``auto``, the device is opened later, when the first long text is to be encoded. encodes:
+    see `Opening`.
     """
     opening = Opening(device, encodes=encodes)
     try:

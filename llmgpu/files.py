@@ -104,7 +104,7 @@ class UnfinishedFile:
     """A temporary file in the folder of its target.
 
     path: temporary name. descriptor: open for writing and reading; the caller closes it.
-    process: id of the process.
+    process: id of the process that made the file.
     """
 
     def __init__(self, target: str) -> None:

@@ -1,7 +1,7 @@
 """Checks of outputs: a command overwrites no input, no other output, no file of another kind.
 
-- Files are compared by device and inode, so that hard links, symbolic links and different spellings
-  of a path count as the same file. Paths without a file are compared by folder and name.
+- Files are compared by device and inode, so that a file is recognized under all spellings of its
+  path, and through hard and symbolic links. Paths without a file are compared by folder and name.
 - An existing file is replaced if it is of the output's kind, of no known kind, or empty. The first
   bytes of a file show the kind; ids without a header are recognized by their side file. Plain text
   may be a user's own, so even an output of text does not replace plain text. A tokenizer.json of

@@ -129,7 +129,6 @@ class Background(Closing):
     """
 
     def __init__(self) -> None:
-        """Begin without a job."""
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 

@@ -31,7 +31,7 @@ QUICK_SIZES = {"limit": 1_000_000, "vocab_size": 1024, "runs": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """The parts to measure, and their sizes.
+    """The parts of the benchmark to measure, and the sizes of their jobs.
 
     parts: names in PARTS. vocab_size, pattern: not used if `vocab` is given, because that
     vocabulary has a size and a pattern of its own.

@@ -301,7 +301,6 @@ class Prepared:
         self.operations.wait_for_runs(0)
 
     def read(self, name: str) -> Array:
-        """Return the content of a tensor."""
         return self.operations.read(self.tensors[name])
 
 
@@ -473,7 +472,7 @@ class CaseBench:
     def _add_speed_ups(
         self, result: Result, engine: Engine, case: KernelCase, one_run: float
     ) -> Result:
-        """Add the speed-ups over NumPy's and torch's first cases of this kind."""
+        """Add the speed-ups over NumPy's and torch's times for the first case of this kind."""
         by_torch, on_numpy = None, engine.backend is NUMPY
         if on_numpy:
             self.numpy_seconds.setdefault(case.key, result.median)
@@ -520,7 +519,7 @@ def _measured(
 def _fill_caches(engine: Engine, operations: Operations) -> Callable[[], None] | None:
     """Return a function that evicts the GPU's caches by reading.
 
-    If it wrote instead, the measured kernel would have to write cache lines back.
+    A function that writes would leave cache lines that the measured kernel has to write back.
     """
     if engine.backend.is_software:
         return None

@@ -247,7 +247,6 @@ class Lab:
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of the table."""
         return self.vocab_size * self.width * 4
 
     @property
@@ -256,7 +255,6 @@ class Lab:
         return self.tokens * self.width * 4
 
     def describe(self) -> str:
-        """Return the sizes as a line of text."""
         table = by(self.vocab_size, self.width)
         return f"{self.model}: table {table}, {self.batch} x {self.seq_len:,} tokens"
 
@@ -402,7 +400,7 @@ def _measure_torch(bench: CaseBench, lab: Lab, engines: Sequence[Engine]) -> Ite
 
 
 def most_table_bytes(engine: Engine, *, quick: bool) -> int:
-    """Return the largest size of a table that suits an engine."""
+    """Return the most bytes of the table in a lab for an engine."""
     if engine.is_software_adapter:
         return QUICK_SOFTWARE_TABLE_BYTES if quick else SOFTWARE_TABLE_BYTES
     return QUICK_TABLE_BYTES if quick else sys.maxsize

@@ -69,7 +69,6 @@ class StepJob:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of a step."""
         return self.sequences * self.config.seq_len
 
     @property
@@ -83,7 +82,6 @@ class StepJob:
         return self.operations <= SMALL_OPERATIONS
 
     def options(self, precision: Precision) -> TrainOptions:
-        """Return the options of a trainer."""
         return TrainOptions(
             batch_size=self.sequences, learning_rate=LEARNING_RATE, precision=precision, seed=SEED
         )
@@ -110,7 +108,6 @@ class StepJob:
         return StepJob(self.name, replace(self.config, layers=layers, seq_len=seq_len), 1)
 
     def __str__(self) -> str:
-        """Return the name and the sizes as a line of text."""
         config, tokens = self.config, f"{self.sequences} x {self.config.seq_len:,} tokens"
         sizes = f"{config.layers} layers, {config.dim} wide, {config.vocab_size:,} ids"
         return f"{self.name}: {config.parameters / 1e6:,.1f} M parameters ({sizes}), {tokens}"
@@ -361,7 +358,6 @@ class GenerateJob:
     tokens: int
 
     def __str__(self) -> str:
-        """Return the name and the sizes as a line of text."""
         many = "a sequence alone" if self.sequences == 1 else f"batches of {self.sequences}"
         size = f"{self.config.parameters / 1e6:,.1f} M parameters"
         return f"{self.name}: {size}, {self.tokens} tokens, {many}"

@@ -324,7 +324,6 @@ class Torch:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether torch computes on a GPU."""
         return self.device == "cuda"
 
     def tensor(self, array: NDArray[Any]) -> Any:

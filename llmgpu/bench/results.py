@@ -332,7 +332,6 @@ class ResultTable:
     results: list[Result]
 
     def row_name(self, result: Result) -> str:
-        """Return the name of a result's row."""
         if self.what == KERNELS:
             return f"{result.variant or 'kernel'}: {result.sizes}"
         _, way = result.kind_and_way

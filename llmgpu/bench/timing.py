@@ -71,7 +71,6 @@ class ProgramTimes:
         return KernelTimes(medians, sum(medians.values())) if medians else None
 
     def add(self, kernels: KernelTimes) -> None:
-        """Add the times of a run."""
         self.seconds.append(kernels.total)
         for name, seconds in kernels.seconds.items():
             self.by_kernel.setdefault(name, []).append(seconds)

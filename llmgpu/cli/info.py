@@ -271,7 +271,6 @@ def _without_lists(facts: dict[str, Any]) -> dict[str, Any]:
 def _write_page(
     asked: InfoCommand, vocabulary: Vocabulary, facts: dict[str, Any], report: Reporter
 ) -> None:
-    """Write the page about a vocabulary."""
     from llmgpu.bpe.training.statistics import bytes_a_token, draw_vocabulary
     from llmgpu.bpe.words.count_host import count_words
     from llmgpu.files import atomic_output
@@ -295,7 +294,6 @@ def _write_page(
 
 
 def _list_tokens(vocabulary: Vocabulary, asked: InfoCommand) -> None:
-    """Print tokens, one per line."""
     special = set(vocabulary.special_tokens.values())
 
     def rows() -> Iterator[_Row]:

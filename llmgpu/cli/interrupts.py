@@ -106,7 +106,7 @@ def last_act(act: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Delay signals until the end of the block, because its steps belong together."""
+    """Delay signals until the end of the block, so that none arrives between its steps."""
     _holding.set()
     try:
         yield

@@ -168,7 +168,7 @@ def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
 
 
 def _advice(command: click.Command, key: str, value: object, known: Iterable[str]) -> str:
-    """Return the rest of the message about a key that is no option of a file."""
+    """Return the end of the error for an unknown key of a file, with advice if possible."""
     from difflib import get_close_matches
 
     from llmgpu.other_names import OPTION_NAMES, names_here

@@ -118,7 +118,6 @@ class _Totals:
         return described
 
     def summary(self) -> dict[str, Any]:
-        """Return the totals of all documents."""
         return _measures(self._tokens, self._text_bytes, math.fsum(self._log_likelihoods))
 
 

@@ -353,7 +353,7 @@ class _Tokenizing:
     def _finished(self, output: TokenOutput) -> dict[str, Any] | None:
         """Return the summary of a job that has already been finished; None if there is work left.
 
-        The sums in the summary of shards are read from their manifests.
+        If the output is shards, the totals in the summary are read from their manifests.
         """
         asked, vocabulary, key = self.asked, self.vocabulary, self.key
         # The resume key, and all other options that change the output.

@@ -351,7 +351,10 @@ def _open_folder(asked: _Asked, path: str) -> RunFolder:
 
 
 def _note_text(report: Reporter, text: Corpus, *, needs_end: bool) -> None:
-    """Report the rows of a text that were left out, and documents without a token at their ends."""
+    """Report the rows of a text that were left out.
+
+    needs_end: report that no token ends a document, if there are several documents.
+    """
     report.note_left_out(left_out_of(text))
     if needs_end and text.documents > 1:
         report.note(
@@ -369,7 +372,7 @@ def _separator(start: StartingPoint, eos: str | None) -> int | None:
 
 
 def _check_same_init(folder: RunFolder, init: str | None) -> None:
-    """Raise InputError if --init names another model than the one with which the run began."""
+    """Raise InputError if --init names another model than the run began with."""
     before = read_log(folder.log).facts.get("init")
     if init is None:
         return
@@ -570,15 +573,12 @@ class RunReporter(RunListener):
     """Prints the progress of a run of `steps` steps."""
 
     def __init__(self, report: Reporter, steps: int) -> None:
-        """Store the reporter that prints the lines."""
         self._report, self._steps = report, steps
 
     def note(self, text: str) -> None:
-        """Print a line."""
         self._report.line(text)
 
     def on_first_step(self, step: int, loss: float) -> None:
-        """Print the first loss."""
         text = f"step {step}/{self._steps}: loss {loss:.4f}"
         self._report.line(text, step=step, steps=self._steps, loss=loss)
 

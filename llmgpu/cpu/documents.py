@@ -23,7 +23,7 @@ def prepare_documents(
     changeable: uint8, a bit for each code point, the lowest bit of a byte first: whether NFC may
         change the code point. None: do not check for NFC, but turn U+2581 into spaces.
     has_prefix: whether to put a space before a text that is not empty.
-    added: the tokens that any text may contain as plain text: their ids by their text.
+    added: ids, by their text, of the tokens that are recognized in every text.
     is_late: whether these tokens are searched after U+2581 has become spaces.
     """
     texts = sorted(added)

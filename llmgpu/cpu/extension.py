@@ -89,7 +89,8 @@ def _numpy_table() -> Any:
 
 def _numpy_version() -> int:
     """Return the version of NumPy's binary interface, by calling the table's first function."""
-    # Not `ctypes.pythonapi` itself: types set on its functions would apply to the whole process.
+    # Make a new function object: types set on a function of `ctypes.pythonapi` itself would apply
+    # to the whole process.
     prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
     address = prototype(("PyCapsule_GetPointer", ctypes.pythonapi))
     table = ctypes.cast(address(_numpy_table(), None), ctypes.POINTER(ctypes.c_void_p))

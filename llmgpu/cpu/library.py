@@ -294,7 +294,7 @@ class CVocabulary(EngineObject):
     def find_cuts(self) -> None:
         """Find the places at which words may be cut, and set `has_cuts`.
 
-        Returns at once if another thread is finding cuts: ids do not depend on cuts.
+        Returns at once if another thread is finding cuts, because ids are the same without cuts.
         """
         if not self._finding_cuts.acquire(blocking=False):
             return
@@ -502,8 +502,8 @@ class CTrainer(EngineObject):
     """Merges the pairs of distinct words. Only one thread at a time may use a trainer.
 
     symbols, offsets, counts, lengths, total: see `llmgpu.bpe.training.symbols.SymbolWords`.
-    most: number of symbols at the end, up to 2^20. least: lowest count of a merged pair. longest:
-        most bytes of a merged pair.
+    most: number of symbols when training ends, up to 2^20.
+    least: lowest count of a pair that is merged. longest: most bytes of a merged pair.
     most_pairs: approximate number of pairs indexed at a time, which bounds the memory; None for all
         pairs. Merges do not depend on `most_pairs`.
     """

@@ -107,10 +107,10 @@ class Device(OpenedAdapter):
     def begin_kernel(
         self, file: str, constants: Mapping[str, int | str], *, in_thread: bool = True
     ) -> Future[Kernel]:
-        """Start to compile a kernel in a thread; the result is that of `kernel`.
+        """Start to compile a kernel in a thread; the result of the future is the kernel.
 
         in_thread: if False, the calling thread compiles the kernel. With a limited address space,
-            the calling thread always compiles, because stacks of threads take too much of it.
+        the calling thread always compiles, because stacks of threads take too much of it.
         """
         key = (file, *sorted(constants.items()))
         mine: Future[Kernel] = Future()

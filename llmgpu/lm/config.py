@@ -45,7 +45,6 @@ class Weight:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -242,7 +241,6 @@ class ModelConfig:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters."""
         return self._sum_of_sizes(matrices_only=False)
 
     def _sum_of_sizes(self, *, matrices_only: bool) -> int:

@@ -39,8 +39,8 @@ Fill = Callable[[FloatArray], None]
 Write = Callable[[], None]
 # A function that adds up an array over all workers. Arguments: the length of the float32 arrays,
 # and a function that fills an array with this worker's numbers. It returns a function that fills an
-# array with the sums, which another thread may call. That function must have returned before the
-# second next call of `Sums`.
+# array with the sums, which another thread may call. One more call of `Sums` may begin before that
+# function has returned, but not two.
 Sums = Callable[[int, Fill], Fill]
 
 

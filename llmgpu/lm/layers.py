@@ -43,11 +43,9 @@ class Sequences:
     shape: AttentionShape
 
     def attend(self, heads: AttentionTensors) -> None:
-        """Record attention."""
         self.operations.attention(heads, self.starts, self.shape)
 
     def attend_backward(self, heads: AttentionTensors, gradients: AttentionGradients) -> None:
-        """Record the gradients of attention."""
         self.operations.attention_backward(heads, gradients, self.starts, self.shape)
 
 

@@ -279,7 +279,7 @@ class TrainOptions:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The weights of corpora; (1.0,) for a single corpus."""
+        """The share of each corpus; (1.0,) for a single corpus."""
         return tuple(map(float, self.corpus_weights.split(","))) if self.corpus_weights else (1.0,)
 
     @property

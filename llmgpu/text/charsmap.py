@@ -291,11 +291,9 @@ class SentencePiece:
         return [self._raw, self._spaces]
 
     def count_bytes(self, text: str) -> int:
-        """See `Step.count_bytes`."""
         return 0
 
     def feed(self, text: str, final: bool) -> str:
-        """See `Step.feed`."""
         rules = self.rules
         raw = self._raw + text
         limit = len(raw) if final else max(0, len(raw) - rules.longest + 1)

@@ -49,7 +49,6 @@ class GenerationBlocks(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
     def __init__(self, environment: jinja2.Environment) -> None:
-        """Start without blocks."""
         super().__init__(environment)
         self.is_used = False
         self.found: list[tuple[int, str]] = []

@@ -95,7 +95,6 @@ class ZstdFile:
         return count
 
     def close(self) -> None:
-        """Free the buffers."""
         self._compressed = self._text = memoryview(b"")
 
     def _decompress(self) -> bytes:

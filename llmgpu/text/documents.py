@@ -245,7 +245,6 @@ class LineStarts:
     """
 
     def __init__(self) -> None:
-        """Start with the first byte of a text."""
         self.fresh = True
 
     def find(self, text: NDArray[np.uint8], cuts: NDArray[np.int64] = NO_TEXT.starts) -> Piece:

@@ -201,7 +201,6 @@ class JsonlFile(JsonlStream):
             self._parts.begin(_BEGUN)
 
     def close(self) -> None:
-        """Close the file."""
         self._parts.close()
         super().close()
 

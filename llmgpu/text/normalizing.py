@@ -82,7 +82,6 @@ class Lowercase(Step):
     """Makes each character lowercase."""
 
     def feed(self, text: str, final: bool) -> str:
-        """See `Step.feed`."""
         return text.lower() if text.isascii() else text.translate(_lowercase())
 
 
@@ -93,7 +92,6 @@ class Prepend(Step):
         self._text = text
 
     def feed(self, text: str, final: bool) -> str:
-        """See `Step.feed`."""
         if not text:
             return ""
         if self._text:
@@ -110,7 +108,6 @@ class Replace(Step):
         self._growth = _count_bytes(new) - _count_bytes(old)
 
     def feed(self, text: str, final: bool) -> str:
-        """See `Step.feed`."""
         text = self._held + text
         if text.isascii() and self._old[0] > "\x7f":
             self._held = ""
@@ -123,7 +120,6 @@ class Replace(Step):
         return self._new.join([*before, rest[: len(rest) - held]])
 
     def count_bytes(self, text: str) -> int:
-        """See `Step.count_bytes`."""
         if self._growth <= 0:
             return 0
         text = self._held + text
@@ -138,7 +134,6 @@ class Strip(Step):
         self.held: list[str] = []
 
     def feed(self, text: str, final: bool) -> str:
-        """See `Step.feed`."""
         if self._left:
             text = text.lstrip(WHITE_SPACE)
             self._left = not text
@@ -158,7 +153,6 @@ class Compose(Step):
         self.held: list[str] = []
 
     def feed(self, text: str, final: bool) -> str:
-        """See `Step.feed`."""
         first = 0 if self.held else 1
         safe = (k for k in range(len(text) - 1, first - 1, -1) if starts_unit(text[k]))
         end = len(text) if final else next(safe, None)
@@ -182,7 +176,6 @@ class Metaspace(Step):
         self._is_done = self.only_first
 
     def feed(self, text: str, final: bool) -> str:
-        """See `Step.feed`."""
         if self._is_done or not text:
             return text
         self._is_done = True

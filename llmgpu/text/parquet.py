@@ -143,7 +143,6 @@ class ParquetFile:
             self._content.check(self._raw)
 
     def close(self) -> None:
-        """Close the file."""
         self._groups.close()
         self._raw.close()
 

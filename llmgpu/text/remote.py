@@ -230,7 +230,6 @@ class RemoteFile(PositionedFile):
         return len(data)
 
     def close(self) -> None:
-        """Close the file."""
         if not self.closed:
             self._file.close()
         super().close()

@@ -169,7 +169,7 @@ class FileContent:
 
     @classmethod
     def of(cls, file: BinaryIO, source: Source) -> FileContent | RemoteSource | None:
-        """Return the content of a regular file as it was when the file was found.
+        """Return the size and the time of a regular file at the moment when the file was found.
 
         Returns `source.remote` for a file of another machine, and None for a pipe.
         """
@@ -207,7 +207,6 @@ class ByteStream(io.RawIOBase):
     """
 
     def __init__(self, source: Source) -> None:
-        """Open `source`."""
         super().__init__()
         self.name, self._source = source.path, source
         self._compression = source.compression

@@ -229,7 +229,7 @@ def _write_model_files(
     stop_ids: Iterable[int],
     note: Note,
 ) -> None:
-    """Write the files of `_UNCHANGING`."""
+    """Write the files that are equal in all checkpoints of a run: `_UNCHANGING`."""
     vocabulary.save(folder / VOCABULARY)
     _write_json(folder / CONFIG, describe_model(config, eos_id=eos_id))
     _write_json(folder / GENERATION_CONFIG, describe_generation(eos_id, stop_ids))

@@ -92,11 +92,9 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
         return values
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names of weights."""
         return iter(self._tensors)
 
     def __len__(self) -> int:
-        """Return the number of weights."""
         return len(self._tensors)
 
     def require(self, config: ModelConfig) -> None:

@@ -249,7 +249,8 @@ def _read_entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...
     if len(offsets) != 2:
         raise CheckpointError(f"damaged: data_offsets of tensor {quote(name)} are not two numbers")
     begin, end = offsets
-    # Take a size of 0 as 1, to limit the other sizes, too.
+    # Multiply 1 for a size of 0. Otherwise the product would be 0, and the other sizes would have
+    # no limit.
     if math.prod(max(size, 1) for size in shape) >= _MAX_NUMBER:
         raise CheckpointError(f"damaged: tensor {quote(name)} has the shape {list(shape)}")
     if math.prod(shape) * _READ_DTYPES[kind].itemsize != end - begin:

@@ -69,9 +69,9 @@ class Mixture:
         places = numbers.copy()
         whole = sum(self._shares)
         for corpus, share in enumerate(self._shares[:-1]):
-            # A sequence belongs to this corpus if it raises the corpus's share of all sequences so
-            # far, rounded down. All other sequences are renumbered, and divided among the remaining
-            # corpora.
+            # The number of a corpus's sequences is its share of all sequences so far, rounded down.
+            # A sequence that increases this number belongs to the corpus. All other sequences are
+            # renumbered, and divided among the remaining corpora.
             before, after = left * share // whole, (left + 1) * share // whole
             taken = open_ & (after > before)
             corpora[taken], places[taken] = corpus, before[taken]
@@ -268,8 +268,8 @@ def divide(
     for part in range(parts):
         end = (part + 1) * size // parts
         sequences = held_out // parts + (part < held_out % parts)
-        # The last target of the block for evaluation is the last token of the part. Begin the block
-        # at a separator instead, if there is one near.
+        # The last target of the block for evaluation is the last token of the stretch. Begin the
+        # block at a separator instead, if there is one near.
         begin = end - sequences * seq_len - 1
         if parts > 1 and separator is not None and sequences:
             least = max(resumed + seq_len, begin - SEARCHED_SEQUENCES * seq_len)

@@ -1,8 +1,9 @@
 """The input of a training run: token files, or texts that are tokenized first.
 
 - A file whose name ends in ``.bin`` is a token file. A manifest (``OUT.json`` of ``llmgpu tokenize
-  --shard-tokens``) stands for the shards in its list. Folders and globs may contain token files,
-  manifests and side files. Each token file is used once, in the place where it is first named.
+  --shard-tokens``) is replaced by the shards in its list. Folders and globs may contain token
+  files, manifests and side files. Each token file is used once, in the place where it is first
+  named.
 - All other files are text. A corpus of token files and text is refused, because the order would be
   ambiguous.
 - Text is tokenized into shards in the run folder. Shards of the same text and vocabulary are used

@@ -65,7 +65,6 @@ class TokenSource:
 
     @property
     def folders(self) -> set[Path]:
-        """The folders of the files."""
         return {Path(piece.file.path).parent for piece in self._pieces}
 
     @property

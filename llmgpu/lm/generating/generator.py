@@ -367,7 +367,6 @@ class Continuation(Request):
     def __init__(
         self, vocabulary: Vocabulary, prompt: list[int], sampler: Sampler, ends: Ends
     ) -> None:
-        """Start without new ids."""
         super().__init__(prompt, ends.count, sampler, ends.ids, self._add)
         self._vocabulary = vocabulary
         self.text = StopStrings(ends.texts)

@@ -26,7 +26,6 @@ class Sampler:
     """
 
     def __init__(self, options: SamplingOptions) -> None:
-        """Start from the seed."""
         self._options = options
         self._random = np.random.Generator(np.random.Philox(options.seed))
         # random numbers that `draws_ahead` has used and later draws use again

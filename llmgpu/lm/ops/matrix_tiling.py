@@ -67,7 +67,7 @@ class Tile(_Block):
 
     @property
     def threads(self) -> int:
-        """Threads of a workgroup."""
+        """Number of threads of a workgroup."""
         return self.threads_down * self.threads_across
 
     @property
@@ -94,7 +94,7 @@ class MatrixTile(_Block):
 
     @property
     def subgroups(self) -> int:
-        """Subgroups of a workgroup."""
+        """Number of subgroups of a workgroup."""
         return self.rows // self.subgroup_rows * (self.columns // self.subgroup_columns)
 
     @property

@@ -82,12 +82,12 @@ class AttentionUnits:
 
     @property
     def subgroups(self) -> int:
-        """Subgroups of a workgroup."""
+        """Number of subgroups of a workgroup."""
         return self.tile.rows // self.tile.subgroup_rows
 
     @property
     def threads(self) -> int:
-        """Threads of a workgroup."""
+        """Number of threads of a workgroup."""
         return self.subgroups * self.lanes
 
     @property

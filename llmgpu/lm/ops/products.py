@@ -33,7 +33,7 @@ from llmgpu.processors import usable_processors
 
 # Parts have a multiple of this many rows or columns, and so whole blocks of OpenBLAS.
 ALIGNMENT = 64
-# Multiplications of a part; computing fewer takes less time than passing them to a thread.
+# Least multiplications of a part. Fewer take less time than handing them to another thread.
 LEAST_PART = 1 << 24
 # Most parts of a product if the parts depend only on its shape. In two threads, 8 parts are up to 5
 # % slower than 2, because each part packs a factor again.
@@ -41,7 +41,7 @@ PARTS = 8
 # OpenBLAS's kernels that give the same bits for any number of rows and columns, as tests show.
 _ADD_ALIKE = {b"Sandybridge", b"SkylakeX"}
 _BUFFER_BYTES = 36 << 20  # upper bound of the memory that OpenBLAS allocates for a thread
-# Elements of rows; computing fewer takes less time than passing them to a thread.
+# Least elements of the rows of a part. Fewer take less time than handing them to another thread.
 LEAST_ELEMENTS = 1 << 15
 _claimed = [0]  # number of threads whose memory OpenBLAS has allocated
 

@@ -143,7 +143,6 @@ class Recorder:
     max_tensor_bytes = sys.maxsize
 
     def __init__(self, products: FixedProducts | None = None) -> None:
-        """Start without tensors, and without recording."""
         self.products = products
         self.nbytes = 0
         self._scratch: dict[tuple[str, tuple[int, ...]], Tensor] = {}
@@ -454,7 +453,6 @@ class GpuRecorder(Recorder):
     is_asynchronous = True
 
     def __init__(self, device: Device) -> None:
-        """Start without tensors, on an open device."""
         super().__init__()
         self.device = device
         self.has_half_precision = "shader-f16" in device.features

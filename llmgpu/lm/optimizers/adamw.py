@@ -98,11 +98,9 @@ class Moments(WeightState):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Both moments."""
         return self.first, self.second
 
     def compute(self, update: WeightUpdate) -> None:
-        """Update all elements."""
         tensors = (update.parameter, update.gradient, self.first, self.second)
         for p, g, m, v in _pieces(*tensors):
             adamw(p, g * update.clip_scale, m, v, update.hyper.array, decays=update.decays)

@@ -44,7 +44,6 @@ class Momentum(WeightState):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The momentum."""
         return (self.momentum,)
 
     def compute(self, update: WeightUpdate) -> None:
@@ -87,7 +86,6 @@ class OrthogonalStep(WeightState):
         return ()
 
     def compute(self, update: WeightUpdate) -> None:
-        """Update the matrix."""
         parameter, rate = update.parameter.array, float(update.hyper.array["learning_rate"])
         if update.decays:
             parameter *= 1 - rate * float(update.hyper.array["weight_decay"])

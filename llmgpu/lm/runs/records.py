@@ -168,7 +168,6 @@ class Spent:
             self.add(activity, time.perf_counter() - begun)
 
     def add(self, activity: str, seconds: float) -> None:
-        """Add seconds to an activity."""
         setattr(self, activity, getattr(self, activity) + seconds)
 
     def for_record(self) -> dict[str, float]:
@@ -228,7 +227,6 @@ class RunLog(Closing):
         self._write(record.to_json())
 
     def close(self) -> None:
-        """Close the file."""
         self._stream.close()
 
     def _write(self, content: Mapping[str, Any]) -> None:

@@ -109,7 +109,6 @@ class Arithmetic:
         return cls(backend, in_c, bool(begun["fixed_products"]))
 
     def open_operations(self) -> Operations:
-        """Open the operations with this arithmetic."""
         device, fixed = self.backend.device, self.fixed_products
         return open_operations(device, fixed_products=fixed, in_c=self.in_c)
 

@@ -38,9 +38,9 @@ FINE_TUNING_LENGTH = 1024  # most tokens of a sequence with --init, unless --seq
 # about 1 / width (docs/recipes.md). Half that rate costs 1 % and is safer.
 RATE_TIMES_WIDTH = 0.5
 LARGEST_RATE = 1e-2
-# The default learning rate with Muon times the root of the width: the best rate falls more slowly,
-# because all singular values of a step are equal. Tables are updated by AdamW, and their rate falls
-# with the width.
+# The default learning rate with Muon, multiplied by the root of the width. The best rate falls more
+# slowly with the width than AdamW's, because all singular values of a step are equal. Tables are
+# updated by AdamW, and their rate falls with the width itself.
 MUON_RATE_TIMES_ROOT = 0.06
 MUON_TABLE_RATE_TIMES_WIDTH = 5.0
 # Most rows of a table have no gradient in most steps, so the mean of squares must cover many steps.
