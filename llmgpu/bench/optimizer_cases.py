@@ -191,7 +191,7 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def step_parameters() -> Arrays:
-    """Return `hyper`, and the `stats` of a step with finite gradients that clipping halves."""
+    """Return `hyper` and `stats` for a step with finite gradients, which clipping halves."""
     hyper = hyper_parameters(TrainOptions(), STEP, LEARNING_RATE, 1.0, 0)
     return {"stats": np.array([0.5, 2.0, 0.0, 1.0], np.float32), "hyper": hyper}
 

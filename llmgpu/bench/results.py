@@ -201,7 +201,7 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """The word "right" or "WRONG"; without a verdict, the field `answer` or `note`."""
+        """The word "right" or "WRONG"; if `correct` is None, the field `answer` or `note`."""
         if self.correct is None:
             return self.answer or self.note or "-"
         return "right" if self.correct else "WRONG"

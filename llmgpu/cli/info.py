@@ -46,7 +46,7 @@ _OF_TEXT = (
 )
 _LEAST_PLOT = 32  # smallest width of a plot, in columns
 _SHOWN = 2000  # most characters of a normalizer that are shown
-_BASE64 = re.compile("[A-Za-z0-9+/]{100,}=*")  # such as the maps of SentencePiece's normalizers
+_BASE64 = re.compile("[A-Za-z0-9+/]{100,}=*")  # maps of SentencePiece's normalizers
 _Row = tuple[int, dict[str, Any], list[int]]  # id, further facts, ids of the tokens to show
 
 

@@ -89,7 +89,7 @@ class Template:
     def render(
         self, messages: list[dict[str, Any]], tools: Any, prompt: bool = False
     ) -> dict[str, Any]:
-        """Return the answer to a request for a conversation.
+        """Return the answer to a request: the conversation as text, and the assistant's spans.
 
         prompt: append the header of the assistant's next reply.
         """

@@ -80,7 +80,10 @@ class ZstdFile:
         self._text = memoryview(b"")
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Fill the front of `buffer`; 0 at the end. OSError or EOFError for damaged files."""
+        """Fill the front of `buffer`; return the number of bytes, 0 at the end.
+
+        Raises OSError or EOFError for a damaged file.
+        """
         while not self._text:
             if not self._compressed:
                 self._compressed = memoryview(self._raw.read(_ZSTD_READ_BYTES) or b"")

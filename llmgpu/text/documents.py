@@ -120,7 +120,7 @@ class TextFilter(Protocol):
     """
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
-        """Return the text after filtering, as far as later text can't change it.
+        """Return the filtered text, up to the first place that later text may still change.
 
         starts: positions in `text` at which documents begin. final: a document ends with `text`.
         """
@@ -166,7 +166,7 @@ class InputPolicy:
     def begin(self, name: str, offset: int = 0) -> None:
         """Begin a file. The next byte is at `offset` of the file `name`."""
         self._name = name
-        self._held = b""  # an incomplete sequence at the end; "strict" has returned it already
+        self._held = b""  # incomplete UTF-8 at the end of the bytes so far; already returned under "strict"
         self._offset = offset  # offset in the file of the first held byte
 
     def leave_out(self, error: InputError) -> None:

@@ -311,7 +311,7 @@ def _is_bytewise(step: dict[str, Any]) -> bool:
 
 
 def _over_bytes(value: Any) -> Any:
-    """Return a step whose strings have a character for each byte, as text in Latin-1 has."""
+    """Return a copy of a step; the UTF-8 bytes of its strings are decoded as Latin-1."""
     if isinstance(value, dict):
         return {key: _over_bytes(each) for key, each in value.items()}
     return value.encode().decode("latin-1")
@@ -460,7 +460,7 @@ class _StepsFilter:
             nbytes = step.count_bytes(text)
             if nbytes <= most:
                 text = step.feed(text, final)
-                # A character has up to four bytes, so most texts need no count.
+                # A text of few characters can't exceed the limit: a character has up to four bytes.
                 nbytes = _count_bytes(text) if 4 * len(text) > most else 0
             if nbytes > most:
                 raise VocabularyError(

@@ -206,7 +206,10 @@ class RemoteFile(PositionedFile):
         self._file = _attempt(source.url, lambda: source.open_once(block_bytes))
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill the front of `buffer`; 0 at the end. InputError if reading fails."""
+        """Fill the front of `buffer`; return the number of bytes, 0 at the end.
+
+        Raises InputError if reading fails.
+        """
         wanted = min(len(memoryview(buffer)), max(0, self._size - self._position))
         if wanted == 0:
             return 0

@@ -310,7 +310,7 @@ class TrainingRun:
             )
 
     def _load_base(self, checkpoint: Checkpoint, path: str, adapters: Adapters) -> None:
-        """Load the model without adapters from the folder with which the run began."""
+        """Load the model without adapters from `path`, the folder that the run began with."""
         base = open_model(path)
         for name, values in checkpoint.weights.items():
             if name not in adapters.adapters and not np.array_equal(base.weights[name], values):
