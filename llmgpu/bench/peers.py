@@ -150,7 +150,7 @@ def train_tokenizers(path: Path, pattern: str, vocab_size: int, target: Path) ->
     )
     tokenizer.train_from_iterator(pieces(path.read_bytes().decode(), TRAINING_PIECE), trainer)
     tokenizer.save(str(target))
-    # Under the tie rule "hf", bytes rank in the order of the characters that stand for them.
+    # Under the tie rule "hf", bytes rank in the order of the characters that spell the bytes.
     characters = sorted(alphabet)
     byte_of = {characters[rank]: byte for byte, rank in enumerate(byte_ranks("hf").tolist())}
     merges = json.loads(tokenizer.to_str())["model"]["merges"]

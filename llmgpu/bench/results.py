@@ -90,7 +90,7 @@ class Times:
 class KernelTimes:
     """Seconds in each kernel by name.
 
-    merges: number of merges, if the kernels trained.
+    merges: number of merges, if the kernels trained a vocabulary.
     """
 
     seconds: dict[str, float]

@@ -307,7 +307,7 @@ def _unquoted(name: bytes) -> bytes:
 
 
 def resolve_texts(names: Sequence[str], selection: Selection) -> Sources:
-    """Return the files of text that `names` select: paths of files, folders and URLs, and globs.
+    """Return the files of text that `names` select. A name is a path, a glob or a URL.
 
     See `resolve_sources` for names, and `check_text_field` for the UsageError of this function.
     """

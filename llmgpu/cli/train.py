@@ -166,7 +166,10 @@ class _Asked:
 
 
 def _take_options(given: TrainCommand, workers: Workers, report: Reporter) -> _Asked:
-    """Resolve the options. Invalid options raise errors here, before the run folder is created."""
+    """Check the options, and find the files, the vocabulary and the model that they name.
+
+    Invalid options raise errors here, before the run folder is created.
+    """
     # Find the files of text or ids.
     corpus = given.files.named(given.corpus)
     if given.resume and not (corpus or os.path.lexists(given.output)):

@@ -144,8 +144,8 @@ class Driver(ABC):
     def list_handles(self) -> list[Any]:
         """Return the driver's objects of all adapters but OpenGL's, in any order.
 
-        Any thread may call this. If the program has created an instance itself, the driver uses the
-        instance unchanged.
+        Any thread may call this. If the program has created the package's instance itself, the
+        driver uses that instance as it is.
 
         Raises:
             DeviceError: the process was forked from a process that had used adapters.

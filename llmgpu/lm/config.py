@@ -34,7 +34,7 @@ class Weight:
 
     deviation: standard deviation of the random initial values; 0: zeros; None: ones.
     decays: whether weight decay applies. It applies to matrices, not to norms and biases.
-    unused_rows: number of rows at the end of a table that stand for no token; these rows are zeros.
+    unused_rows: number of rows at the end of a table that belong to no token; these rows are zeros.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Weight:
 
     @property
     def used_shape(self) -> tuple[int, ...]:
-        """The shape without the rows that stand for no token."""
+        """The shape without the rows that belong to no token."""
         return (self.shape[0] - self.unused_rows, *self.shape[1:])
 
 

@@ -166,7 +166,7 @@ class InputPolicy:
     def begin(self, name: str, offset: int = 0) -> None:
         """Begin a file. The next byte is at `offset` of the file `name`."""
         self._name = name
-        self._held = b""  # incomplete UTF-8 at the end of the bytes so far; already returned under "strict"
+        self._held = b""  # incomplete UTF-8 at the end; under "strict", it is returned already
         self._offset = offset  # offset in the file of the first held byte
 
     def leave_out(self, error: InputError) -> None:

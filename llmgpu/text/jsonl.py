@@ -439,7 +439,7 @@ def encode_text(text: str, has_invalid: bool, where: str, policy: InputPolicy) -
                 f"{where}: a lone surrogate (U+{ord(text[error.start]):04X}) is not text: repair "
                 "it, or let encoding errors be 'replace' or 'raw'"
             ) from error
-        # Keep surrogates that stand for invalid bytes, and replace all others.
+        # Keep surrogates that represent invalid bytes, and replace all others.
         text, count = (_SPELLED if has_invalid else _SURROGATE).subn(REPLACEMENT, text)
         policy.invalid_sequences += count if policy.policy == "replace" else 0
         return text.encode("utf-8", "surrogateescape")

@@ -169,10 +169,10 @@ def save_checkpoint(
         README.md. unchanging: by name, the contents of files that are equal in all checkpoints of a
         run. An empty map receives the contents from this checkpoint; later calls write them.
 
-    weights: all of `config.weights()`, float32. optimizer: any tensors. Rows of tables that stand
-    for no token are left out. in_memory: whether the tensors are arrays in memory, so that threads
-    write the files at the same time. Otherwise the calling thread reads tensors one by one. note:
-    called with a line about each part of the checkpoint that other tools can't use.
+    weights: all of `config.weights()`, float32. optimizer: any tensors. Rows of tables that
+    belong to no token are left out. in_memory: whether the tensors are arrays in memory, so that
+    threads write the files at the same time. Otherwise the calling thread reads tensors one by one.
+    note: called with a line about each part of the checkpoint that other tools can't use.
 
     Raises OutputError if the checkpoint can't be written, or if the step already has a checkpoint;
     nothing has changed then.
@@ -213,7 +213,7 @@ def _call(write: Callable[[], None]) -> None:
 def _without_unused_rows(
     config: ModelConfig, weights: Mapping[str, TensorSource]
 ) -> dict[str, TensorSource]:
-    """Return the weights without the rows of tables that stand for no token."""
+    """Return the weights without the rows of tables that belong to no token."""
 
     def without(source: TensorSource, shape: tuple[int, ...]) -> TensorSource:
         return replace(source, shape=shape, read=lambda: source.read()[: shape[0]])

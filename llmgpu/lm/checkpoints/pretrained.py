@@ -49,9 +49,9 @@ _COMPUTED = ".rotary_emb.inv_freq"
 class SavedModel:
     """A model in a folder.
 
-    config: vocab_size may be larger than the vocabulary; the last rows of the tables then stand for
-    no token. weights: float32 by name; tables have vocab_size rows. bos_id, eos_id: tokens at the
-    beginning and the end of a text, if any. stop_ids: tokens after which a text is complete.
+    config: vocab_size may be larger than the vocabulary; the last rows of the tables then belong
+    to no token. weights: float32 by name; tables have vocab_size rows. bos_id, eos_id: tokens at
+    the beginning and the end of a text, if any. stop_ids: tokens after which a text is complete.
     """
 
     folder: Path

@@ -305,7 +305,7 @@ def _too_short(tokens: int, seq_len: int, held_out: int) -> InputError:
     needed = (1 + held_out) * seq_len + 1
     for_evaluation = f" and {held_out:,} for evaluation" if held_out else ""
     or_less = ", or hold out less for evaluation" if held_out else ""
-    if tokens < 2:  # an empty text still has the token after its document
+    if tokens < 2:  # an empty text has only the token after its document
         return InputError(f"the corpus is empty: training takes at least {needed:,} tokens of text")
     return InputError(
         f"{tokens:,} tokens are too few: one sequence of {seq_len:,} for training"

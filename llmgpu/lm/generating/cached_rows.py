@@ -63,7 +63,7 @@ class CachedRows:
         """Record the pass.
 
         caches: keys and values of each layer, (L, 2 * K * D); unused rows of the pass write to the
-        last row of a cache. ids: the first `ids` ids of the model stand for tokens.
+        last row of a cache. ids: number of ids with a token; later ids are never chosen.
         """
         self._model, self._ops = model, model.operations
         self.rows, self._ids = rows, ids

@@ -88,8 +88,8 @@ class Generator:
     def __init__(self, model: Model, ids: int | None = None, sequences: int = 1) -> None:
         """Allocate the caches, and record the passes of prompts and of steps.
 
-        ids: the first `ids` ids of the model stand for tokens; default: all ids. sequences: number
-        of sequences in a batch.
+        ids: number of ids with a token, by default all ids of the model; later ids are
+            never chosen. sequences: number of sequences in a batch.
 
         Raises DeviceError if the device can't bind the keys and values of a layer.
         """

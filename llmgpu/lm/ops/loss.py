@@ -36,7 +36,7 @@ class LossOperations(Recorder):
         A logit that is NaN or infinite makes the loss and the gradient of its row NaN.
 
         logits: (N, V), float32, or float16 if V is a multiple of 4.
-        tokens: W, the number of tokens. The first W of the V columns stand for tokens. All other
+        tokens: W, the number of tokens. The first W of the V columns belong to tokens. All other
             columns are not read, and their gradient is 0.
         targets: uint32 (N,); the loss and the gradient of a row whose target is W or more are 0.
         params: (4,), from `parameters`: factor of the gradients (1 / number of valid targets, 0 if

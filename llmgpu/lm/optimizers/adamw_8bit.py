@@ -2,7 +2,7 @@
 
 Block-wise quantisation: T. Dettmers, M. Lewis, S. Shleifer, L. Zettlemoyer, 8-bit Optimizers via
 Block-wise Quantization, arXiv 2110.02861. Let a be the largest magnitude of a block. A signed code
-c stands for a * sign(c) * (c / 127)^4, and an unsigned code c for a * (c / 255)^4.
+c has the value a * sign(c) * (c / 127)^4, and an unsigned code c has a * (c / 255)^4.
 
 A number x gets the code of the nearest value. With L = 127 or 255 and u the fourth root of |x| / a,
 this rounding changes x by at most a / 2 * ((u + 1 / L)^4 - u^4). An x above 0 that is too small for

@@ -4,7 +4,7 @@
   ignored.
 - Numbers that JSON can't express, such as a loss that is NaN, are null.
 - Bits per byte can be compared between vocabularies, the loss per token can't. Bits per byte do not
-  include the losses of special tokens, which stand for no text.
+  include the losses of special tokens, which have no text.
 - A run that resumes from a checkpoint cuts off the records of later steps and repeats these steps.
 """
 
