@@ -27,7 +27,7 @@ def set_blas_variables() -> None:
     (`ulimit -v`) and too small for all threads, OpenBLAS is set to one thread.
     """
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", str(_CYCLES_LOG2))
-    os.environ.setdefault("OPENBLAS_MAIN_FREE", "1")  # else NumPy sets and removes this variable
+    os.environ.setdefault("OPENBLAS_MAIN_FREE", "1")  # if unset, NumPy sets and removes it
     limit = address_space_limit()
     if limit is not None and limit < _OTHER_BYTES + _THREAD_BYTES * usable_processors():
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

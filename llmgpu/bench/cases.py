@@ -122,7 +122,7 @@ class KernelCase:
         moved = 0
         for name, array in arrays.items():
             if name in outputs:
-                # A kernel also reads an output that has content.
+                # An output that begins as NaN is only written; any other output is also read.
                 moved += array.nbytes * (1 if np.isnan(array.flat[0]) else 2)
             elif name not in FEW_NUMBERS:
                 moved += array.nbytes
@@ -462,7 +462,7 @@ class CaseBench:
         """
         key = (*case.key, case.reference)
         if self._inputs is None or self._inputs[0] != key or not case.kind:
-            self._inputs = None  # first free the memory of the last kind
+            self._inputs = None  # free the last arrays before `make` allocates more
             arrays = case.make()
             own = replace(case, record=case.reference or case.record)
             expected = prepare(open_operations(None), own, arrays)

@@ -37,7 +37,7 @@ from llmgpu.memory import has_limited_address_space
 from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 
-DRAWN_AHEAD = 8  # most weights drawn at a time, which are in memory together
+DRAWN_AHEAD = 8  # most weights that threads draw, and hold in memory, at a time
 # modules of a layer; matrices of a module that have the same input are adjacent in memory
 PACKED = ("self_attn", "mlp")
 

@@ -58,7 +58,7 @@ def normalize(text: str) -> str:
         return text
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     changeable = _tables().changeable[codes]
-    # A unit is a run of changeable characters, together with the character before the run.
+    # Each (begin, end) is a stretch of changeable characters. Compose it with the character before.
     edges = np.flatnonzero(np.diff(changeable, prepend=False, append=False))
     parts, done = [], 0
     for begin, end in edges.reshape(-1, 2).tolist():

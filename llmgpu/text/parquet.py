@@ -212,7 +212,7 @@ class ParquetFile:
             begin = end
 
     def _read_ahead(self, group: tuple[int, int]) -> Iterable[Any]:
-        """Return the arrays of a row group, the first ones already read. Any thread may call this.
+        """Return the arrays of a row group; read the first arrays now. Any thread may call this.
 
         Threads can't share a reader of Arrow, so each row group has its own reader.
         """

@@ -102,7 +102,7 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
 
         The output layer of a tied model is ignored: the embedding table replaces it.
         """
-        # checked before `config.weights` creates names for all layers
+        # A damaged config may have very many layers. `config.weights` would name them all.
         if config.layers > len(self):
             raise CheckpointError(
                 f"{self.folder}: {len(self)} tensors are too few for {config.layers} layers"

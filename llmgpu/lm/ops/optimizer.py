@@ -108,7 +108,7 @@ class WeightState(ABC):
 
     @abstractmethod
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
-        """Append the kernel of a step. It changes nothing if `stats` marks the step as bad."""
+        """Append the kernel of a step. The kernel does nothing if `stats` marks the step as bad."""
 
 
 def piece_of_norm(grad: Tensor) -> int:

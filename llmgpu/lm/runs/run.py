@@ -358,7 +358,7 @@ class TrainingRun:
                 step = self._trainer.step
                 if step == self._first_step:
                     self._spent.add("start", time.perf_counter() - self._plan.begun)
-                if step == self._first_step + 1:  # the first step compiles kernels
+                if step == self._first_step + 1:  # exclude the compilation of kernels
                     self._measured = self._paced = time.perf_counter(), step
                 with self._spent.on("data"):
                     batches = self._step_batches(step)
