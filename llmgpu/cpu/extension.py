@@ -3,7 +3,7 @@
 - The build of the package compiles the module if Python.h exists; see `llmgpu/cpu/python/calls.c`.
   Without the module, ctypes calls the same functions of the engine, with the same results.
 - LLMGPU_CALLS=ctypes ignores the module.
-- A `Coder` encodes and decodes with one vocabulary. Threads may share a `Coder`.
+- A `Coder` decodes, and may encode, with one vocabulary. Threads may share a `Coder`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import ctypes
 import importlib
 import inspect
 import os
+import struct
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
@@ -32,6 +34,7 @@ FUNCTIONS = (
     *("encode_plain", "encode", "encoder_new", "encoder_free"),
     *("shared_words_new", "shared_words_free", "shared_words_spent", "find_token"),
 )
+ARRAY, LIST, OTHER, NARROW = range(4)  # results of encode(text), as in `enum result` of calls.h
 # Versions of NumPy's binary interface in which its functions are numbered as in calls.h.
 _NUMPY_VERSIONS = (0x01000009, 0x02000000)
 
@@ -72,68 +75,67 @@ def load(path: Path) -> tuple[Any, str]:
         loader.exec_module(module)
     except ImportError as error:
         return None, f"{path} can't be loaded: {error}"
-    if module.sources() != module_checksum():
+    if module.sources != module_checksum():
         return None, f"{path} was built from other sources: install llmgpu again"
     if _numpy_version() not in _NUMPY_VERSIONS:
         return None, f"NumPy {np.__version__} has another binary interface"
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=module.forked)
     return module, ""
 
 
-def _numpy_table() -> Any:
-    """Return NumPy's table of C functions as a capsule."""
+def _numpy_table() -> int:
+    """Return the address of NumPy's table of C functions."""
     name = "numpy._core" if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else "numpy.core"
-    return importlib.import_module(f"{name}._multiarray_umath")._ARRAY_API
+    capsule = importlib.import_module(f"{name}._multiarray_umath")._ARRAY_API
+    # Not `ctypes.pythonapi` itself: types set on its functions would apply to the whole process.
+    prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+    address: int = prototype(("PyCapsule_GetPointer", ctypes.pythonapi))(capsule, None)
+    return address
 
 
 def _numpy_version() -> int:
     """Return the version of NumPy's binary interface, by calling the table's first function."""
-    # Make a new function object: types set on a function of `ctypes.pythonapi` itself would apply
-    # to the whole process.
-    prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
-    address = prototype(("PyCapsule_GetPointer", ctypes.pythonapi))
-    table = ctypes.cast(address(_numpy_table(), None), ctypes.POINTER(ctypes.c_void_p))
+    table = ctypes.cast(_numpy_table(), ctypes.POINTER(ctypes.c_void_p))
     return int(ctypes.CFUNCTYPE(ctypes.c_uint)(table[0])())
 
 
+@dataclass(frozen=True)
+class Encoding:
+    """The facts that a `Coder` needs for encoding, and for finding tokens.
+
+    pattern: None if only tokens are found. find_cuts: called before the first long text with many
+    characters beyond ASCII. special_tokens: ids by text. table_bytes: the most bytes of the table
+    of words. part_bytes: see `CEncoder`. most_bytes: longest text, in bytes, that is encoded unless
+    the caller insists.
+    """
+
+    pattern: CPattern | None = None
+    vocabulary: CVocabulary | None = None
+    find_cuts: Callable[[], None] | None = None
+    special_tokens: dict[str, int] = field(default_factory=dict)
+    table_bytes: int = 0
+    part_bytes: int = 0
+    most_bytes: int = 0
+
+
 def make_coder(
-    module: Any, data: NDArray[np.uint8], offsets: NDArray[np.int64], spans: NDArray[np.int64]
+    module: Any,
+    tokens: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]],
+    encoding: Encoding | None,
 ) -> Any:
-    """Return a `Coder`, which can decode and, after `prepare`, encode.
+    """Return a `Coder`, which can decode and, if `encoding` is given, encode.
 
-    data, offsets: the tokens end to end, uint8 with TEXT_PADDING bytes after them, and the bounds
-        of tokens in data, int64 (size + 1,). spans: int64 (size,), the number of bytes of text that
-        each token replaces.
+    tokens: the tokens end to end, uint8 with TEXT_PADDING bytes after them; the bounds of tokens in
+        these bytes, int64 (size + 1,); int64 (size,), the bytes of text that each token replaces.
     """
-    numbers = np.dtype(np.uint32).num, np.dtype(np.int64).num
-    addresses = data.ctypes.data, offsets.ctypes.data, spans.ctypes.data
-    return module.Coder(*addresses, len(spans), _numpy_table(), *numbers, (data, offsets, spans))
-
-
-def prepare(
-    coder: Any,
-    pattern: CPattern | None,
-    vocabulary: CVocabulary,
-    find_cuts: Callable[[], None],
-    special_tokens: dict[str, int],
-    *,
-    table_bytes: int,
-    part_bytes: int,
-    most_bytes: int,
-) -> None:
-    """Enable a `Coder` to find tokens and, with a pattern, to encode.
-
-    find_cuts: called before the first long text with many characters beyond ASCII. table_bytes: the
-        most bytes of the table of words. part_bytes: see `CEncoder`. most_bytes: longest text, in
-        bytes, that is encoded unless the caller insists.
-    """
-    coder.prepare(
-        np.array(vocabulary.addresses(*FUNCTIONS), np.uintp).tobytes(),
-        *(pattern.address if pattern else 0, vocabulary.address, default_threads()),
-        *(table_bytes, part_bytes, most_bytes, find_cuts, special_tokens),
-        (pattern, vocabulary),
-    )
+    given = encoding or Encoding()
+    vocabulary, pattern = given.vocabulary, given.pattern
+    functions = vocabulary.addresses(*FUNCTIONS) if vocabulary else [0] * len(FUNCTIONS)
+    pointers = *functions, *(array.ctypes.data for array in tokens), _numpy_table()
+    objects = (each.address if each else 0 for each in (pattern, vocabulary))
+    numbers = len(tokens[2]), np.dtype(np.uint32).num, np.dtype(np.int64).num
+    sizes = default_threads(), given.table_bytes, given.part_bytes, given.most_bytes
+    facts = struct.pack(f"{len(FUNCTIONS) + 6}P7q", *pointers, *objects, *numbers, *sizes)
+    return module.Coder(facts, given.find_cuts, given.special_tokens, (tokens, pattern, vocabulary))
 
 
 def bind_methods(replaced: Mapping[type, Mapping[str, Callable[..., Any]]]) -> None:

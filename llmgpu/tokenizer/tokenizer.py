@@ -667,11 +667,15 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         """Store and return the extension module's object for fast calls, or return None."""
         coder = self._current_encoders().coder(encodes=encodes)
         if coder is not None:
-            from llmgpu.cpu.extension import bind_methods
+            from llmgpu.cpu.extension import ARRAY, LIST, NARROW, OTHER, bind_methods
 
-            coder.returns(self._dtype, not holds(self._dtype, self.vocab_size - 1))
+            other = OTHER if holds(self._dtype, self.vocab_size - 1) else NARROW
+            coder.usual = {None: ARRAY, list: LIST}.get(self._dtype, other)
             bind_methods(_IN_PYTHON)
-            self._coder = coder  # set last, because other threads use it as soon as it is set
+            # Last, because other threads use it as soon as it is set. A coder that encodes stays.
+            if encodes:
+                self._coder = coder
+            vars(self).setdefault("_coder", coder)
         return coder
 
     def _current_encoders(self) -> ProcessEncoders:

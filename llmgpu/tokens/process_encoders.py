@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Opening
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder, Expecting
-from llmgpu.bpe.encoding.encoder_c import CpuEncoder, open_coder, prepare_coder
+from llmgpu.bpe.encoding.encoder_c import CpuEncoder, open_coder
 from llmgpu.bpe.encoding.open import open_matching_encoder, prepare_vocabulary
 from llmgpu.bpe.encoding.special_encoding import (
     chosen_texts,
@@ -109,18 +109,16 @@ class ProcessEncoders:
     def coder(self, *, encodes: bool) -> Any:
         """Return the coder of the extension module; None without the module.
 
-        encodes: prepare the coder for encoding, too, if the module supports the vocabulary. If
-        False, the coder may only be used to decode.
+        encodes: return a coder for encoding, too, if the module supports the vocabulary. If False,
+            only `decode` is certain to work.
         """
-        if self._coder is None and not self.is_prepared:
-            opened = open_coder(self._vocabulary)
-            if opened is not None:  # if several threads open a coder, the first one is kept
+        if not self.is_prepared and (encodes or self._coder is None):
+            most_bytes = MOST_AT_ONCE if self._opening.wanted == "cpu" else HOST_BYTES
+            opened = open_coder(self._vocabulary, most_bytes if encodes else None)
+            if encodes and not self.is_prepared:
+                self._coder, self.is_prepared = opened, True
+            elif opened is not None:  # the first of several threads wins
                 vars(self).setdefault("_coder", opened)
-        if encodes and not self.is_prepared:
-            if self._coder is not None:
-                most_bytes = MOST_AT_ONCE if self._opening.wanted == "cpu" else HOST_BYTES
-                prepare_coder(self._coder, self._vocabulary, most_bytes)
-            self.is_prepared = True
         return self._coder
 
     def renewed(self) -> ProcessEncoders:
@@ -238,7 +236,7 @@ class ProcessEncoders:
         """Return the ids of a document without special tokens if `encodes_on_host` is True."""
         coder = self.coder(encodes=True)
         if coder is not None:
-            ids: NDArray[np.uint32] | None = coder.encode(text, False, True)
+            ids: NDArray[np.uint32] | None = coder.encode(text, True)
             return ids
         encoder = self._host if len(text) <= HOST_BYTES else self._long[False]
         assert isinstance(encoder, CpuEncoder)

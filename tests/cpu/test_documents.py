@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from llmgpu.bpe.encoding.encoder_c import make_c_vocabulary, open_coder, prepare_coder
+from llmgpu.bpe.encoding.encoder_c import make_c_vocabulary, open_coder
 from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS
 from llmgpu.bpe.interchange import sentencepiece
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -38,8 +38,7 @@ def check(vocabulary: Vocabulary, rng: Random, *, is_always: bool) -> None:
 
     is_always: whether the module must encode every text.
     """
-    coder = open_coder(vocabulary)
-    prepare_coder(coder, vocabulary, 1 << 30)
+    coder = open_coder(vocabulary, 1 << 30)
     encoders = Tokenizer(vocabulary, "cpu")._current_encoders()
     texts = [random_text(rng, TEXTS).encode() for _ in range(150)]
     texts += [text[:k] + rng.randbytes(2) + text[k:] for k, text in enumerate(texts[:40])]

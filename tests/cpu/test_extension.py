@@ -125,7 +125,7 @@ def test_the_numbers_of_functions_are_those_of_numpy() -> None:
     found = re.sub(r"\\\n", " ", header.read_text())
     source = (build.CALLS / "calls.h").read_text()
     names = {"PyArray_Type": "NDARRAY_TYPE", "PyArray_New": "NEW_ARRAY"}
-    names |= {"PyArray_SetBaseObject": "SET_BASE", "PyArray_Resize": "RESIZE"}
+    names |= {"PyArray_SetBaseObject": "SET_BASE"}
     for name, ours in names.items():
         (number,) = re.findall(rf"#define {name}\b[^#]*?PyArray_API\[(\d+)\]", found)
         assert re.findall(rf"#define {ours} (\d+)", source) == [number], name
@@ -346,13 +346,13 @@ def test_a_method_that_is_put_back_is_replaced_again(
 
 @needs_module
 def test_threads_that_open_the_module_share_a_coder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second coder to be made is the first one's, which may be prepared already."""
+    """The thread that is second to make a coder gets the first one's."""
     made = Tokenizer(vocabulary(), "cpu")
 
-    def open_twice(given: Vocabulary) -> Any:
+    def open_twice(given: Vocabulary, most_bytes: int) -> Any:
         monkeypatch.setattr(process_encoders, "open_coder", open_coder)
         others.append(made._encoders.coder(encodes=True))  # in another thread
-        return open_coder(given)
+        return open_coder(given, most_bytes)
 
     others: list[Any] = []
     monkeypatch.setattr(process_encoders, "open_coder", open_twice)
@@ -362,14 +362,33 @@ def test_threads_that_open_the_module_share_a_coder(monkeypatch: pytest.MonkeyPa
 
 
 @needs_module
+def test_a_coder_that_only_decodes_never_replaces_one_that_encodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Tokenizer(vocabulary(), "cpu")
+
+    def open_late(given: Vocabulary, most_bytes: int | None) -> Any:
+        monkeypatch.setattr(process_encoders, "open_coder", open_coder)
+        made.encode("a")  # in another thread
+        return open_coder(given, most_bytes)
+
+    monkeypatch.setattr(process_encoders, "open_coder", open_late)
+    assert made._encoders.coder(encodes=False).encode("ab") is not None
+    late = open_coder(made.vocabulary)
+    monkeypatch.setattr(made._encoders, "coder", lambda **options: late)
+    assert made._open_coder(encodes=False).encode("ab") is None
+    assert made._coder.encode("ab") is not None
+
+
+@needs_module
 def test_a_coder_is_complete_when_other_threads_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Tokenizer(vocabulary(), "cpu", dtype=list)
     found: list[Any] = []
 
     class Watching:
-        def __getattr__(self, name: str) -> Any:
+        def __setattr__(self, name: str, value: Any) -> None:
             found.append(made._coder)
-            return getattr(coder, name)
+            setattr(coder, name, value)
 
     coder = made._encoders.coder(encodes=True)
     monkeypatch.setattr(made._encoders, "coder", lambda **options: Watching())

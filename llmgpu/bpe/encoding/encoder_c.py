@@ -32,7 +32,7 @@ from llmgpu.bpe.vocabulary.symbols import PieceSymbols
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.documents import prepare_documents
-from llmgpu.cpu.extension import extension, make_coder, prepare
+from llmgpu.cpu.extension import Encoding, extension, make_coder
 from llmgpu.cpu.library import TEXT_PADDING, CEncoder, CSharedWords, CVocabulary, library
 from llmgpu.forking import delaying_forks
 from llmgpu.text.nfc import changeable_bits
@@ -244,12 +244,17 @@ def host_slices(vocabulary: Vocabulary) -> HostSlices:
     return SliceEncoder(vocabulary)
 
 
-def open_coder(vocabulary: Vocabulary) -> Any:
-    """Return a `Coder` of the extension module; None if the module is missing.
+@delaying_forks()
+def open_coder(vocabulary: Vocabulary, most_bytes: int | None = None) -> Any:
+    """Return a `Coder` of the extension module, which decodes ids; None if the module is missing.
 
-    A coder encodes and decodes. For a vocabulary of SentencePiece's kind, the coder gets empty
-    tokens and only encodes, because only Python knows all rules for decoding such ids. If the coder
-    could not encode either, the result is None.
+    most_bytes: if given, the coder also finds tokens, and encodes documents of up to this size. A
+        coder can't encode if Python has to prepare all texts, or if `CSliceEncoder` is not
+        immediate.
+
+    For a vocabulary of SentencePiece's kind, the coder only encodes. Its tokens are empty, so that
+    Python, which knows further rules for decoding, decodes all ids. If such a coder can't encode
+    either, the result is None.
     """
     module = extension()
     if module is None or not (vocabulary.pieces is None or _prepared_by_engine(vocabulary)):
@@ -258,20 +263,17 @@ def open_coder(vocabulary: Vocabulary) -> Any:
     offsets = vocabulary.token_offsets
     if vocabulary.pieces is not None:
         offsets = np.zeros_like(offsets)
-    return make_coder(module, data, offsets, vocabulary.token_spans)
+    encoding = None if most_bytes is None else _encoding(vocabulary, most_bytes)
+    return make_coder(module, (data, offsets, vocabulary.token_spans), encoding)
 
 
-@delaying_forks()
-def prepare_coder(coder: Any, vocabulary: Vocabulary, most_bytes: int) -> None:
-    """Enable a coder to encode documents of up to `most_bytes`.
-
-    Does nothing if Python has to prepare all texts, or if `CSliceEncoder` is not immediate.
-    """
+def _encoding(vocabulary: Vocabulary, most_bytes: int) -> Encoding:
     slices = CSliceEncoder(vocabulary)
     is_ready = slices.is_immediate and _prepared_by_engine(vocabulary)
-    pattern = slices.pattern if is_ready else None
-    prepare(
-        *(coder, pattern, make_c_vocabulary(vocabulary), slices.find_cuts_if_many),
+    return Encoding(
+        slices.pattern if is_ready else None,
+        make_c_vocabulary(vocabulary),
+        slices.find_cuts_if_many,
         vocabulary.special_tokens,
         table_bytes=MAX_TABLE_BYTES,
         part_bytes=SLICE_BYTES // PARTS,

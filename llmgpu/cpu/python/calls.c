@@ -14,40 +14,23 @@
  */
 #include "calls.h"
 
-#define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL
-
-static PyMethodDef coder_methods[] = {{"prepare", coder_prepare, METH_VARARGS, NULL},
-                                      {"encode", FAST(coder_encode), NULL},
-                                      {"returns", FAST(coder_returns), NULL},
-                                      {"encode_batch", FAST(coder_encode_batch), NULL},
-                                      {"decode_batch", FAST(coder_decode_batch), NULL},
-                                      {"spans", FAST(coder_spans), NULL},
-                                      {"stream", FAST(coder_stream), NULL},
+static PyMethodDef coder_methods[] = {{"encode", FASTCALL(coder_encode), METH_FASTCALL, NULL},
+                                      {"encode_batch", coder_encode_batch, METH_VARARGS, NULL},
+                                      {"decode_batch", coder_decode_batch, METH_VARARGS, NULL},
+                                      {"spans", FASTCALL(coder_spans), METH_FASTCALL, NULL},
+                                      {"stream", FASTCALL(coder_stream), METH_FASTCALL, NULL},
                                       {NULL, NULL, 0, NULL}};
+static PyMemberDef coder_members[] = {{"usual", T_INT, offsetof(Coder, usual), 0, NULL},
+                                      {NULL, 0, 0, 0, NULL}};
 static PyType_Slot coder_slots[] = {{Py_tp_new, coder_new},
                                     {Py_tp_dealloc, coder_dealloc},
                                     {Py_tp_methods, coder_methods},
+                                    {Py_tp_members, coder_members},
                                     {0, NULL}};
 static PyType_Spec coder_spec = {"llmgpu.cpu.calls.Coder", sizeof(Coder), 0, Py_TPFLAGS_DEFAULT,
                                  coder_slots};
 
 PyTypeObject *coder_type;
-
-static PyObject *sources(PyObject *module, PyObject *none)
-{
-    (void)module;
-    (void)none;
-    return PyLong_FromUnsignedLong(LLMGPU_SOURCES);
-}
-
-/* forked(): count a fork; must be called in the child process. */
-static PyObject *forked(PyObject *module, PyObject *none)
-{
-    (void)module;
-    (void)none;
-    forks++;
-    return nothing();
-}
 
 /* Fill the module. A module that is made again has the same types. */
 static int fill_module(PyObject *module)
@@ -56,17 +39,16 @@ static int fill_module(PyObject *module)
         coder_type = (PyTypeObject *)PyType_FromSpec(&coder_spec);
         stream_type = (PyTypeObject *)PyType_FromSpec(&stream_spec);
         ascii_method = PyObject_GetAttrString((PyObject *)&PyUnicode_Type, "isascii");
+        pthread_atfork(NULL, NULL, count_fork);
     }
     if (coder_type == NULL || stream_type == NULL || ascii_method == NULL || fill_methods() != 0)
         return -1;
-    Py_INCREF((PyObject *)coder_type);
-    return PyModule_AddObject(module, "Coder", (PyObject *)coder_type);
+    if (PyModule_AddObject(module, "sources", PyLong_FromUnsignedLong(LLMGPU_SOURCES)) != 0)
+        return -1;
+    return PyModule_AddObjectRef(module, "Coder", (PyObject *)coder_type);
 }
 
-static PyMethodDef functions[] = {{"sources", sources, METH_NOARGS, NULL},
-                                  {"forked", forked, METH_NOARGS, NULL},
-                                  {"method", make_method, METH_VARARGS, NULL},
-                                  {NULL, NULL, 0, NULL}};
+static PyMethodDef functions[] = {{"method", make_method, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, fill_module},
 #ifdef Py_GIL_DISABLED
                                           {Py_mod_gil, Py_MOD_GIL_NOT_USED},

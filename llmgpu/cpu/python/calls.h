@@ -4,6 +4,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <structmember.h>
 
 #include <pthread.h>
 #include <stddef.h>
@@ -15,14 +16,16 @@
 #define FEW_BYTES 2048   /* bytes of text, or ids, for which releasing the lock does not pay off */
 #define CACHED_CHARS (1 << 14) /* the most characters of a str that may keep its UTF-8: 64 KiB */
 #define KEPT_BYTES (1 << 18) /* bytes of text; memory for the ids of longer texts is not kept */
-#define COPIED_BYTES 40000   /* bytes of text whose ids are copied sooner than their array shrinks */
 #define LONG_BYTES (1 << 17) /* LONG_TEXT of encoder_c.py; the next three are from there, too */
 #define SAMPLE (1 << 16)
 #define LEAST_SHARE 32
 #define FIRST_LEAD 0xC0
 #define AHEAD 16         /* ids between an int object that is put into a list and one that is fetched */
 #define FEW_IDS 64       /* the most ids that are decoded without memory of the heap */
-#define TOKEN_BYTES 256  /* the most bytes that are looked up without memory of the heap */
+#define TOKEN_BYTES 256  /* the most bytes of a token that is looked up here */
+
+/* A function with its own arguments, as the table of methods holds it. */
+#define FASTCALL(function) (PyCFunction)(void (*)(void))(function)
 
 #ifdef Py_GIL_DISABLED
 #define LOCK(coder) pthread_mutex_lock(&(coder)->lock)
@@ -48,8 +51,7 @@ typedef struct {
     uint32_t (*find_token)(const void *vocabulary, const uint8_t *text, int64_t length);
 } Engine;
 
-#define NDARRAY_TYPE 2 /* this and the next three are numbers in NumPy's table */
-#define RESIZE 80
+#define NDARRAY_TYPE 2 /* this and the next two are numbers in NumPy's table */
 #define NEW_ARRAY 93
 #define SET_BASE 282
 #define ARRAY_FLAGS 0x501 /* C order, aligned, writeable */
@@ -58,14 +60,6 @@ typedef PyObject *(*NewArray)(void *type, int dimensions, const Py_ssize_t *shap
                               const Py_ssize_t *strides, void *data, int item_bytes, int flags,
                               PyObject *owner);
 typedef int (*SetBase)(PyObject *array, PyObject *base);
-
-/* The lengths of an array's dimensions. */
-typedef struct {
-    Py_ssize_t *lengths;
-    int dimensions;
-} Shape;
-
-typedef PyObject *(*Resize)(PyObject *array, const Shape *shape, int checks_references, int order);
 
 /* ---- Coders (coders.c) ---- */
 
@@ -85,26 +79,35 @@ typedef struct Tool {
     struct Tool *next;
 } Tool;
 
+/* The facts that Python packs for a coder: pointers, then numbers, in the order of `make_coder`.
+ *
+ * data, offsets: the tokens, with padding. spans: bytes of text that each token stands for.
+ * numpy: NumPy's table of functions.
+ * pattern, vocabulary: NULL if texts can't be encoded; pattern alone is NULL if only `find` works.
+ * size: the number of ids. id_number, span_number: NumPy's numbers of uint32 and int64.
+ * most_bytes: the most bytes of a text that is encoded unless the caller sets any_length. */
+typedef struct {
+    Engine engine;
+    const uint8_t *data;
+    const int64_t *offsets, *spans;
+    void *const *numpy;
+    const void *pattern, *vocabulary;
+    int64_t size, id_number, span_number, threads, table_bytes, part_bytes, most_bytes;
+} Facts;
+
 /* An object that encodes and decodes by one vocabulary.
  *
- * pattern, vocabulary: NULL before `prepare`; pattern stays NULL if texts can't be encoded here.
- * most_bytes: the most bytes of a text that is encoded unless the caller sets any_length.
+ * owners: owns all objects of the facts, find_cuts and special.
  * find_cuts: called before the first long text with many characters beyond ASCII; NULL after that.
- * data, offsets: the tokens, with padding. spans: bytes of text that each token stands for.
  * special: ids of special tokens by text.
+ * usual: the result of encode(text), see `enum result`.
  * forks: the value of `forks` when the words were made. ready: int objects of ids, made when
  * needed. */
 typedef struct {
     PyObject_HEAD
-    Engine engine;
-    const void *pattern, *vocabulary;
-    int64_t table_bytes, part_bytes, threads, most_bytes, size;
-    const uint8_t *data;
-    const int64_t *offsets, *spans;
-    void *const *numpy;
-    int id_number, span_number; /* NumPy's numbers of uint32 and int64 */
+    Facts facts;
     PyObject *owners, *find_cuts, *special;
-    int usual; /* the result of encode(text), see `enum result` */
+    int usual;
     pthread_mutex_t lock;
     Table *table;
     Tool *idle;
@@ -112,18 +115,19 @@ typedef struct {
     PyObject **ready;
 } Coder;
 
-extern long forks; /* number of forks between the process that loaded the module and this one */
 extern PyTypeObject *coder_type;
 
+/* Return None, with which a function leaves a case to Python's code; NULL after an error. */
 static inline PyObject *nothing(void)
 {
-    Py_INCREF(Py_None);
-    return Py_None;
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
+
+/* Count a fork; must be called in the child process. */
+void count_fork(void);
 
 PyObject *coder_new(PyTypeObject *type, PyObject *args, PyObject *named);
 void coder_dealloc(PyObject *object);
-PyObject *coder_prepare(PyObject *object, PyObject *args);
 
 /* Return a tool for encoding until `put_back`; NULL without memory. */
 Tool *take_tool(Coder *self);
@@ -145,17 +149,14 @@ typedef struct {
 
 extern PyObject *ascii_method; /* str.isascii */
 
-/* Get the bytes of a text; return 1, 0 if it is neither str nor bytes, -1 after an error. */
+/* Get the bytes of a text; return 0 if it is neither str nor bytes, or after an error. */
 int take_text(PyObject *text, Taken *taken);
 
 /* Return an array of `data`, or of new memory if it is NULL. number: NumPy's number of the type. */
-PyObject *new_array(const Coder *self, int dimensions, const Py_ssize_t *shape, int number,
+PyObject *new_array(const Coder *self, int dimensions, const Py_ssize_t *shape, int64_t number,
                     void *data);
 PyObject *array_of(const Coder *self, const uint32_t *ids, Py_ssize_t count);
 PyObject *list_of(Coder *self, const uint32_t *ids, int64_t count);
-
-/* Shrink an array of ids to its first `count`. */
-PyObject *shortened(const Coder *self, PyObject *array, Py_ssize_t count);
 
 /* Return the data of an array. The pointer is the array's first field. */
 static inline void *data_of(PyObject *array)
@@ -168,31 +169,30 @@ static inline void *data_of(PyObject *array)
 
 /* ---- Encoding (encoding.c) ---- */
 
-/* The type of a result. OTHER, NARROW: types that are not made here; NARROW types can't hold all
- * ids. */
-enum result { ARRAY, LIST, COUNT, OTHER, NARROW };
+/* The type of a result, as in extension.py. OTHER, NARROW: types that are not made here; NARROW types
+ * can't hold all ids. */
+enum result { ARRAY, LIST, OTHER, NARROW, COUNT };
 
 /* Return the ids of a text; None if Python's code has to encode it. any_length: see `Coder`. */
 PyObject *encode(Coder *self, PyObject *given, enum result kind, int any_length);
 
 PyObject *coder_encode(PyObject *self, PyObject *const *args, Py_ssize_t count);
-PyObject *coder_returns(PyObject *self, PyObject *const *args, Py_ssize_t count);
-PyObject *coder_encode_batch(PyObject *object, PyObject *const *args, Py_ssize_t given);
+PyObject *coder_encode_batch(PyObject *object, PyObject *args);
 
 /* ---- Decoding (decoding.c, streams.c) ---- */
 
 /* Return the text of ids, or their bytes if `errors` is NULL; None if Python's code has to
  * decode them. */
-PyObject *decode(const Coder *self, PyObject *ids, const char *errors);
+PyObject *decode(const Facts *facts, PyObject *ids, const char *errors);
 
-/* Return the name of an error handler; NULL if Python's code has to read the arguments. */
-const char *handler(PyObject *const *args, Py_ssize_t count);
+/* Return the name of an error handler; NULL if Python's code has to read the argument. */
+const char *handler(PyObject *errors);
 
 /* Return the id of a special token, or else the lowest id of an ordinary token; None if Python's
  * code has to look it up. */
-PyObject *find(Coder *self, PyObject *given);
+PyObject *find(const Coder *self, PyObject *given);
 
-PyObject *coder_decode_batch(PyObject *self, PyObject *const *args, Py_ssize_t given);
+PyObject *coder_decode_batch(PyObject *self, PyObject *args);
 PyObject *coder_spans(PyObject *object, PyObject *const *args, Py_ssize_t given);
 PyObject *coder_stream(PyObject *coder, PyObject *const *args, Py_ssize_t count);
 

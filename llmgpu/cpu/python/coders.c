@@ -1,12 +1,17 @@
 /* Coders: a vocabulary with the encoders and tables of words that calls use. */
 #include "calls.h"
 
-long forks;
+static long forks; /* number of forks between the process that loaded the module and this one */
+
+void count_fork(void)
+{
+    forks++;
+}
 
 static void drop_table(const Coder *self, Table *table)
 {
     if (table)
-        self->engine.words_free(table->words);
+        self->facts.engine.words_free(table->words);
     free(table);
 }
 
@@ -14,13 +19,14 @@ static void drop_table(const Coder *self, Table *table)
  * forked process can't use the table of its parent, which another thread may have been changing. */
 static int renew_table(Coder *self)
 {
+    const Engine *engine = &self->facts.engine;
     Table *old = self->table, *made;
 
-    if (old && self->forks == forks && !self->engine.words_spent(old->words))
+    if (old && self->forks == forks && !engine->words_spent(old->words))
         return 1;
     made = calloc(1, sizeof *made);
     if (made)
-        made->words = self->engine.words_new(self->table_bytes);
+        made->words = engine->words_new(self->facts.table_bytes);
     if (made == NULL || made->words == NULL) {
         free(made);
         return 0;
@@ -32,44 +38,33 @@ static int renew_table(Coder *self)
     return 1;
 }
 
-static void free_tool(const Coder *self, Tool *tool)
+/* Return a tool with an encoder; NULL without memory. */
+static Tool *new_tool(const Facts *facts)
 {
-    if (tool->encoder)
-        self->engine.encoder_free(tool->encoder);
-    free(tool->ids);
+    Tool *tool = calloc(1, sizeof *tool);
+
+    if (tool)
+        tool->encoder = facts->engine.encoder_new(facts->pattern, facts->vocabulary, facts->threads);
+    if (tool && tool->encoder)
+        return tool;
     free(tool);
+    return NULL;
 }
 
 Tool *take_tool(Coder *self)
 {
     Tool *tool = NULL;
-    Table *table = NULL;
 
     LOCK(self);
-    if (renew_table(self)) {
-        table = self->table;
-        table->users++;
-        tool = self->idle;
-        if (tool)
-            self->idle = tool->next;
+    if (renew_table(self))
+        tool = self->idle ? self->idle : new_tool(&self->facts);
+    if (tool) {
+        self->idle = tool->next;
+        tool->table = self->table;
+        tool->table->users++;
     }
     UNLOCK(self);
-    if (table && tool == NULL)
-        tool = calloc(1, sizeof *tool);
-    if (tool == NULL) {
-        LOCK(self);
-        if (table)
-            table->users--;
-        UNLOCK(self);
-        return NULL;
-    }
-    tool->table = table;
-    if (tool->encoder == NULL)
-        tool->encoder = self->engine.encoder_new(self->pattern, self->vocabulary, self->threads);
-    if (tool->encoder)
-        return tool;
-    put_back(self, tool); /* the next call may have the memory for an encoder */
-    return NULL;
+    return tool;
 }
 
 uint32_t *room_for(Tool *tool, int64_t count)
@@ -106,88 +101,42 @@ void coder_dealloc(PyObject *object)
 
     for (Tool *tool = self->idle, *next; tool; tool = next) {
         next = tool->next;
-        free_tool(self, tool);
+        self->facts.engine.encoder_free(tool->encoder);
+        free(tool->ids);
+        free(tool);
     }
     drop_table(self, self->table);
-    for (int64_t id = 0; self->ready && id < self->size; id++)
+    for (int64_t id = 0; self->ready && id < self->facts.size; id++)
         Py_XDECREF(self->ready[id]);
     free(self->ready);
     pthread_mutex_destroy(&self->lock);
     Py_XDECREF(self->owners);
-    Py_XDECREF(self->find_cuts);
-    Py_XDECREF(self->special);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
 
-/* Coder(data, offsets, spans, size, capsule of NumPy's table, NumPy's numbers of uint32 and int64,
- * owners of the memory): return a coder that decodes. */
+/* Coder(facts, find_cuts, special, owners); facts: bytes with the content of `Facts`. */
 PyObject *coder_new(PyTypeObject *type, PyObject *args, PyObject *named)
 {
-    unsigned long long data, offsets, spans;
-    PyObject *capsule, *owners;
-    int id_number, span_number;
-    long long size;
+    PyObject *find_cuts, *special, *owners;
+    const char *facts;
+    Py_ssize_t length;
 
     (void)named;
-    if (!PyArg_ParseTuple(args, "KKKLOiiO", &data, &offsets, &spans, &size, &capsule, &id_number,
-                          &span_number, &owners))
+    if (!PyArg_ParseTuple(args, "y#OO!O", &facts, &length, &find_cuts, &PyDict_Type, &special,
+                          &owners))
         return NULL;
-    void *numpy = PyCapsule_GetPointer(capsule, NULL);
-    Coder *self = numpy ? (Coder *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0) : NULL;
+    if (length != sizeof(Facts))
+        return PyErr_Format(PyExc_ValueError, "%zd bytes are not the facts of a coder", length);
+    Coder *self = (Coder *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self == NULL)
         return NULL;
-    self->data = (void *)(uintptr_t)data;
-    self->offsets = (void *)(uintptr_t)offsets;
-    self->spans = (void *)(uintptr_t)spans;
-    self->size = size;
-    self->numpy = numpy;
-    self->id_number = id_number;
-    self->span_number = span_number;
-    self->owners = Py_BuildValue("[O]", owners);
+    memcpy(&self->facts, facts, sizeof self->facts);
+    self->find_cuts = find_cuts;
+    self->special = special;
+    self->owners = Py_BuildValue("OOO", find_cuts, special, owners);
     pthread_mutex_init(&self->lock, NULL);
     if (self->owners == NULL)
         Py_CLEAR(self);
     return (PyObject *)self;
-}
-
-/* prepare(functions, pattern, vocabulary, threads, table_bytes, part_bytes, most_bytes, find_cuts,
- * special, owners): let the coder encode, too; without a pattern only `find` works. Further calls
- * have no effect.
- *
- * functions: bytes with the content of `Engine`. */
-PyObject *coder_prepare(PyObject *object, PyObject *args)
-{
-    unsigned long long pattern, vocabulary;
-    long long threads, table_bytes, part_bytes, most_bytes;
-    PyObject *find_cuts, *special, *owners;
-    Coder *self = (Coder *)object;
-    Py_ssize_t given;
-    const char *functions;
-
-    if (!PyArg_ParseTuple(args, "y#KKLLLLOO!O", &functions, &given, &pattern, &vocabulary, &threads,
-                          &table_bytes, &part_bytes, &most_bytes, &find_cuts, &PyDict_Type, &special,
-                          &owners))
-        return NULL;
-    if (given != sizeof self->engine)
-        return PyErr_Format(PyExc_ValueError, "%zd bytes are not the engine's functions", given);
-    LOCK(self);
-    int is_first = self->vocabulary == NULL;
-    if (is_first) {
-        memcpy(&self->engine, functions, sizeof self->engine);
-        self->threads = threads;
-        self->table_bytes = table_bytes;
-        self->part_bytes = part_bytes;
-        self->most_bytes = most_bytes;
-        Py_INCREF(find_cuts);
-        self->find_cuts = find_cuts;
-        Py_INCREF(special);
-        self->special = special;
-        self->vocabulary = (void *)(uintptr_t)vocabulary;
-        __atomic_store_n(&self->pattern, (void *)(uintptr_t)pattern, __ATOMIC_RELEASE);
-    }
-    UNLOCK(self);
-    if (is_first && PyList_Append(self->owners, owners) != 0)
-        return NULL;
-    return nothing();
 }

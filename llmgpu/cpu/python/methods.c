@@ -4,28 +4,15 @@
 enum method { ENCODE, COUNT_IDS, DECODE, DECODE_BYTES, TOKEN_TO_ID, METHODS };
 
 static PyObject *replaced[METHODS];
-static PyObject *coder_name, *encode_name, *decode_bytes_name; /* of attributes */
-static PyObject *dtype_name;                                  /* of an argument */
-
-/* Return the coder of a tokenizer; NULL, without an error, if it has none. */
-static PyObject *coder_of(PyObject *tokenizer)
-{
-    PyObject *coder = PyObject_GetAttr(tokenizer, coder_name);
-
-    if (coder && Py_TYPE(coder) == coder_type)
-        return coder;
-    Py_XDECREF(coder);
-    PyErr_Clear();
-    return NULL;
-}
-
 static PyMethodDef tokenizer_methods[METHODS];
+static PyObject *names_of_methods[METHODS];
+static PyObject *coder_name, *dtype_name; /* of an attribute, and of an argument */
 
 /* Return whether a method of a tokenizer is the method made here, not one of a subclass or
  * object. */
-static int is_ours(PyObject *tokenizer, enum method method, PyObject *name)
+static int is_ours(PyObject *tokenizer, enum method method)
 {
-    PyObject *found = PyObject_GetAttr(tokenizer, name);
+    PyObject *found = PyObject_GetAttr(tokenizer, names_of_methods[method]);
     int is_same = found && Py_TYPE(found) == &PyCFunction_Type &&
                   PyCFunction_GetFunction(found) == tokenizer_methods[method].ml_meth;
 
@@ -35,95 +22,91 @@ static int is_ours(PyObject *tokenizer, enum method method, PyObject *name)
     return is_same;
 }
 
-/* Return the result of the usual case; if it is None, call the replaced function.
+/* Return whether the named arguments are dtype=list. */
+static int is_list(PyObject *names, PyObject *const *named)
+{
+    return PyTuple_Size(names) == 1 && named[0] == (PyObject *)&PyList_Type &&
+           PyUnicode_Compare(PyTuple_GetItem(names, 0), dtype_name) == 0;
+}
+
+/* Return the result of a method; None if this is not a usual case.
  *
  * names: the names of the last arguments; NULL if none has a name. */
-static PyObject *or_replaced(PyObject *result, enum method method, PyObject *self,
-                             PyObject *const *args, Py_ssize_t count, PyObject *names)
+static inline PyObject *result_of(enum method method, Coder *coder, PyObject *self,
+                                  PyObject *const *args, Py_ssize_t count, PyObject *names)
 {
-    if (result != Py_None)
-        return result;
-    Py_DECREF(result);
-    PyObject *given = PyTuple_New(count + 1), *named = names ? PyDict_New() : NULL;
+    enum result kind = (enum result)coder->usual;
+    const char *errors = "replace";
+
+    if (method == DECODE && count == 2)
+        errors = handler(args[--count]);
+    if (method == ENCODE && names && count == 1 && is_list(names, args + 1)) {
+        kind = LIST;
+        names = NULL;
+    }
+    if (count != 1 || names || errors == NULL)
+        return nothing();
+    switch (method) {
+    case ENCODE:
+        return kind == ARRAY || kind == LIST ? encode(coder, args[0], kind, 0) : nothing();
+    case COUNT_IDS:
+        return kind != NARROW && is_ours(self, ENCODE) ? encode(coder, args[0], COUNT, 0) : nothing();
+    case DECODE:
+        return is_ours(self, DECODE_BYTES) ? decode(&coder->facts, args[0], errors) : nothing();
+    case DECODE_BYTES:
+        return decode(&coder->facts, args[0], NULL);
+    default:
+        return find(coder, args[0]);
+    }
+}
+
+static PyObject *call_replaced(enum method method, PyObject *self, PyObject *const *args,
+                               Py_ssize_t count, PyObject *names)
+{
+    PyObject *given = PyTuple_New(count + 1), *named = names ? PyDict_New() : NULL, *result = NULL;
     int is_whole = given && (named || names == NULL);
 
-    for (Py_ssize_t k = 0; is_whole && k <= count; k++) {
-        PyObject *item = k ? args[k - 1] : self;
-        Py_INCREF(item);
-        PyTuple_SetItem(given, k, item);
-    }
+    for (Py_ssize_t k = 0; is_whole && k <= count; k++)
+        PyTuple_SetItem(given, k, Py_NewRef(k ? args[k - 1] : self));
     for (Py_ssize_t k = 0; is_whole && names && k < PyTuple_Size(names); k++)
         is_whole = PyDict_SetItem(named, PyTuple_GetItem(names, k), args[count + k]) == 0;
-    result = is_whole ? PyObject_Call(replaced[method], given, named) : NULL;
+    if (is_whole)
+        result = PyObject_Call(replaced[method], given, named);
     Py_XDECREF(given);
     Py_XDECREF(named);
     return result;
 }
 
-/* encode(text), encode(text, dtype=list) */
-static PyObject *method_encode(PyObject *self, PyObject *const *args, Py_ssize_t count,
-                               PyObject *names)
+/* Return the result of the usual case, or else of the replaced function. */
+static inline PyObject *call(enum method method, PyObject *self, PyObject *const *args,
+                             Py_ssize_t count, PyObject *names)
 {
-    PyObject *coder = count == 1 ? coder_of(self) : NULL, *result;
-    enum result kind = coder ? (enum result)((Coder *)coder)->usual : OTHER;
-    int is_usual = coder != NULL;
+    PyObject *coder = PyObject_GetAttr(self, coder_name), *result = NULL;
 
-    if (is_usual && names && PyTuple_Size(names)) {
-        is_usual = PyTuple_Size(names) == 1 && args[1] == (PyObject *)&PyList_Type &&
-                   PyUnicode_Compare(PyTuple_GetItem(names, 0), dtype_name) == 0;
-        kind = LIST;
-    }
-    is_usual = is_usual && (kind == ARRAY || kind == LIST);
-    result = is_usual ? encode((Coder *)coder, args[0], kind, 0) : nothing();
-    Py_XDECREF(coder);
-    return or_replaced(result, ENCODE, self, args, count, names);
-}
-
-/* decode(ids), decode(ids, errors) */
-static PyObject *method_decode(PyObject *self, PyObject *const *args, Py_ssize_t count,
-                               PyObject *names)
-{
-    const char *errors = names ? NULL : count == 1 ? "replace" : handler(args, count);
-    int is_usual = errors && is_ours(self, DECODE_BYTES, decode_bytes_name);
-    PyObject *coder = is_usual ? coder_of(self) : NULL;
-    PyObject *result = coder ? decode((Coder *)coder, args[0], errors) : nothing();
-
-    Py_XDECREF(coder);
-    return or_replaced(result, DECODE, self, args, count, names);
-}
-
-/* Handle the usual case of a method with one argument. */
-static PyObject *of_one(enum method method, PyObject *self, PyObject *const *args, Py_ssize_t count,
-                        PyObject *names)
-{
-    PyObject *object = count == 1 && names == NULL ? coder_of(self) : NULL, *result;
-    Coder *coder = (Coder *)object;
-
-    if (coder == NULL || (method == COUNT_IDS &&
-                          (coder->usual == NARROW || !is_ours(self, ENCODE, encode_name))))
-        result = nothing();
-    else if (method == COUNT_IDS)
-        result = encode(coder, args[0], COUNT, 0);
-    else if (method == DECODE_BYTES)
-        result = decode(coder, args[0], NULL);
+    if (coder && Py_TYPE(coder) == coder_type)
+        result = result_of(method, (Coder *)coder, self, args, count, names);
     else
-        result = find(coder, args[0]);
-    Py_XDECREF(object);
-    return or_replaced(result, method, self, args, count, names);
+        PyErr_Clear(); /* it has no coder */
+    Py_XDECREF(coder);
+    if (result == Py_None || (result == NULL && !PyErr_Occurred())) {
+        Py_XDECREF(result);
+        result = call_replaced(method, self, args, count, names);
+    }
+    return result;
 }
 
-#define OF_ONE(name, method)                                                                        \
+#define FUNCTION(name, method)                                                                      \
     static PyObject *name(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) \
     {                                                                                               \
-        return of_one(method, self, args, count, names);                                            \
+        return call(method, self, args, count, names);                                              \
     }
+#define METHOD(name, function) {name, FASTCALL(function), METH_FASTCALL | METH_KEYWORDS, NULL}
 
-OF_ONE(method_count, COUNT_IDS)
-OF_ONE(method_decode_bytes, DECODE_BYTES)
-OF_ONE(method_token_to_id, TOKEN_TO_ID)
-
-#define METHOD(name, function)                                                                      \
-    {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS, NULL}
+FUNCTION(method_encode, ENCODE)
+FUNCTION(method_count, COUNT_IDS)
+FUNCTION(method_decode, DECODE)
+FUNCTION(method_decode_bytes, DECODE_BYTES)
+FUNCTION(method_token_to_id, TOKEN_TO_ID)
 
 static PyMethodDef tokenizer_methods[METHODS] = {
     METHOD("encode", method_encode), METHOD("count", method_count), METHOD("decode", method_decode),
@@ -133,33 +116,32 @@ PyObject *make_method(PyObject *module, PyObject *args)
 {
     PyObject *type, *function;
     const char *name, *doc;
+    int k = 0;
 
     (void)module;
     if (!PyArg_ParseTuple(args, "OsOs", &type, &name, &function, &doc))
         return NULL;
-    for (int k = 0; k < METHODS; k++) {
-        if (strcmp(tokenizer_methods[k].ml_name, name) != 0)
-            continue;
-        if (replaced[k] == NULL) {
-            tokenizer_methods[k].ml_doc = strdup(doc); /* never freed, like the type */
-            Py_INCREF(function);
-            replaced[k] = function;
-        } else if (replaced[k] != function) {
-            break;
-        }
-        return PyDescr_NewMethod((PyTypeObject *)type, &tokenizer_methods[k]);
+    while (k < METHODS && strcmp(tokenizer_methods[k].ml_name, name) != 0)
+        k++;
+    if (k == METHODS || (replaced[k] && replaced[k] != function))
+        return PyErr_Format(PyExc_ValueError,
+                            "there is no method %s, or it replaces another function", name);
+    if (replaced[k] == NULL) {
+        tokenizer_methods[k].ml_doc = strdup(doc); /* never freed, like the type */
+        replaced[k] = Py_NewRef(function);
     }
-    return PyErr_Format(PyExc_ValueError, "there is no method %s, or it replaces another function",
-                        name);
+    return PyDescr_NewMethod((PyTypeObject *)type, &tokenizer_methods[k]);
 }
 
 int fill_methods(void)
 {
-    PyObject **names[] = {&coder_name, &encode_name, &decode_bytes_name, &dtype_name};
-    const char *texts[] = {"_coder", "encode", "decode_bytes", "dtype"};
+    coder_name = PyUnicode_InternFromString("_coder");
+    dtype_name = PyUnicode_InternFromString("dtype");
+    int is_filled = coder_name && dtype_name;
 
-    for (int k = 0; k < 4; k++)
-        if (*names[k] == NULL && (*names[k] = PyUnicode_InternFromString(texts[k])) == NULL)
-            return -1;
-    return 0;
+    for (int k = 0; k < METHODS; k++) {
+        names_of_methods[k] = PyUnicode_InternFromString(tokenizer_methods[k].ml_name);
+        is_filled = is_filled && names_of_methods[k];
+    }
+    return is_filled ? 0 : -1;
 }

@@ -12,6 +12,8 @@ enum { SOURCE, ERRORS, SPELL, CODER, IDS, OBJECTS };
 typedef struct {
     PyObject_HEAD
     PyObject *objects[OBJECTS];
+    const Facts *facts;
+    const char *errors; /* the name of the error handler */
     uint8_t rest[8];
     Py_ssize_t rest_length;
     int is_busy;
@@ -43,16 +45,12 @@ static void stream_dealloc(PyObject *object)
 }
 
 /* Return the text of the kept bytes and the next ones. Keep an incomplete character for the next
- * call, unless these bytes are the last. */
-static PyObject *feed(Stream *self, const uint8_t *bytes, Py_ssize_t length, int is_last)
+ * call. */
+static PyObject *feed(Stream *self, const uint8_t *bytes, Py_ssize_t length)
 {
-    const char *errors = PyUnicode_AsUTF8AndSize(self->objects[ERRORS], NULL);
-    Py_ssize_t total = self->rest_length + length, used = total;
+    Py_ssize_t total = self->rest_length + length, used;
     uint8_t *joined = NULL;
-    PyObject *text;
 
-    if (errors == NULL)
-        return NULL;
     if (self->rest_length) {
         joined = malloc((size_t)total);
         if (joined == NULL)
@@ -61,17 +59,13 @@ static PyObject *feed(Stream *self, const uint8_t *bytes, Py_ssize_t length, int
         memcpy(joined + self->rest_length, bytes, (size_t)length);
         bytes = joined;
     }
-    if (is_last)
-        text = PyUnicode_DecodeUTF8((const char *)bytes, total, errors);
-    else
-        text = PyUnicode_DecodeUTF8Stateful((const char *)bytes, total, errors, &used);
+    PyObject *text = PyUnicode_DecodeUTF8Stateful((const char *)bytes, total, self->errors, &used);
     if (text) {
         /* An error handler may have replaced these bytes. */
         self->rest_length = used < total ? total - used : 0;
         if (self->rest_length > (Py_ssize_t)sizeof self->rest) {
-            self->rest_length = 0;
             Py_CLEAR(text);
-            PyErr_Format(PyExc_ValueError, "error handler %s leaves too many bytes", errors);
+            PyErr_Format(PyExc_ValueError, "error handler %s leaves too many bytes", self->errors);
         } else if (self->rest_length) {
             memcpy(self->rest, bytes + used, (size_t)self->rest_length);
         }
@@ -83,19 +77,17 @@ static PyObject *feed(Stream *self, const uint8_t *bytes, Py_ssize_t length, int
 /* Return the text of an id, "" while a character is incomplete. */
 static PyObject *next_text(Stream *self, PyObject *id)
 {
-    Coder *coder = (Coder *)self->objects[CODER];
+    const int64_t *offsets = self->facts->offsets;
     long long number = PyLong_CheckExact(id) ? PyLong_AsLongLong(id) : -1;
 
-    if (number >= 0 && number < coder->size && coder->offsets[number + 1] > coder->offsets[number])
-        return feed(self, coder->data + coder->offsets[number],
-                    (Py_ssize_t)(coder->offsets[number + 1] - coder->offsets[number]), 0);
+    if (number >= 0 && number < self->facts->size && offsets[number + 1] > offsets[number])
+        return feed(self, self->facts->data + offsets[number],
+                    (Py_ssize_t)(offsets[number + 1] - offsets[number]));
     PyErr_Clear();
     PyObject *bytes = PyObject_CallFunctionObjArgs(self->objects[SPELL], id, NULL);
-    if (bytes == NULL)
-        return NULL;
-    const char *first = PyBytes_AsString(bytes);
-    PyObject *text = first ? feed(self, (const uint8_t *)first, PyBytes_Size(bytes), 0) : NULL;
-    Py_DECREF(bytes);
+    const char *first = bytes ? PyBytes_AsString(bytes) : NULL;
+    PyObject *text = first ? feed(self, (const uint8_t *)first, PyBytes_Size(bytes)) : NULL;
+    Py_XDECREF(bytes);
     return text;
 }
 
@@ -115,7 +107,7 @@ static PyObject *stream_next(PyObject *object)
         text = next_text(self, id);
         Py_DECREF(id);
     } else if (!PyErr_Occurred() && self->rest_length) {
-        text = feed(self, self->rest + self->rest_length, 0, 1);
+        text = PyUnicode_DecodeUTF8((const char *)self->rest, self->rest_length, self->errors);
         if (text && PyUnicode_GetLength(text) == 0)
             Py_CLEAR(text);
     }
@@ -134,21 +126,22 @@ static PyType_Slot stream_slots[] = {{Py_tp_dealloc, stream_dealloc},
                                      {Py_tp_iternext, stream_next},
                                      {0, NULL}};
 PyType_Spec stream_spec = {"llmgpu.cpu.calls.Stream", sizeof(Stream), 0,
-                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, stream_slots};
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, stream_slots};
 
 /* stream(ids, errors, spell): return an iterator over the texts of ids. */
 PyObject *coder_stream(PyObject *coder, PyObject *const *args, Py_ssize_t count)
 {
-    if (count != GIVEN)
+    const char *errors = count == GIVEN ? handler(args[ERRORS]) : NULL;
+
+    if (errors == NULL)
         return PyErr_Format(PyExc_TypeError, "stream takes ids, an error handler and a function");
     Stream *self = (Stream *)((allocfunc)PyType_GetSlot(stream_type, Py_tp_alloc))(stream_type, 0);
     if (self == NULL)
         return NULL;
-    for (int k = 0; k < GIVEN; k++) {
-        Py_INCREF(args[k]);
-        self->objects[k] = args[k];
-    }
-    Py_INCREF(coder);
-    self->objects[CODER] = coder;
+    for (int k = 0; k < GIVEN; k++)
+        self->objects[k] = Py_NewRef(args[k]);
+    self->objects[CODER] = Py_NewRef(coder);
+    self->facts = &((Coder *)coder)->facts;
+    self->errors = errors;
     return (PyObject *)self;
 }

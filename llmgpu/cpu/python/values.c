@@ -6,16 +6,12 @@ PyObject *ascii_method;
 /* Return a str in UTF-8. A surrogate pair becomes its character, any other surrogate U+FFFD. */
 static PyObject *mended(PyObject *text)
 {
-    PyObject *units = PyUnicode_AsEncodedString(text, "utf-16", "surrogatepass"), *whole;
+    PyObject *units = PyUnicode_AsEncodedString(text, "utf-16", "surrogatepass");
+    PyObject *whole = units ? PyUnicode_FromEncodedObject(units, "utf-16", "replace") : NULL;
+    PyObject *bytes = whole ? PyUnicode_AsUTF8String(whole) : NULL;
 
-    if (units == NULL)
-        return NULL;
-    whole = PyUnicode_Decode(PyBytes_AsString(units), PyBytes_Size(units), "utf-16", "replace");
-    Py_DECREF(units);
-    if (whole == NULL)
-        return NULL;
-    PyObject *bytes = PyUnicode_AsUTF8String(whole);
-    Py_DECREF(whole);
+    Py_XDECREF(units);
+    Py_XDECREF(whole);
     return bytes;
 }
 
@@ -33,47 +29,43 @@ static int is_ascii(PyObject *text)
    so a copy is made of a long str. */
 int take_text(PyObject *text, Taken *taken)
 {
-    taken->owner = NULL;
-    taken->is_ascii = 0;
+    *taken = (Taken){0};
     if (PyUnicode_Check(text)) {
         Py_ssize_t characters = PyUnicode_GetLength(text);
         if (characters <= CACHED_CHARS || is_ascii(text)) {
             taken->bytes = (const uint8_t *)PyUnicode_AsUTF8AndSize(text, &taken->length);
             taken->is_ascii = taken->length == characters;
-            if (taken->bytes)
-                return 1;
         } else {
             taken->owner = PyUnicode_AsUTF8String(text);
         }
-        if (taken->owner == NULL) {
-            if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError))
-                return -1;
+        if (taken->bytes)
+            return 1;
+        if (taken->owner == NULL && PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
             PyErr_Clear();
             taken->owner = mended(text);
-            if (taken->owner == NULL)
-                return -1;
         }
         text = taken->owner;
-    } else if (!PyBytes_Check(text)) {
-        return 0;
     }
+    if (text == NULL || !PyBytes_Check(text))
+        return 0;
     taken->bytes = (const uint8_t *)PyBytes_AsString(text);
     taken->length = PyBytes_Size(text);
     return 1;
 }
 
-PyObject *new_array(const Coder *self, int dimensions, const Py_ssize_t *shape, int number,
+PyObject *new_array(const Coder *self, int dimensions, const Py_ssize_t *shape, int64_t number,
                     void *data)
 {
-    NewArray make = (NewArray)self->numpy[NEW_ARRAY];
+    void *const *numpy = self->facts.numpy;
     int flags = data ? ARRAY_FLAGS : 0;
 
-    return make(self->numpy[NDARRAY_TYPE], dimensions, shape, number, NULL, data, 0, flags, NULL);
+    return ((NewArray)numpy[NEW_ARRAY])(numpy[NDARRAY_TYPE], dimensions, shape, (int)number, NULL,
+                                        data, 0, flags, NULL);
 }
 
 PyObject *array_of(const Coder *self, const uint32_t *ids, Py_ssize_t count)
 {
-    PyObject *array = new_array(self, 1, &count, self->id_number, NULL);
+    PyObject *array = new_array(self, 1, &count, self->facts.id_number, NULL);
 
     if (array && count)
         memcpy(data_of(array), ids, (size_t)count * sizeof *ids);
@@ -83,14 +75,11 @@ PyObject *array_of(const Coder *self, const uint32_t *ids, Py_ssize_t count)
 /* Return the int object of an id. */
 static inline PyObject *as_int(const Coder *self, uint32_t id)
 {
-    PyObject **ready = self->ready ? self->ready + id : NULL;
-
-    if (ready == NULL)
+    if (self->ready == NULL)
         return PyLong_FromUnsignedLong(id);
-    if (*ready == NULL && (*ready = PyLong_FromUnsignedLong(id)) == NULL)
-        return NULL;
-    Py_INCREF(*ready);
-    return *ready;
+    if (self->ready[id] == NULL)
+        self->ready[id] = PyLong_FromUnsignedLong(id);
+    return Py_XNewRef(self->ready[id]);
 }
 
 PyObject *list_of(Coder *self, const uint32_t *ids, int64_t count)
@@ -99,27 +88,14 @@ PyObject *list_of(Coder *self, const uint32_t *ids, int64_t count)
 
 #ifndef Py_GIL_DISABLED /* without the lock, counting references of shared objects is slow */
     if (self->ready == NULL)
-        self->ready = calloc((size_t)self->size, sizeof *self->ready);
+        self->ready = calloc((size_t)self->facts.size, sizeof *self->ready);
 #endif
     for (int64_t k = 0; list && k < count; k++) {
         if (self->ready && k + AHEAD < count)
             __builtin_prefetch(self->ready[ids[k + AHEAD]], 1); /* its count of references */
         PyObject *number = as_int(self, ids[k]);
-        if (number == NULL || PyList_SetItem(list, k, number) != 0) {
-            Py_DECREF(list);
-            return NULL;
-        }
+        if (number == NULL || PyList_SetItem(list, k, number) != 0)
+            Py_CLEAR(list);
     }
     return list;
-}
-
-PyObject *shortened(const Coder *self, PyObject *array, Py_ssize_t count)
-{
-    Shape shape = {&count, 1};
-    PyObject *done = ((Resize)self->numpy[RESIZE])(array, &shape, 0, 0);
-
-    if (done == NULL)
-        Py_CLEAR(array);
-    Py_XDECREF(done);
-    return array;
 }
