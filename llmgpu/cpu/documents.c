@@ -58,48 +58,17 @@ static uint8_t *copy_spaced(uint8_t *out, const uint8_t *p, const uint8_t *end)
     return out;
 }
 
-/* Compare a token with the beginning of a text; a token that the text begins with is not greater. */
-static int compare(const AddedToken *token, const uint8_t *p, const uint8_t *end)
-{
-    int64_t room = end - p, length = token->length < room ? token->length : room;
-    int order = memcmp(token->text, p, (size_t)length);
-
-    return order ? order : token->length > room;
-}
-
-/* Return the longest added token at p; NULL if there is none. */
-static const AddedToken *token_at(const Documents *documents, const uint8_t *p, const uint8_t *end)
-{
-    int64_t low = documents->firsts[*p], high = documents->firsts[*p + 1];
-    const AddedToken *found;
-
-    while (low < high) { /* the tokens before `low` are not greater than the text */
-        int64_t middle = (low + high) / 2;
-        if (compare(documents->tokens + middle, p, end) <= 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    if (low == documents->firsts[*p])
-        return NULL;
-    /* Every token with which the text begins is this token, or a beginning of it. */
-    for (found = documents->tokens + low - 1;; found = documents->tokens + found->shorter) {
-        if (found->length <= end - p && memcmp(found->text, p, (size_t)found->length) == 0)
-            return found;
-        if (found->shorter < 0)
-            return NULL;
-    }
-}
-
-/* Return the start of the first added token from p on, and the token; `end` without one. */
+/* Return the start of the first added token from p on, and set its id and length; return `end`
+ * without a token, and set the length 0. */
 static const uint8_t *next_token(const Documents *documents, const uint8_t *p, const uint8_t *end,
-                                 const AddedToken **token)
+                                 uint32_t *id, int64_t *length)
 {
-    for (; p < end; p++)
-        if (UNLIKELY(documents->firsts[*p] < documents->firsts[*p + 1]) &&
-            (*token = token_at(documents, p, end)) != NULL)
+    for (; p < end; p++) {
+        *length = documents->begins[*p] ? longest_token(&documents->added, p, end, id) : 0;
+        if (*length)
             return p;
-    *token = NULL;
+    }
+    *length = 0;
     return end;
 }
 
@@ -108,21 +77,21 @@ static const uint8_t *next_token(const Documents *documents, const uint8_t *p, c
 static int64_t encode_stretches(Encoder *encoder, const Documents *documents, const uint8_t *p,
                                 const uint8_t *end, uint8_t *room, int is_copied, uint32_t *ids)
 {
-    const AddedToken *token;
-    int64_t written = 0;
+    int64_t written = 0, token_length;
+    uint32_t id;
 
     for (;;) {
-        const uint8_t *stop = next_token(documents, p, end, &token);
+        const uint8_t *stop = next_token(documents, p, end, &id, &token_length);
         int64_t length = is_copied ? copy_spaced(room, p, stop) - room : stop - p;
         int64_t found = length ? encode_padded(encoder, is_copied ? room : p, length, ids + written)
                                : 0;
         if (found < 0)
             return found;
         written += found;
-        if (token == NULL)
+        if (token_length == 0)
             return written;
-        ids[written++] = token->id;
-        p = stop + token->length;
+        ids[written++] = id;
+        p = stop + token_length;
     }
 }
 
@@ -133,7 +102,9 @@ static int64_t encode_pieces(Encoder *encoder, const Documents *documents, const
     void *room = encoder->padded;
     int has_prefix = documents->has_prefix && length > 0;
 
-    if (documents->count == 0 && length > MOST_COPIED)
+    int has_added = documents->added.nodes[1] > 0;
+
+    if (!has_added && length > MOST_COPIED)
         return NOT_HERE;
     if (grow(&room, &encoder->padded_room, length + has_prefix + TEXT_PADDING, 1) != 0)
         return NO_MEMORY;
@@ -169,29 +140,21 @@ API int64_t llmgpu_encode_plain(Encoder *encoders, SharedWords *shared, const ui
  *     for a vocabulary of SentencePiece's kind.
  * has_prefix: whether a text gets a space in front. is_late: whether added tokens are searched in
  *     the text with spaces. A prefix needs is_late.
- * data, offsets, ids, shorter: the texts of added tokens in ascending order, end to end, their
- *     bounds, their ids, and the place of the longest token with which each begins, -1 for none. */
+ * nodes, edges: the trie of added tokens. */
 API int llmgpu_vocabulary_set_documents(Vocabulary *vocabulary, const uint8_t *changeable,
-                                        int has_prefix, int is_late, const uint8_t *data,
-                                        const int64_t *offsets, const uint32_t *ids,
-                                        const int64_t *shorter, int64_t count)
+                                        int has_prefix, int is_late, const uint32_t *nodes,
+                                        const uint32_t *edges)
 {
-    Documents *made = calloc(1, sizeof *made + (size_t)count * sizeof *made->tokens);
+    Documents *made = calloc(1, sizeof *made);
 
     if (made == NULL)
         return NO_MEMORY;
     made->changeable = changeable;
     made->has_prefix = has_prefix;
     made->is_late = is_late;
-    made->count = count;
-    for (int64_t k = 0; k < count; k++) {
-        made->tokens[k] = (AddedToken){data + offsets[k], offsets[k + 1] - offsets[k], shorter[k],
-                                       ids[k]};
-        made->firsts[data[offsets[k]] + 1] = k + 1;
-    }
-    for (int byte = 0; byte < 256; byte++) /* no token begins with the byte: an empty range */
-        if (made->firsts[byte + 1] < made->firsts[byte])
-            made->firsts[byte + 1] = made->firsts[byte];
+    made->added = (Trie){nodes, edges};
+    for (int byte = 0; byte < 256; byte++)
+        made->begins[byte] = child_of(&made->added, 0, (uint8_t)byte) != 0;
     vocabulary->documents = made;
     return 0;
 }

@@ -313,8 +313,23 @@ class CVocabulary(EngineObject):
         self._pieces = arrays  # keeps the arrays alive, because the engine reads them
         self._call("vocabulary_set_pieces", *arrays, size, fuses)
 
-    def set_documents(self, *arguments: Any) -> None:
-        """Let the engine prepare documents; see `llmgpu.cpu.documents.prepare_documents`."""
+    def set_documents(
+        self,
+        changeable: NDArray[np.uint8] | None,
+        added: tuple[NDArray[np.uint32], NDArray[np.uint32]],
+        *,
+        has_prefix: bool = False,
+        is_late: bool = True,
+    ) -> None:
+        """Let `encode_plain` of the engine prepare documents; see `llmgpu/cpu/documents.c`.
+
+        changeable: uint8, a bit for each code point, the lowest bit of a byte first: whether NFC
+            may change the code point. None: do not check for NFC, but turn U+2581 into spaces.
+        added: nodes and edges of the trie of the tokens that every text may spell.
+        has_prefix: whether to put a space before a text that is not empty.
+        is_late: whether the tokens are searched after U+2581 has become spaces.
+        """
+        arguments = changeable, has_prefix, is_late, *added
         self._documents = arguments  # keeps the arrays alive, because the engine reads them
         self._call("vocabulary_set_documents", *arguments)
         self.prepares = True

@@ -70,29 +70,7 @@ static int64_t merge_short(const Vocabulary *vocabulary, const uint8_t *word, in
 
 int is_greedy(const Vocabulary *vocabulary)
 {
-    return vocabulary->nodes != NULL;
-}
-
-/* Return the child of a node to which a byte leads, 0 if there is none; children are sorted by
- * byte. */
-static uint32_t child_of(const Vocabulary *vocabulary, uint32_t node, uint8_t byte)
-{
-    uint32_t low = vocabulary->nodes[3 * (size_t)node];
-    uint32_t count = vocabulary->nodes[3 * (size_t)node + 1];
-
-    while (count > 0) {
-        uint32_t middle = low + count / 2;
-        const uint32_t *edge = vocabulary->edges + 2 * (size_t)middle;
-        if (edge[0] == byte)
-            return edge[1];
-        if (edge[0] < byte) {
-            low = middle + 1;
-            count -= count / 2 + 1;
-        } else {
-            count /= 2;
-        }
-    }
-    return 0;
+    return vocabulary->trie.nodes != NULL;
 }
 
 int64_t match_greedily(const Vocabulary *vocabulary, const uint8_t *text, int64_t *at, int64_t stop,
@@ -101,20 +79,10 @@ int64_t match_greedily(const Vocabulary *vocabulary, const uint8_t *text, int64_
     int64_t count = 0, position = *at;
 
     while (position < stop) {
-        uint32_t id = vocabulary->unknown, node = 0;
-        int64_t end = position + 1;
-        for (int64_t p = position; p < limit; p++) {
-            node = child_of(vocabulary, node, text[p]);
-            if (node == 0)
-                break;
-            uint32_t token = vocabulary->nodes[3 * (size_t)node + 2];
-            if (token != NO_ID) {
-                id = token;
-                end = p + 1;
-            }
-        }
+        uint32_t id = vocabulary->unknown;
+        int64_t length = longest_token(&vocabulary->trie, text + position, text + limit, &id);
         ids[count++] = id;
-        position = end;
+        position += length ? length : 1;
     }
     *at = position;
     return count;
@@ -416,8 +384,7 @@ API Vocabulary *llmgpu_vocabulary_new(const uint8_t *data, const int64_t *offset
         return NULL;
     vocabulary->takes_whole = takes_whole;
     vocabulary->unknown = unknown;
-    vocabulary->nodes = nodes;
-    vocabulary->edges = edges;
+    vocabulary->trie = (Trie){nodes, edges};
     for (int byte = 0; byte < 256; byte++)
         vocabulary->byte_ids[byte] = unknown;
     while (slots < 2 * count)

@@ -11,21 +11,18 @@ typedef struct {
 
 #define NO_PAIR UINT64_MAX
 
-/* A token that every text may spell. shorter: the place of the longest other token with which its
- * text begins; -1 without one. */
+/* Tokens as a tree of bytes, as in trie.py. */
 typedef struct {
-    const uint8_t *text;
-    int64_t length, shorter;
-    uint32_t id;
-} AddedToken;
+    const uint32_t *nodes, *edges;
+} Trie;
 
-/* How documents are prepared, see `llmgpu_vocabulary_set_documents`. tokens: in ascending order of
- * their texts. firsts: where the tokens that begin with each byte start. */
+/* How documents are prepared, see `llmgpu_vocabulary_set_documents`. begins: whether an added token
+ * begins with each byte. */
 typedef struct {
     const uint8_t *changeable;
     int has_prefix, is_late;
-    int64_t firsts[257], count;
-    AddedToken tokens[];
+    Trie added;
+    uint8_t begins[256];
 } Documents;
 
 /* A vocabulary for matching words. Threads may share it.
@@ -41,7 +38,7 @@ typedef struct {
  * byte_ranks, byte_results: (65536,), of each pair of bytes, first byte << 8 | second byte.
  * joined: a bit for each combination of lead byte, byte before and byte after it, set if words must
  *     not be cut before this lead byte; NULL until `llmgpu_vocabulary_find_cuts`.
- * nodes, edges: the trie for greedy matching, as in trie.py; NULL for merges.
+ * trie: for greedy matching; its nodes are NULL for merges.
  * firsts, items, size, fuses: see `llmgpu_vocabulary_set_pieces`; NULL for other vocabularies.
  * documents: how documents are prepared; NULL if they need nothing, or Python prepares them.
  */
@@ -56,13 +53,55 @@ struct Vocabulary {
     uint32_t byte_ids[256];
     uint32_t *byte_ranks, *byte_results;
     uint64_t *joined;
-    const uint32_t *nodes, *edges;
+    Trie trie;
     uint32_t unknown;
     const uint32_t *firsts, *items;
     uint32_t size;
     int fuses;
     Documents *documents;
 };
+
+/* Return the child of a node to which a byte leads, 0 if there is none; children are sorted by
+ * byte. */
+static inline uint32_t child_of(const Trie *trie, uint32_t node, uint8_t byte)
+{
+    uint32_t low = trie->nodes[3 * (size_t)node];
+    uint32_t count = trie->nodes[3 * (size_t)node + 1];
+
+    while (count > 0) {
+        uint32_t middle = low + count / 2;
+        const uint32_t *edge = trie->edges + 2 * (size_t)middle;
+        if (edge[0] == byte)
+            return edge[1];
+        if (edge[0] < byte) {
+            low = middle + 1;
+            count -= count / 2 + 1;
+        } else {
+            count /= 2;
+        }
+    }
+    return 0;
+}
+
+/* Return the length of the longest token at p, and set *id to its id; 0 without a token. */
+static inline int64_t longest_token(const Trie *trie, const uint8_t *p, const uint8_t *end,
+                                    uint32_t *id)
+{
+    uint32_t node = 0;
+    int64_t length = 0;
+
+    for (int64_t k = 0; k < end - p; k++) {
+        node = child_of(trie, node, p[k]);
+        if (node == 0)
+            break;
+        uint32_t token = trie->nodes[3 * (size_t)node + 2];
+        if (token != NO_ID) {
+            *id = token;
+            length = k + 1;
+        }
+    }
+    return length;
+}
 
 static inline Pair *find_pair(const Vocabulary *vocabulary, uint64_t key)
 {

@@ -29,9 +29,8 @@ from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern, start_mask
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.file import PackedTokens
 from llmgpu.bpe.vocabulary.symbols import PieceSymbols
-from llmgpu.bpe.vocabulary.trie import NO_TOKEN
+from llmgpu.bpe.vocabulary.trie import NO_TOKEN, compile_trie
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cpu.documents import prepare_documents
 from llmgpu.cpu.extension import Encoding, extension, make_coder
 from llmgpu.cpu.library import TEXT_PADDING, CEncoder, CSharedWords, CVocabulary, library
 from llmgpu.forking import delaying_forks
@@ -304,7 +303,8 @@ def _prepare_documents(made: CVocabulary, vocabulary: Vocabulary) -> None:
     """Let the engine prepare texts, if it knows all steps of the vocabulary's normalizer."""
     if vocabulary.pieces is None:
         if vocabulary.normalizer == NFC:
-            prepare_documents(made, changeable_bits(), {})
+            trie = compile_trie([], [])
+            made.set_documents(changeable_bits(), (trie.nodes, trie.edges))
         return
     has_prefix = vocabulary.normalizer == _PREFIXED
     late = normalized_texts(vocabulary)
@@ -321,7 +321,8 @@ def _prepare_documents(made: CVocabulary, vocabulary: Vocabulary) -> None:
         return
     added = {late[text] if is_late else text.encode(): number for number, text in found.items()}
     if len(added) == len(found):
-        prepare_documents(made, None, added, has_prefix=has_prefix, is_late=is_late)
+        trie = compile_trie([*added], [*added.values()])
+        made.set_documents(None, (trie.nodes, trie.edges), has_prefix=has_prefix, is_late=is_late)
 
 
 def _make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
