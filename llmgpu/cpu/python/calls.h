@@ -63,7 +63,8 @@ typedef int (*SetBase)(PyObject *array, PyObject *base);
 
 /* ---- Coders (coders.c) ---- */
 
-/* A table of words with ids, and the number of calls that use it. */
+/* A table of words with ids. users: the calls that use it, and the coder whose table it is. In a
+ * forked process, a call of another thread stays a user. */
 typedef struct {
     void *words;
     int64_t users;

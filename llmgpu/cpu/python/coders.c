@@ -8,10 +8,12 @@ void count_fork(void)
     forks++;
 }
 
-static void drop_table(const Coder *self, Table *table)
+/* Count one user of a table less, and free the table after the last one. */
+static void leave_table(const Coder *self, Table *table)
 {
-    if (table)
-        self->facts.engine.words_free(table->words);
+    if (table == NULL || --table->users > 0)
+        return;
+    self->facts.engine.words_free(table->words);
     free(table);
 }
 
@@ -20,19 +22,19 @@ static void drop_table(const Coder *self, Table *table)
 static int renew_table(Coder *self)
 {
     const Engine *engine = &self->facts.engine;
-    Table *old = self->table, *made;
+    Table *old = self->table;
 
     if (old && self->forks == forks && !engine->words_spent(old->words))
         return 1;
-    made = calloc(1, sizeof *made);
+    Table *made = calloc(1, sizeof *made);
     if (made)
         made->words = engine->words_new(self->facts.table_bytes);
     if (made == NULL || made->words == NULL) {
         free(made);
         return 0;
     }
-    if (old && (old->users == 0 || self->forks != forks))
-        drop_table(self, old);
+    leave_table(self, old);
+    made->users = 1;
     self->table = made;
     self->forks = forks;
     return 1;
@@ -79,16 +81,13 @@ uint32_t *room_for(Tool *tool, int64_t count)
 
 void put_back(Coder *self, Tool *tool)
 {
-    Table *table = tool->table;
-
     if (tool->room > KEPT_BYTES + 3) {
         free(tool->ids);
         tool->ids = NULL;
         tool->room = 0;
     }
     LOCK(self);
-    if (--table->users == 0 && table != self->table)
-        drop_table(self, table);
+    leave_table(self, tool->table);
     tool->next = self->idle;
     self->idle = tool;
     UNLOCK(self);
@@ -105,7 +104,7 @@ void coder_dealloc(PyObject *object)
         free(tool->ids);
         free(tool);
     }
-    drop_table(self, self->table);
+    leave_table(self, self->table);
     for (int64_t id = 0; self->ready && id < self->facts.size; id++)
         Py_XDECREF(self->ready[id]);
     free(self->ready);

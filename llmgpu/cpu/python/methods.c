@@ -81,18 +81,18 @@ static PyObject *call_replaced(enum method method, PyObject *self, PyObject *con
 static inline PyObject *call(enum method method, PyObject *self, PyObject *const *args,
                              Py_ssize_t count, PyObject *names)
 {
-    PyObject *coder = PyObject_GetAttr(self, coder_name), *result = NULL;
+    PyObject *coder = PyObject_GetAttr(self, coder_name);
+    int has_coder = coder && Py_TYPE(coder) == coder_type;
 
-    if (coder && Py_TYPE(coder) == coder_type)
-        result = result_of(method, (Coder *)coder, self, args, count, names);
-    else
-        PyErr_Clear(); /* it has no coder */
+    if (coder == NULL)
+        PyErr_Clear();
+    PyObject *result = has_coder ? result_of(method, (Coder *)coder, self, args, count, names)
+                                 : nothing();
     Py_XDECREF(coder);
-    if (result == Py_None || (result == NULL && !PyErr_Occurred())) {
-        Py_XDECREF(result);
-        result = call_replaced(method, self, args, count, names);
-    }
-    return result;
+    if (result != Py_None)
+        return result;
+    Py_DECREF(result);
+    return call_replaced(method, self, args, count, names);
 }
 
 #define FUNCTION(name, method)                                                                      \
