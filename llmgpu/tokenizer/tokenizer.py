@@ -664,18 +664,17 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         self._encoders = ProcessEncoders(self._vocabulary, Opening(self._device, encodes=True))
 
     def _open_coder(self, *, encodes: bool) -> Any:
-        """Store and return the extension module's object for fast calls, or return None."""
-        coder = self._current_encoders().coder(encodes=encodes)
-        if coder is not None:
-            from llmgpu.cpu.extension import ARRAY, LIST, NARROW, OTHER, bind_methods
+        """Return the extension module's object for fast calls, and store it; or None."""
+        from llmgpu.cpu.extension import ARRAY, LIST, NARROW, OTHER, bind_methods
 
-            other = OTHER if holds(self._dtype, self.vocab_size - 1) else NARROW
+        other = OTHER if holds(self._dtype, self.vocab_size - 1) else NARROW
+        encoders, coder = self._current_encoders(), None
+        # Another thread may replace a coder that only decodes while this thread stores it.
+        while (found := encoders.coder(encodes=encodes)) is not coder:
+            coder = found
             coder.usual = {None: ARRAY, list: LIST}.get(self._dtype, other)
             bind_methods(_IN_PYTHON)
-            # Last, because other threads use it as soon as it is set. A coder that encodes stays.
-            if encodes:
-                self._coder = coder
-            vars(self).setdefault("_coder", coder)
+            self._coder = coder  # last, because other threads use it as soon as it is set
         return coder
 
     def _current_encoders(self) -> ProcessEncoders:

@@ -75,11 +75,13 @@ PyObject *array_of(const Coder *self, const uint32_t *ids, Py_ssize_t count)
 /* Return the int object of an id. */
 static inline PyObject *as_int(const Coder *self, uint32_t id)
 {
-    if (self->ready == NULL)
+    PyObject **ready = self->ready ? self->ready + id : NULL;
+
+    if (ready == NULL)
         return PyLong_FromUnsignedLong(id);
-    if (self->ready[id] == NULL)
-        self->ready[id] = PyLong_FromUnsignedLong(id);
-    return Py_XNewRef(self->ready[id]);
+    if (*ready == NULL && (*ready = PyLong_FromUnsignedLong(id)) == NULL)
+        return NULL;
+    return Py_NewRef(*ready);
 }
 
 PyObject *list_of(Coder *self, const uint32_t *ids, int64_t count)
@@ -94,8 +96,10 @@ PyObject *list_of(Coder *self, const uint32_t *ids, int64_t count)
         if (self->ready && k + AHEAD < count)
             __builtin_prefetch(self->ready[ids[k + AHEAD]], 1); /* its count of references */
         PyObject *number = as_int(self, ids[k]);
-        if (number == NULL || PyList_SetItem(list, k, number) != 0)
-            Py_CLEAR(list);
+        if (number == NULL || PyList_SetItem(list, k, number) != 0) {
+            Py_DECREF(list);
+            return NULL;
+        }
     }
     return list;
 }
