@@ -86,7 +86,8 @@ def _numpy_table() -> int:
     """Return the address of NumPy's table of C functions."""
     name = "numpy._core" if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else "numpy.core"
     capsule = importlib.import_module(f"{name}._multiarray_umath")._ARRAY_API
-    # Not `ctypes.pythonapi` itself: types set on its functions would apply to the whole process.
+    # Make a new function object: types set on a function of `ctypes.pythonapi` itself would apply
+    # to the whole process.
     prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
     address: int = prototype(("PyCapsule_GetPointer", ctypes.pythonapi))(capsule, None)
     return address

@@ -664,7 +664,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         self._encoders = ProcessEncoders(self._vocabulary, Opening(self._device, encodes=True))
 
     def _open_coder(self, *, encodes: bool) -> Any:
-        """Return the extension module's object for fast calls, and store it; or None."""
+        """Store and return the extension module's object for fast calls, or return None."""
         from llmgpu.cpu.extension import ARRAY, LIST, NARROW, OTHER, bind_methods
 
         other = OTHER if holds(self._dtype, self.vocab_size - 1) else NARROW
@@ -674,7 +674,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
             coder = found
             coder.usual = {None: ARRAY, list: LIST}.get(self._dtype, other)
             bind_methods(_IN_PYTHON)
-            self._coder = coder  # last, because other threads use it as soon as it is set
+            self._coder = coder  # set last, because other threads use it as soon as it is set
         return coder
 
     def _current_encoders(self) -> ProcessEncoders:

@@ -110,14 +110,14 @@ class ProcessEncoders:
         """Return the coder of the extension module; None without the module.
 
         encodes: return a coder for encoding, too, if the module supports the vocabulary. If False,
-            only `decode` is certain to work.
+            the coder may only be used to decode.
         """
         if not self.is_prepared and (encodes or self._coder is None):
             most_bytes = MOST_AT_ONCE if self._opening.wanted == "cpu" else HOST_BYTES
             opened = open_coder(self._vocabulary, most_bytes if encodes else None)
             if encodes and not self.is_prepared:
                 self._coder, self.is_prepared = opened, True
-            elif opened is not None:  # the first of several threads wins
+            elif opened is not None:  # if several threads open a coder, the first is kept
                 vars(self).setdefault("_coder", opened)
         return self._coder
 

@@ -245,15 +245,15 @@ def host_slices(vocabulary: Vocabulary) -> HostSlices:
 
 @delaying_forks()
 def open_coder(vocabulary: Vocabulary, most_bytes: int | None = None) -> Any:
-    """Return a `Coder` of the extension module, which decodes ids; None if the module is missing.
+    """Return a `Coder` of the extension module; None if the module is missing.
 
     most_bytes: if given, the coder also finds tokens, and encodes documents of up to this size. A
         coder can't encode if Python has to prepare all texts, or if `CSliceEncoder` is not
         immediate.
 
-    For a vocabulary of SentencePiece's kind, the coder only encodes. Its tokens are empty, so that
-    Python, which knows further rules for decoding, decodes all ids. If such a coder can't encode
-    either, the result is None.
+    A coder decodes. For a vocabulary of SentencePiece's kind, the coder gets empty tokens and only
+    encodes, because only Python knows all rules for decoding such ids. If the coder could not
+    encode either, the result is None.
     """
     module = extension()
     if module is None or not (vocabulary.pieces is None or _prepared_by_engine(vocabulary)):
