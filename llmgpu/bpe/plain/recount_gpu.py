@@ -211,6 +211,9 @@ class _RecountLoop:
         ]
 
     def _record_iteration(self, commands: Commands) -> None:
+        # The iteration after the last merge only ends the loop; more would wait in the queue.
+        if self._recorded > self._options.merges:
+            return
         slots, args = self._table_slots, self._buffers["dispatch_args"]
         bound = self._bound[self._recorded & 1]
         self._recorded += 1

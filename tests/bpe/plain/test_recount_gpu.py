@@ -20,8 +20,9 @@ from llmgpu.bpe.training.symbols import Merges, byte_symbols, translate
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.errors import DeviceError, LlmgpuError
+from llmgpu.gpu.commands import Commands
 from llmgpu.gpu.device import Device
-from llmgpu.gpu.kernel import Kernel
+from llmgpu.gpu.kernel import BoundKernel, Kernel
 from llmgpu.kernel_source import constant
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import byte_ids
@@ -160,6 +161,21 @@ class _Hardware(Device):
     def prepare(self, requests: Sequence[tuple[str, Mapping[str, int]]]) -> list[Kernel]:
         self.asked = {file: dict(constants) for file, constants in requests}
         return super().prepare(requests)
+
+
+def test_no_iteration_is_submitted_after_the_last(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels: list[str] = []
+    dispatch = Commands.dispatch
+
+    def counted(self: Commands, kernel: BoundKernel, groups: int) -> None:
+        labels.append(kernel.label)
+        dispatch(self, kernel, groups)
+
+    monkeypatch.setattr(Commands, "dispatch", counted)
+    train(device, [words(5, 900, 200)], merges=30, pattern="class")
+    assert labels.count("bpe_setup_merge") == 31  # the last one ends the loop
 
 
 @pytest.mark.parametrize("slots", [64, 1024, 2048])
