@@ -4,20 +4,23 @@
 //   valid_mask[i] = 1 (stays) | 2 (is the first of a merged pair)
 //   block_sums[k] = symbols of block k that stay
 //
-// This is the first pass of a parallel compaction; kernels 09 to 11 scan the sums of the blocks.
+// A word of one symbol has no pair, so its symbol does not stay: later iterations read only symbols
+// of words that can still be merged. This is the first pass of a parallel compaction; kernels 09 to 11 scan the sums of the blocks.
 // Marks have an array of their own, because other threads read the symbols at the same time. In a
 // run of one symbol every second pair is merged, counted from the run's start, which may be in an
-// earlier block (binding 4).
+// earlier block (binding 4). The host knows how many symbols any other merge removes: the count of
+// its pair. In runs, pairs share symbols, so binding 5 adds up the merges made.
 //
 // binding 0  symbols     read        (symbol_count)
 // binding 1  valid_mask  read_write  (symbol_count)
 // binding 2  block_sums  read_write  (blocks)
 // binding 3  state       read        IterState
 // binding 4  run_starts  read        (blocks) only read when a symbol is merged with itself
+// binding 5  run_merges  read_write  (1) merges of a symbol with itself, in the whole training
 // dispatch: ARGS_BLOCKS = ceil(symbol_count / WORKGROUP_SIZE), one thread per symbol
 // source: bpe_merge_reduce_b. There marks are written into the symbols. Here symbols are only
-//   read, because neighbours read them in the same dispatch, and a fifth binding has the starts of
-//   runs.
+//   read, because neighbours read them in the same dispatch, and two more bindings belong to runs.
+//   There words of one symbol stay until the end.
 //!include scan
 //!include common/scan_max.wgsl
 //!include recount/iter_state.wgsl
@@ -27,6 +30,7 @@
 @group(0) @binding(2) var<storage, read_write> block_sums: array<u32>;
 @group(0) @binding(3) var<storage, read> state: IterState;
 @group(0) @binding(4) var<storage, read> run_starts: array<u32>;
+@group(0) @binding(5) var<storage, read_write> run_merges: array<atomic<u32>>;
 
 //!include recount/runs.wgsl
 
@@ -53,6 +57,13 @@ fn mark_run(i: u32, run_start: u32) -> u32 {
     return select(STAYS, STAYS | MERGES, merges);
 }
 
+// Whether symbol i, merged or not, is a whole word after the merge.
+fn is_word(i: u32, mark: u32) -> bool {
+    let next = i + select(1u, 2u, (mark & MERGES) != 0u);
+    return (symbols[i] & WORD_START_BIT) != 0u
+        && (next >= state.symbol_count || (symbols[next] & WORD_START_BIT) != 0u);
+}
+
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn bpe_merge_reduce_b(
     @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -68,10 +79,17 @@ fn bpe_merge_reduce_b(
         if (inside) {
             mark = mark_run(i, max(scan.inclusive, run_starts[block]) - 1u);
         }
+        let merges = workgroup_scan((mark & MERGES) / MERGES, scan_input).total;
+        if (scan_input.local_index == 0u && merges > 0u) {
+            atomicAdd(&run_merges[0], merges);
+        }
     } else if (inside) {
         mark = mark_pair(i);
     }
     if (inside) {
+        if (is_word(i, mark)) {
+            mark = 0u;
+        }
         valid_mask[i] = mark;
     }
     let scan = workgroup_scan(mark & STAYS, scan_input);

@@ -5,8 +5,8 @@
 // its first part. A pair is packed as (first rank << 16 | second rank).
 
 struct IterState {
-    symbol_count: u32,      // symbols in the text now
-    next_symbol_count: u32, // symbols after the current merge
+    symbol_count: u32,      // symbols of words that are not merged to one symbol yet
+    next_symbol_count: u32, // the same after the current merge
     table_size: u32,        // slots of the pair table, a power of two
     symbol_a: u32,          // the pair being merged
     symbol_b: u32,

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmgpu.bpe.plain import recount_gpu
+from llmgpu.bpe.plain.recount_gpu import STATE
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, byte_symbols, translate
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.errors import DeviceError, LlmgpuError
+from llmgpu.gpu.adapters import Buffer
 from llmgpu.gpu.commands import Commands
 from llmgpu.gpu.device import Device
 from llmgpu.gpu.kernel import BoundKernel, Kernel
@@ -161,6 +163,33 @@ class _Hardware(Device):
     def prepare(self, requests: Sequence[tuple[str, Mapping[str, int]]]) -> list[Kernel]:
         self.asked = {file: dict(constants) for file, constants in requests}
         return super().prepare(requests)
+
+
+class _Watched(Device):
+    """A device that remembers its buffers by label."""
+
+    def __init__(self, device: Device) -> None:
+        self.made: dict[str, Buffer] = {}
+        super().__init__(device)
+
+    def create_buffer(self, label: str, nbytes: int) -> Buffer:
+        self.made[label] = super().create_buffer(label, nbytes)
+        return self.made[label]
+
+
+@pytest.mark.parametrize("merges", [0, 1, 2, 5, 40])
+def test_words_of_one_symbol_leave_the_text(device: Device, merges: int) -> None:
+    watched, documents = _Watched(device), [b"aaaa ab ab abc b a", b"aaa bcd", b"a"]
+    options = {"pattern": "class", "min_frequency": 1}
+    trained = train(watched, documents, merges=merges, **options)  # type: ignore[arg-type]
+    pieces = [tuple(one) for text in documents for one in reference.pre_tokens(text, "class")]
+    for number, pair in enumerate(trained.pairs.tolist()):
+        pieces = [reference.merge_word(piece, tuple(pair), 256 + number) for piece in pieces]
+    assert trained.symbols == sum(map(len, pieces))
+    # The last iteration finds no merge. It has counted the text that the last merge has left.
+    state = watched.read(watched.made["state"], STATE.itemsize, np.uint8).view(STATE)
+    left = sum(len(piece) for piece in pieces if len(piece) > 1)
+    assert state["symbol_count"][0] == (left if len(trained.pairs) else sum(map(len, pieces)))
 
 
 def test_no_iteration_is_submitted_after_the_last(
