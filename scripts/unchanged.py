@@ -306,10 +306,9 @@ RULES: dict[str, list[str]] = {
     "wgsl/trie/00_chunk_entry.wgsl": [
         r"^let groups = \(params\.chunk_count .*: - -> \+$",  # time alone: a group without chunks
     ],
-    "wgsl/recount/01_clear_table.wgsl": [
+    "wgsl/recount/05_setup_merge.wgsl": [
         # Time alone: starts of runs are looked for, although no run is merged.
-        r"^set_groups\(ARGS_RUN(?:S|_SCAN), 0u\); .*-> ;$",
-        r"^set_groups\(ARGS_COUNT, .*: 1 -> 2$",  # the last symbol is the first of no pair
+        r"^set_groups\(ARGS_RUN(?:S|_SCAN), select\(.*: 0 -> 1$",
     ],
     "wgsl/recount/02_pair_count.wgsl": [
         r"^const GLOBAL_PROBES: .*: 32 -> 33$",  # when a table is made larger

@@ -5,13 +5,13 @@
 // recount/02_pair_count.wgsl without its table in workgroup memory: every occurrence of a pair is an
 // atomic addition in global memory.
 //
-// binding 0  symbols       read        (symbol_count)
+// binding 0  symbols       read        (next_symbol_count)
 // binding 1  pair_counts   read_write  (table_size)
 // binding 2  pair_ids      read_write  (table_size) packed pairs, EMPTY_PAIR where free
 // binding 3  state         read        IterState
 // binding 4  table_status  read_write  (2) overflowed, slots used
 // binding 5  hash_key      uniform     four numbers, see common/hash.wgsl
-// dispatch: ARGS_COUNT = ceil(symbol_count / COUNT_TILE)
+// dispatch: ARGS_COUNT = ceil(next_symbol_count / COUNT_TILE)
 //!include common/workgroup.wgsl
 //!include common/hash.wgsl
 //!include recount/iter_state.wgsl
@@ -59,7 +59,7 @@ fn bpe_pair_count_b(
     @builtin(local_invocation_index) local_index: u32,
 ) {
     let begin = flat_group(workgroup, workgroups) * COUNT_TILE;
-    let pairs = max(state.symbol_count, 1u) - 1u; // the last symbol is the first of no pair
+    let pairs = max(state.next_symbol_count, 1u) - 1u; // the last symbol is the first of no pair
     let end = min(begin + COUNT_TILE, pairs);
     for (var i = begin + local_index; i < end; i += WORKGROUP_SIZE) {
         let second = symbols[i + 1u];

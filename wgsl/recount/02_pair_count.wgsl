@@ -10,13 +10,13 @@
 // counting, and a compare-exchange that fails on a free slot is tried again there, so that a pair has
 // one slot in each table.
 //
-// binding 0  symbols       read        (symbol_count)
+// binding 0  symbols       read        (next_symbol_count)
 // binding 1  pair_counts   read_write  (table_size)
 // binding 2  pair_ids      read_write  (table_size) packed pairs, EMPTY_PAIR where free
 // binding 3  state         read        IterState
 // binding 4  table_status  read_write  (2) overflowed, slots used
 // binding 5  hash_key      uniform     four numbers, see common/hash.wgsl
-// dispatch: ARGS_COUNT = ceil(symbol_count / COUNT_TILE)
+// dispatch: ARGS_COUNT = ceil(next_symbol_count / COUNT_TILE)
 // source: bpe_pair_count_b, with the same table of 1024 slots and probing. Here a fifth binding reports
 //   a global table that is full, where a pair would otherwise be lost, and the hash has a key, so
 //   that nobody can choose pairs that collide.
@@ -101,7 +101,7 @@ fn bpe_pair_count_b(
     workgroupBarrier();
 
     let begin = flat_group(workgroup, workgroups) * COUNT_TILE;
-    let pairs = max(state.symbol_count, 1u) - 1u; // the last symbol is the first of no pair
+    let pairs = max(state.next_symbol_count, 1u) - 1u; // the last symbol is the first of no pair
     for (var k = local_index; k < COUNT_TILE; k += WORKGROUP_SIZE) {
         let i = begin + k;
         if (i < pairs) {

@@ -1,18 +1,19 @@
-// bpe_find_max4: finds the best pair of every part of the table; a thread compares four slots.
+// bpe_find_max4: finds the best pair of every part of the table, and empties the table; a thread
+// compares four slots.
 //
-// binding 0  pair_counts  read        (table_size)
-// binding 1  pair_ids     read        (table_size)
+// binding 0  pair_counts  read_write  (table_size) 0 afterwards
+// binding 1  pair_ids     read_write  (table_size) EMPTY_PAIR afterwards
 // binding 2  candidates   read_write  (workgroups) count and packed pair
 // binding 3  state        read        IterState
 // dispatch: ceil(table_size / (4 * WORKGROUP_SIZE))
-// source: find_max4.
+// source: find_max4. Here it also clears the slots, which saves a dispatch for each merge.
 //!include recount/best_pair.wgsl
 //!include recount/iter_state.wgsl
 
 const SLOTS_PER_THREAD: u32 = 4u;
 
-@group(0) @binding(0) var<storage, read> pair_counts: array<u32>;
-@group(0) @binding(1) var<storage, read> pair_ids: array<u32>;
+@group(0) @binding(0) var<storage, read_write> pair_counts: array<u32>;
+@group(0) @binding(1) var<storage, read_write> pair_ids: array<u32>;
 @group(0) @binding(2) var<storage, read_write> candidates: array<vec2<u32>>;
 @group(0) @binding(3) var<storage, read> state: IterState;
 
@@ -27,7 +28,12 @@ fn bpe_find_max4(
     for (var k = 0u; k < SLOTS_PER_THREAD; k++) {
         let slot = (group * SLOTS_PER_THREAD + k) * WORKGROUP_SIZE + local_index;
         if (slot < state.table_size) {
-            best = better(best, vec2<u32>(pair_counts[slot], pair_ids[slot]));
+            let count = pair_counts[slot];
+            if (count > 0u) {
+                best = better(best, vec2<u32>(count, pair_ids[slot]));
+                pair_counts[slot] = 0u;
+                pair_ids[slot] = EMPTY_PAIR;
+            }
         }
     }
     best = workgroup_best(best, local_index);

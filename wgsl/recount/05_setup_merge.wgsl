@@ -1,24 +1,30 @@
-// bpe_setup_merge: decides on the merge, logs it, or ends the work of this submission.
+// bpe_setup_merge: finds the best pair of all parts of the table, decides on the merge, logs it, or
+// ends the work of this submission.
 //
-// If no pair is to be merged, all later dispatches of the submission get 0 workgroups.
+// It makes the text's new length the current one, and computes the numbers of workgroups for it. If
+// no pair is to be merged, all later dispatches of the submission get 0 workgroups.
 //
-// binding 0  best_pair      read        (1) count and packed pair
-// binding 1  table_status   read        (2) overflowed, slots used
+// binding 0  candidates     read        (ceil(table_size / (4 * WORKGROUP_SIZE))) count, packed pair
+// binding 1  table_status   read_write  (2) overflowed, slots used; 0 afterwards
 // binding 2  state          read_write  IterState
 // binding 3  merge_log      read_write  (merge_limit) first rank, second rank, count, symbols before
 // binding 4  dispatch_args  read_write  (ARGS_COUNT_OF, 3)
-// dispatch: 1 workgroup of one thread
-// source: setup_merge. Here it also logs merges and ends the submission, because many merges are
-//   submitted at once.
+// dispatch: 1 workgroup
+// source: find_max_final_det and setup_merge, in one dispatch. Here it also logs merges and ends the
+//   submission, because many merges are submitted at once.
+//!include recount/best_pair.wgsl
 //!include recount/iter_state.wgsl
 
+override SCAN_TILE: u32 = 1024u; // block sums a workgroup of bpe_scan_pass1 scans
 const FIRST_NEW_SYMBOL: u32 = 256u;
 
-@group(0) @binding(0) var<storage, read> best_pair: array<vec2<u32>>;
-@group(0) @binding(1) var<storage, read> table_status: array<u32>;
+@group(0) @binding(0) var<storage, read> candidates: array<vec2<u32>>;
+@group(0) @binding(1) var<storage, read_write> table_status: array<u32>;
 @group(0) @binding(2) var<storage, read_write> state: IterState;
 @group(0) @binding(3) var<storage, read_write> merge_log: array<vec4<u32>>;
 @group(0) @binding(4) var<storage, read_write> dispatch_args: array<u32>;
+
+//!include recount/groups.wgsl
 
 fn halt(status: u32) {
     state.status = status;
@@ -27,15 +33,18 @@ fn halt(status: u32) {
     }
 }
 
-@compute @workgroup_size(1)
-fn bpe_setup_merge() {
+fn set_up(best: vec2<u32>) {
     if (state.status != RUNNING) { return; }
+    let count = state.next_symbol_count;
+    let overflowed = table_status[0] != 0u;
+    state.symbol_count = count;
     state.used_slots = table_status[1];
-    if (table_status[0] != 0u) {
+    table_status[0] = 0u;
+    table_status[1] = 0u;
+    if (overflowed) {
         halt(TABLE_FULL);
         return;
     }
-    let best = best_pair[0];
     if (best.x < state.min_frequency || state.merge_count >= state.merge_limit) {
         halt(FINISHED);
         return;
@@ -45,12 +54,24 @@ fn bpe_setup_merge() {
     state.symbol_a = a;
     state.symbol_b = b;
     state.new_symbol = FIRST_NEW_SYMBOL + state.merge_count;
-    merge_log[state.merge_count] = vec4<u32>(a, b, best.x, state.symbol_count);
+    merge_log[state.merge_count] = vec4<u32>(a, b, best.x, count);
     state.merge_count += 1u;
-    if (a == b) {
-        for (var i = 0u; i < 3u; i++) {
-            dispatch_args[ARGS_RUNS * 3u + i] = dispatch_args[ARGS_BLOCKS * 3u + i];
-            dispatch_args[ARGS_RUN_SCAN * 3u + i] = 1u;
-        }
+    set_groups(ARGS_BLOCKS, count, WORKGROUP_SIZE);
+    set_groups(ARGS_SCAN, count, WORKGROUP_SIZE * SCAN_TILE);
+    set_groups(ARGS_RUNS, select(0u, count, a == b), WORKGROUP_SIZE);
+    set_groups(ARGS_RUN_SCAN, select(0u, 1u, a == b), 1u);
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn bpe_setup_merge(@builtin(local_invocation_index) local_index: u32) {
+    let tile = 4u * WORKGROUP_SIZE;
+    let count = (state.table_size + tile - 1u) / tile;
+    var best = vec2<u32>(0u, EMPTY_PAIR);
+    for (var i = local_index; i < count; i += WORKGROUP_SIZE) {
+        best = better(best, candidates[i]);
+    }
+    best = workgroup_best(best, local_index);
+    if (local_index == 0u) {
+        set_up(best);
     }
 }

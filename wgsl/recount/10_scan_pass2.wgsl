@@ -1,9 +1,10 @@
 // bpe_scan_pass2: computes exclusive sums of the tiles' totals in place; the sum of all totals is
-// the new length.
+// the new length, for which it computes how many workgroups count pairs.
 //
-// binding 0  tile_sums  read_write  (tiles)
-// binding 1  state      read_write  IterState: next_symbol_count
-// dispatch: ARGS_SINGLE = 1 workgroup
+// binding 0  tile_sums      read_write  (tiles)
+// binding 1  state          read_write  IterState: next_symbol_count
+// binding 2  dispatch_args  read_write  (ARGS_COUNT_OF, 3)
+// dispatch: 1 workgroup
 // source: scan_pass2, see 09_scan_pass1.wgsl.
 //!include scan
 //!include recount/iter_state.wgsl
@@ -12,6 +13,9 @@ override SCAN_TILE: u32 = 1024u;
 
 @group(0) @binding(0) var<storage, read_write> tile_sums: array<u32>;
 @group(0) @binding(1) var<storage, read_write> state: IterState;
+@group(0) @binding(2) var<storage, read_write> dispatch_args: array<u32>;
+
+//!include recount/groups.wgsl
 
 var<workgroup> sh_symbol_count: u32;
 
@@ -19,7 +23,7 @@ var<workgroup> sh_symbol_count: u32;
 fn bpe_scan_pass2(scan_input: ScanInput) {
     // All threads take part in the scan below, so all must see the same number of tiles.
     if (scan_input.local_index == 0u) {
-        sh_symbol_count = state.symbol_count;
+        sh_symbol_count = select(0u, state.symbol_count, state.status == RUNNING);
     }
     let symbol_count = workgroupUniformLoad(&sh_symbol_count);
     let blocks = (symbol_count + WORKGROUP_SIZE - 1u) / WORKGROUP_SIZE;
@@ -37,7 +41,8 @@ fn bpe_scan_pass2(scan_input: ScanInput) {
         }
         carry += scan.total;
     }
-    if (scan_input.local_index == 0u) {
+    if (scan_input.local_index == 0u && state.status == RUNNING) {
         state.next_symbol_count = carry;
+        set_groups(ARGS_COUNT, carry, COUNT_TILE);
     }
 }

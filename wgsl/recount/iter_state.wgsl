@@ -36,9 +36,8 @@ const EMPTY_PAIR: u32 = 0xFFFFFFFFu;
 const ARGS_COUNT: u32 = 0u;    // bpe_pair_count_b
 const ARGS_BLOCKS: u32 = 1u;   // bpe_merge_reduce_b, bpe_finalize_compact_b
 const ARGS_SCAN: u32 = 2u;     // bpe_scan_pass1, bpe_scan_pass3
-const ARGS_SINGLE: u32 = 3u;   // bpe_scan_pass2
-const ARGS_RUNS: u32 = 4u;     // bpe_run_reduce: only when a symbol is merged with itself
-const ARGS_RUN_SCAN: u32 = 5u; // bpe_run_scan
-const ARGS_COUNT_OF: u32 = 6u;
+const ARGS_RUNS: u32 = 3u;     // bpe_run_reduce: only when a symbol is merged with itself
+const ARGS_RUN_SCAN: u32 = 4u; // bpe_run_scan
+const ARGS_COUNT_OF: u32 = 5u;
 
 const MAX_GROUPS: u32 = 65535u;

@@ -37,9 +37,9 @@ _STATE_FILE = "recount/iter_state.wgsl"
 STATE = struct_dtype(_STATE_FILE, "IterState")
 RUNNING, TABLE_FULL = constant(_STATE_FILE, "RUNNING"), constant(_STATE_FILE, "TABLE_FULL")
 # Byte offsets in the buffer dispatch_args: arguments of an indirect dispatch are three u32.
-ARGS_COUNT, ARGS_BLOCKS, ARGS_SCAN, ARGS_SINGLE, ARGS_RUNS, ARGS_RUN_SCAN, ARGS_BYTES = (
+ARGS_COUNT, ARGS_BLOCKS, ARGS_SCAN, ARGS_RUNS, ARGS_RUN_SCAN, ARGS_BYTES = (
     12 * constant(_STATE_FILE, f"ARGS_{name}")
-    for name in ("COUNT", "BLOCKS", "SCAN", "SINGLE", "RUNS", "RUN_SCAN", "COUNT_OF")
+    for name in ("COUNT", "BLOCKS", "SCAN", "RUNS", "RUN_SCAN", "COUNT_OF")
 )
 COUNT_TILE = constant(_STATE_FILE, "COUNT_TILE")  # symbols counted by one workgroup
 SOFTWARE_COUNT_TILE = 4096  # with 1024, Mesa's driver takes 2.5 times as long
@@ -130,7 +130,6 @@ class _RecountLoop:
             "state": create("state", STATE.itemsize),
             "dispatch_args": create("dispatch args", ARGS_BYTES),
             "table_status": create("table status", 8),
-            "best_pair": create("best pair", 8),
             "merge_log": create("merge log", 16 * options.merges),
             "run_merges": create("run merges", 4),
             "hash_key": hash_key_buffer(device),
@@ -143,16 +142,15 @@ class _RecountLoop:
         kernels = self._device.prepare(
             [
                 ("recount/00_word_boundary.wgsl", size),
-                ("recount/01_clear_table.wgsl", size | count | scan),
+                ("recount/01_clear_table.wgsl", size | count),
                 ("recount/02_pair_count.wgsl", size | count | local),
                 ("recount/03_find_max.wgsl", size),
-                ("recount/04_find_max_final.wgsl", size),
-                ("recount/05_setup_merge.wgsl", {}),
+                ("recount/05_setup_merge.wgsl", size | scan),
                 ("recount/06_run_reduce.wgsl", size),
                 ("recount/07_run_scan.wgsl", size),
                 ("recount/08_merge_reduce.wgsl", size),
                 ("recount/09_scan_pass1.wgsl", size | scan),
-                ("recount/10_scan_pass2.wgsl", size | scan),
+                ("recount/10_scan_pass2.wgsl", size | scan | count),
                 ("recount/11_scan_pass3.wgsl", size | scan),
                 ("recount/12_finalize_compact.wgsl", size),
             ]
@@ -197,7 +195,10 @@ class _RecountLoop:
         return pretokenizer.start_bits
 
     def _make_table(self, slots: int) -> None:
-        """Create the pair table with this many slots, and bind all kernels to the table."""
+        """Create an empty pair table, and bind all kernels to the table.
+
+        The state on the device has the same number of slots.
+        """
         self._table_slots = slots
         create = self._device.create_buffer
         self._buffers["pair_counts"] = create("pair counts", 4 * slots)
@@ -213,6 +214,9 @@ class _RecountLoop:
             }
             for source, target in (self._symbols, self._symbols[::-1])
         ]
+        commands = self._device.record()
+        commands.dispatch(self._bound[0]["bpe_clear_table"], -(-slots // self._wg))
+        commands.submit()
 
     def _record_iteration(self, commands: Commands) -> None:
         # The iteration after the last merge only ends the loop; more would wait in the queue.
@@ -222,19 +226,17 @@ class _RecountLoop:
         bound = self._bound[self._recorded & 1]
         self._recorded += 1
         # Count all pairs, and choose the most frequent pair.
-        commands.dispatch(bound["bpe_clear_table"], -(-slots // self._wg))
         commands.dispatch_indirect(bound["bpe_pair_count_b"], args, ARGS_COUNT)
         commands.dispatch(bound["bpe_find_max4"], -(-slots // (4 * self._wg)))
-        commands.dispatch(bound["bpe_find_max_final_det"], 1)
-        # Set up the merge of the chosen pair, and find the starts of runs of equal symbols. In a
-        # run, the distance from its start decides which symbols merge.
         commands.dispatch(bound["bpe_setup_merge"], 1)
+        # Find the starts of runs of equal symbols. In a run, the distance from its start decides
+        # which symbols merge.
         commands.dispatch_indirect(bound["bpe_run_reduce"], args, ARGS_RUNS)
         commands.dispatch_indirect(bound["bpe_run_scan"], args, ARGS_RUN_SCAN)
         # Merge, count the symbols left in each block, and compact the text.
         commands.dispatch_indirect(bound["bpe_merge_reduce_b"], args, ARGS_BLOCKS)
         commands.dispatch_indirect(bound["bpe_scan_pass1"], args, ARGS_SCAN)
-        commands.dispatch_indirect(bound["bpe_scan_pass2"], args, ARGS_SINGLE)
+        commands.dispatch(bound["bpe_scan_pass2"], 1)
         commands.dispatch_indirect(bound["bpe_scan_pass3"], args, ARGS_SCAN)
         commands.dispatch_indirect(bound["bpe_finalize_compact_b"], args, ARGS_BLOCKS)
 
@@ -255,9 +257,10 @@ class _RecountLoop:
             # Later submissions that are already queued change nothing after a halt: wait for their
             # end.
             if state["status"][0] == TABLE_FULL and is_idle:
-                self._make_table(self._table_slots * TABLE_GROWTH)
-                state["table_size"], state["status"] = self._table_slots, RUNNING
+                slots = self._table_slots * TABLE_GROWTH
+                state["table_size"], state["status"] = slots, RUNNING
                 self._device.write(self._buffers["state"], state)
+                self._make_table(slots)
                 # Iterations after the halt did not swap the symbol buffers, so they do not count.
                 self._recorded = done
         log = self._device.read(self._buffers["merge_log"], 4 * done, np.uint32).reshape(done, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from llmgpu.bpe.plain.recount_gpu import SCAN_TILE, STATE
+from llmgpu.bpe.plain.recount_gpu import ARGS_BYTES, ARGS_COUNT, COUNT_TILE, SCAN_TILE, STATE
 from llmgpu.gpu.device import Device
 
 BLOCK = 256
@@ -22,6 +22,7 @@ def test_offsets_and_total_are_those_of_numpy(any_device: Device, symbols: int) 
     buffers = {
         "block_sums": any_device.create_buffer("block sums", sums.nbytes),
         "tile_sums": any_device.create_buffer("tile sums", 4 * tiles),
+        "dispatch_args": any_device.create_buffer("dispatch args", ARGS_BYTES),
         "state": any_device.create_buffer("state", STATE.itemsize),
     }
     any_device.write(buffers["block_sums"], sums)
@@ -41,4 +42,10 @@ def test_offsets_and_total_are_those_of_numpy(any_device: Device, symbols: int) 
         any_device.read(buffers["block_sums"], blocks, np.uint32), offsets
     )
     after = any_device.read(buffers["state"], STATE.itemsize, np.uint8).view(STATE)
-    assert int(after["next_symbol_count"][0]) == int(sums.sum(dtype=np.uint64))
+    total = int(after["next_symbol_count"][0])
+    assert total == int(sums.sum(dtype=np.uint64))
+    x, y, z = any_device.read(buffers["dispatch_args"], ARGS_BYTES // 4, np.uint32)[
+        ARGS_COUNT // 4 :
+    ][:3]
+    groups = -(-total // COUNT_TILE)
+    assert groups <= int(x) * int(y) < groups + 65_535 and z == 1
