@@ -29,6 +29,7 @@ KERNELS = {  # kernels that an idea of a whole job changes
         "bpe_merge_reduce_b",
         "bpe_scan_pass1",
         "bpe_scan_pass2",
+        "bpe_scan_blocks",
         "bpe_finalize_compact_b",
     ),
     "cached levels of the trie": MATCHING,

@@ -308,7 +308,7 @@ RULES: dict[str, list[str]] = {
     ],
     "wgsl/recount/05_setup_merge.wgsl": [
         # Time alone: starts of runs are looked for, although no run is merged.
-        r"^set_groups\(ARGS_RUN(?:S|_SCAN), select\(.*: 0 -> 1$",
+        r"^set_groups\(ARGS_RUNS, select\(.*: 0 -> 1$",
     ],
     "wgsl/recount/02_pair_count.wgsl": [
         r"^const GLOBAL_PROBES: .*: 32 -> 33$",  # when a table is made larger

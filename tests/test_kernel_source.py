@@ -376,7 +376,7 @@ def test_constants_beyond_the_adapter_s_limits_are_refused(portable_device: Devi
     with pytest.raises(DeviceError, match=r"max-compute-workgroup-storage-size of 32768"):
         portable_device.kernel("recount/02_pair_count.wgsl", LOCAL_TABLE_SIZE=4096)
     with pytest.raises(DeviceError, match=r"invocations-per-workgroup of 512.* has 256"):
-        portable_device.kernel("recount/09_scan_pass1.wgsl", WORKGROUP_SIZE=512)
+        portable_device.kernel("recount/09_scan_blocks.wgsl", WORKGROUP_SIZE=512)
 
 
 def test_probe_numbers_lanes_in_order(device: Device) -> None:

@@ -105,8 +105,8 @@ def test_an_unknown_adapter_lists_those_there_are(device: Device) -> None:
 
 
 def test_bind_checks_names(device: Device) -> None:
-    kernel = device.kernel("recount/07_run_scan.wgsl")
-    with pytest.raises(TypeError, match=r"binds \['run_starts', 'state'\]"):
+    kernel = device.kernel("recount/06_run_reduce.wgsl")
+    with pytest.raises(TypeError, match=r"binds \['run_starts', 'state', 'symbols'\]"):
         kernel.bind(run_starts=device.create_buffer("x", 4))
 
 

@@ -18,10 +18,10 @@ from tests.harness.kernels import kernel_of
 
 
 def test_a_kernel_is_compiled_once_for_each_set_of_constants(any_device: Device) -> None:
-    file = "recount/09_scan_pass1.wgsl"
-    one = any_device.kernel(file, WORKGROUP_SIZE=64, SCAN_TILE=256)
-    assert any_device.kernel(file, SCAN_TILE=256, WORKGROUP_SIZE=64) is one
-    other = any_device.kernel(file, WORKGROUP_SIZE=128, SCAN_TILE=256)
+    file = "recount/09_scan_blocks.wgsl"
+    one = any_device.kernel(file, WORKGROUP_SIZE=64, COUNT_TILE=256)
+    assert any_device.kernel(file, COUNT_TILE=256, WORKGROUP_SIZE=64) is one
+    other = any_device.kernel(file, WORKGROUP_SIZE=128, COUNT_TILE=256)
     assert other is not one
     assert (one.workgroup_size, other.workgroup_size) == (64, 128)
 
@@ -63,9 +63,10 @@ def test_threads_compile_a_kernel_once_and_again_only_if_it_failed(
 
 
 def test_bind_refuses_a_name_too_many(device: Device) -> None:
-    kernel = device.kernel("recount/07_run_scan.wgsl")
-    buffers = {name: device.create_buffer(name, 64) for name in ("run_starts", "state", "symbols")}
-    with pytest.raises(TypeError, match=r"bpe_run_scan binds .*, not .*'symbols'\]"):
+    kernel = device.kernel("recount/06_run_reduce.wgsl")
+    names = ("run_starts", "state", "symbols", "valid_mask")
+    buffers = {name: device.create_buffer(name, 64) for name in names}
+    with pytest.raises(TypeError, match=r"bpe_run_reduce binds .*, not .*'valid_mask'\]"):
         kernel.bind(**buffers)
 
 

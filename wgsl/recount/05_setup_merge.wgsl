@@ -15,7 +15,6 @@
 //!include recount/best_pair.wgsl
 //!include recount/iter_state.wgsl
 
-override SCAN_TILE: u32 = 1024u; // block sums a workgroup of bpe_scan_pass1 scans
 const FIRST_NEW_SYMBOL: u32 = 256u;
 
 @group(0) @binding(0) var<storage, read> candidates: array<vec2<u32>>;
@@ -56,10 +55,8 @@ fn set_up(best: vec2<u32>) {
     state.new_symbol = FIRST_NEW_SYMBOL + state.merge_count;
     merge_log[state.merge_count] = vec4<u32>(a, b, best.x, count);
     state.merge_count += 1u;
-    set_groups(ARGS_BLOCKS, count, WORKGROUP_SIZE);
-    set_groups(ARGS_SCAN, count, WORKGROUP_SIZE * SCAN_TILE);
-    set_groups(ARGS_RUNS, select(0u, count, a == b), WORKGROUP_SIZE);
-    set_groups(ARGS_RUN_SCAN, select(0u, 1u, a == b), 1u);
+    set_groups(ARGS_BLOCKS, count, BLOCK);
+    set_groups(ARGS_RUNS, select(0u, count, a == b), BLOCK);
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)

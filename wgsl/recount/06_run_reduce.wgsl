@@ -1,11 +1,10 @@
-// bpe_run_reduce: finds in each block the last start of a run of the merged symbol, as the first
-// pass of a scan for maxima. It runs only if a symbol is merged with itself: a a a becomes (a a) a,
-// from the left.
+// bpe_run_reduce: finds in each block the last start of a run of the merged symbol. It runs only if a
+// symbol is merged with itself: a a a becomes (a a) a, from the left.
 //
 // binding 0  symbols     read        (symbol_count)
 // binding 1  run_starts  read_write  (blocks) position + 1 of the last start, 0 where there is none
 // binding 2  state       read        IterState
-// dispatch: ARGS_RUNS = ceil(symbol_count / WORKGROUP_SIZE) or none
+// dispatch: ARGS_RUNS = ceil(symbol_count / BLOCK) or none
 // source: none. Without it, two threads would both merge the middle of a run a a a.
 //!include common/scan_max.wgsl
 //!include recount/iter_state.wgsl
@@ -23,10 +22,12 @@ fn bpe_run_reduce(
     @builtin(local_invocation_index) local_index: u32,
 ) {
     let block = flat_group(workgroup, workgroups);
-    let last = workgroup_max_scan(
-        run_start_mark(block * WORKGROUP_SIZE + local_index), local_index
-    ).total;
-    if (local_index == 0u && block * WORKGROUP_SIZE < state.symbol_count) {
+    var own = 0u;
+    for (var k = local_index; k < BLOCK; k += WORKGROUP_SIZE) {
+        own = max(own, run_start_mark(block * BLOCK + k));
+    }
+    let last = workgroup_max_scan(own, local_index).total;
+    if (local_index == 0u && block * BLOCK < state.symbol_count) {
         run_starts[block] = last;
     }
 }

@@ -1,26 +1,27 @@
 // bpe_merge_reduce_b: marks the symbols that stay and the first symbols of merged pairs, and counts
 // the symbols that stay.
 //
-//   valid_mask[i] = 1 (stays) | 2 (is the first of a merged pair)
+//   mark of symbol i = 1 (stays) | 2 (is the first of a merged pair)
 //   block_sums[k] = symbols of block k that stay
 //
 // A word of one symbol has no pair, so its symbol does not stay: later iterations read only symbols
-// of words that can still be merged. This is the first pass of a parallel compaction; kernels 09 to 11 scan the sums of the blocks.
-// Marks have an array of their own, because other threads read the symbols at the same time. In a
-// run of one symbol every second pair is merged, counted from the run's start, which may be in an
-// earlier block (binding 4). The host knows how many symbols any other merge removes: the count of
-// its pair. In runs, pairs share symbols, so binding 5 adds up the merges made.
+// of words that can still be merged. This is the first pass of a parallel compaction;
+// 09_scan_blocks.wgsl scans the sums of the blocks. Marks have an array of their own, because other
+// threads read the symbols at the same time. In a run of one symbol every second pair is merged,
+// counted from the run's start, which may be in an earlier block (binding 4). The host knows how
+// many symbols any other merge removes: the count of its pair. In runs, pairs share symbols, so
+// binding 5 adds up the merges made.
 //
 // binding 0  symbols     read        (symbol_count)
-// binding 1  valid_mask  read_write  (symbol_count)
+// binding 1  valid_mask  read_write  (blocks, WORKGROUP_SIZE) marks of a thread's symbols, two bits each
 // binding 2  block_sums  read_write  (blocks)
 // binding 3  state       read        IterState
 // binding 4  run_starts  read        (blocks) only read when a symbol is merged with itself
 // binding 5  run_merges  read_write  (1) merges of a symbol with itself, in the whole training
-// dispatch: ARGS_BLOCKS = ceil(symbol_count / WORKGROUP_SIZE), one thread per symbol
-// source: bpe_merge_reduce_b. There marks are written into the symbols. Here symbols are only
-//   read, because neighbours read them in the same dispatch, and two more bindings belong to runs.
-//   There words of one symbol stay until the end.
+// dispatch: ARGS_BLOCKS = ceil(symbol_count / BLOCK), one thread per BLOCK / WORKGROUP_SIZE symbols
+// source: bpe_merge_reduce_b. There marks are written into the symbols, one a thread. Here symbols are
+//   only read, because neighbours read them in the same dispatch, and two more bindings belong to
+//   runs. There words of one symbol stay until the end.
 //!include scan
 //!include common/scan_max.wgsl
 //!include recount/iter_state.wgsl
@@ -36,32 +37,44 @@
 
 const STAYS: u32 = 1u;
 const MERGES: u32 = 2u;
+const ALL_STAY: u32 = 0x55555555u; // the mark STAYS of all symbols of a thread
 
-// Whether the chosen pair of two different symbols is at i and i + 1.
-fn pair_at(i: u32) -> bool {
-    return i + 1u < state.symbol_count && (symbols[i] & RANK_MASK) == state.symbol_a
-        && symbols[i + 1u] == state.symbol_b;
+var<workgroup> sh_run_start: u32;
+
+// A symbol; after the end the bit that ends a word.
+fn symbol_at(i: u32) -> u32 {
+    if (i >= state.symbol_count) { return WORD_START_BIT; }
+    return symbols[i];
 }
 
-fn mark_pair(i: u32) -> u32 {
-    if (i > 0u && pair_at(i - 1u)) { return 0u; }
-    return select(STAYS, STAYS | MERGES, pair_at(i));
+fn is_pair(first: u32, second: u32) -> bool {
+    return (first & RANK_MASK) == state.symbol_a && second == state.symbol_b;
 }
 
-// run_start: position of the first symbol of the run that i is in.
-fn mark_run(i: u32, run_start: u32) -> u32 {
-    let odd = ((i - run_start) & 1u) == 1u;
-    if (odd && continues_run(i)) { return 0u; }
-    let merges = !odd && (symbols[i] & RANK_MASK) == state.symbol_a
-        && i + 1u < state.symbol_count && continues_run(i + 1u);
-    return select(STAYS, STAYS | MERGES, merges);
+// The last start of a run, plus 1, before a block whose first symbol continues the run; else 0.
+fn start_before(block: u32) -> u32 {
+    var start = 0u;
+    if (block * BLOCK < state.symbol_count && continues_run(block * BLOCK)) {
+        for (var k = block; k > 0u && start == 0u; k--) { // blocks without a start are in the run
+            start = run_starts[k - 1u];
+        }
+    }
+    return start;
 }
 
-// Whether symbol i, merged or not, is a whole word after the merge.
-fn is_word(i: u32, mark: u32) -> bool {
-    let next = i + select(1u, 2u, (mark & MERGES) != 0u);
-    return (symbols[i] & WORD_START_BIT) != 0u
-        && (next >= state.symbol_count || (symbols[next] & WORD_START_BIT) != 0u);
+// Whether the pair of the symbols before and at `first` is an odd one of its run, which is merged.
+// Call from all threads of the workgroup.
+fn is_merged_in_run(block: u32, first: u32, local_index: u32) -> bool {
+    var own = 0u;
+    for (var k = 0u; k < BLOCK / WORKGROUP_SIZE; k++) {
+        own = max(own, run_start_mark(first + k));
+    }
+    if (local_index == 0u) {
+        sh_run_start = start_before(block);
+    }
+    let scan = workgroup_max_scan(own, local_index); // its barriers also publish sh_run_start
+    let start = max(scan.exclusive, sh_run_start);
+    return ((first + 1u - start) & 1u) == 1u;
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)
@@ -71,29 +84,48 @@ fn bpe_merge_reduce_b(
     scan_input: ScanInput,
 ) {
     let block = flat_group(workgroup, workgroups);
-    let i = block * WORKGROUP_SIZE + scan_input.local_index;
-    let inside = i < state.symbol_count;
-    var mark = 0u;
-    if (state.symbol_a == state.symbol_b) { // the same for all threads of the dispatch
-        let scan = workgroup_max_scan(run_start_mark(i), scan_input.local_index);
-        if (inside) {
-            mark = mark_run(i, max(scan.inclusive, run_starts[block]) - 1u);
-        }
-        let merges = workgroup_scan((mark & MERGES) / MERGES, scan_input).total;
-        if (scan_input.local_index == 0u && merges > 0u) {
-            atomicAdd(&run_merges[0], merges);
-        }
-    } else if (inside) {
-        mark = mark_pair(i);
+    let first = block * BLOCK + scan_input.local_index * (BLOCK / WORKGROUP_SIZE);
+    let is_run = state.symbol_a == state.symbol_b; // the same for all threads of the dispatch
+    var own = symbol_at(first);
+    var absorbed = first > 0u && first < state.symbol_count && is_pair(symbols[first - 1u], own);
+    if (is_run) {
+        let is_merged = is_merged_in_run(block, first, scan_input.local_index);
+        absorbed = absorbed && is_merged;
     }
-    if (inside) {
-        if (is_word(i, mark)) {
-            mark = 0u;
+
+    // Symbols in order: a symbol is the second of a pair if the symbol before it is merged.
+    let end = min(first + BLOCK / WORKGROUP_SIZE, state.symbol_count);
+    var marks = 0u;
+    var pairs = 0u;
+    for (var i = first; i < end; i++) {
+        let next = symbol_at(i + 1u);
+        let merges = !absorbed && is_pair(own, next);
+        var mark = select(STAYS, 0u, absorbed);
+        var after = next;
+        if (merges) {
+            mark |= MERGES;
+            pairs++;
+            after = symbol_at(i + 2u);
         }
-        valid_mask[i] = mark;
+        if (!absorbed && (own & after & WORD_START_BIT) != 0u) {
+            mark = 0u; // a whole word
+        }
+        marks |= mark << (2u * (i - first));
+        absorbed = merges;
+        own = next;
     }
-    let scan = workgroup_scan(mark & STAYS, scan_input);
-    if (scan_input.local_index == 0u && inside) {
-        block_sums[block] = scan.total;
+    if (first < state.symbol_count) {
+        valid_mask[block * WORKGROUP_SIZE + scan_input.local_index] = marks;
+    }
+
+    let stay = workgroup_scan(countOneBits(marks & ALL_STAY), scan_input).total;
+    if (scan_input.local_index == 0u && first < state.symbol_count) {
+        block_sums[block] = stay;
+    }
+    if (is_run) {
+        let merged = workgroup_scan(pairs, scan_input).total;
+        if (scan_input.local_index == 0u && merged > 0u) {
+            atomicAdd(&run_merges[0], merged);
+        }
     }
 }

@@ -1,14 +1,17 @@
 // bpe_finalize_compact_b: applies the merge and moves the symbols that stay to their new places.
 //
-// binding 0  valid_mask      read        (symbol_count) bit 0: stays, bit 1: first of a merged pair
+// A workgroup collects the symbols of its block in workgroup memory, so that neighbouring threads write
+// neighbouring symbols.
+//
+// binding 0  valid_mask      read        (blocks, WORKGROUP_SIZE) marks, see 08_merge_reduce.wgsl
 // binding 1  block_sums      read        (blocks) where each block's output begins
 // binding 2  input_symbols   read        (symbol_count)
 // binding 3  output_symbols  read_write  (next_symbol_count)
 // binding 4  state           read        IterState
-// dispatch: ARGS_BLOCKS = ceil(symbol_count / WORKGROUP_SIZE), one thread per symbol
+// dispatch: ARGS_BLOCKS = ceil(symbol_count / BLOCK), one thread per BLOCK / WORKGROUP_SIZE symbols
 // source: bpe_finalize_compact_b. There a second subgroup scan adds up the sums of 8 subgroups.
 //   Here each thread adds them up: subgroups have 4 to 128 lanes, and 64 sums of subgroups of 4
-//   lanes are more than a subgroup scans.
+//   lanes are more than a subgroup scans. A thread moves several symbols.
 //!include scan
 //!include recount/iter_state.wgsl
 
@@ -18,6 +21,10 @@
 @group(0) @binding(3) var<storage, read_write> output_symbols: array<u32>;
 @group(0) @binding(4) var<storage, read> state: IterState;
 
+const ALL_STAY: u32 = 0x55555555u;
+
+var<workgroup> sh_symbols: array<u32, BLOCK>; // the symbols of the block that stay
+
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn bpe_finalize_compact_b(
     @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -25,15 +32,26 @@ fn bpe_finalize_compact_b(
     scan_input: ScanInput,
 ) {
     let block = flat_group(workgroup, workgroups);
-    let i = block * WORKGROUP_SIZE + scan_input.local_index;
-    var mark = 0u;
-    if (i < state.symbol_count) {
-        mark = valid_mask[i];
+    let first = block * BLOCK + scan_input.local_index * (BLOCK / WORKGROUP_SIZE);
+    var marks = 0u;
+    if (first < state.symbol_count) {
+        marks = valid_mask[block * WORKGROUP_SIZE + scan_input.local_index];
     }
-    let scan = workgroup_scan(mark & 1u, scan_input);
-    if ((mark & 1u) == 1u) {
-        let own = input_symbols[i];
-        let merged = state.new_symbol | (own & WORD_START_BIT);
-        output_symbols[block_sums[block] + scan.exclusive] = select(own, merged, (mark & 2u) != 0u);
+    let scan = workgroup_scan(countOneBits(marks & ALL_STAY), scan_input);
+    var place = scan.exclusive;
+    for (var i = first; marks != 0u; i++) {
+        if ((marks & 1u) == 1u) {
+            let own = input_symbols[i];
+            let merged = state.new_symbol | (own & WORD_START_BIT);
+            sh_symbols[place] = select(own, merged, (marks & 2u) != 0u);
+            place++;
+        }
+        marks >>= 2u;
+    }
+    workgroupBarrier();
+    if (block * BLOCK >= state.symbol_count) { return; }
+    let begin = block_sums[block];
+    for (var k = scan_input.local_index; k < scan.total; k += WORKGROUP_SIZE) {
+        output_symbols[begin + k] = sh_symbols[k];
     }
 }

@@ -22,6 +22,10 @@ struct IterState {
 // (scripts/measure_recount_tiles.py) this is the fastest on an H100: 4096 takes 1.07 times as long.
 override COUNT_TILE: u32 = 1024u;
 
+// Symbols of a block, which a workgroup compacts. A multiple of WORKGROUP_SIZE, at most 16 times it,
+// because a thread writes two bits for each of its symbols.
+override BLOCK: u32 = 1024u;
+
 const RUNNING: u32 = 0u;
 const FINISHED: u32 = 1u;   // merge_limit reached, or no pair is frequent enough
 const TABLE_FULL: u32 = 2u; // the pair table must grow; nothing was merged
@@ -35,9 +39,7 @@ const EMPTY_PAIR: u32 = 0xFFFFFFFFu;
 // Byte 12 * k of dispatch_args holds the workgroups (x, y, z) of these dispatches.
 const ARGS_COUNT: u32 = 0u;    // bpe_pair_count_b
 const ARGS_BLOCKS: u32 = 1u;   // bpe_merge_reduce_b, bpe_finalize_compact_b
-const ARGS_SCAN: u32 = 2u;     // bpe_scan_pass1, bpe_scan_pass3
-const ARGS_RUNS: u32 = 3u;     // bpe_run_reduce: only when a symbol is merged with itself
-const ARGS_RUN_SCAN: u32 = 4u; // bpe_run_scan
-const ARGS_COUNT_OF: u32 = 5u;
+const ARGS_RUNS: u32 = 2u;     // bpe_run_reduce: only when a symbol is merged with itself
+const ARGS_COUNT_OF: u32 = 3u;
 
 const MAX_GROUPS: u32 = 65535u;

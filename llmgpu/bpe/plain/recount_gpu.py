@@ -37,17 +37,17 @@ _STATE_FILE = "recount/iter_state.wgsl"
 STATE = struct_dtype(_STATE_FILE, "IterState")
 RUNNING, TABLE_FULL = constant(_STATE_FILE, "RUNNING"), constant(_STATE_FILE, "TABLE_FULL")
 # Byte offsets in the buffer dispatch_args: arguments of an indirect dispatch are three u32.
-ARGS_COUNT, ARGS_BLOCKS, ARGS_SCAN, ARGS_RUNS, ARGS_RUN_SCAN, ARGS_BYTES = (
-    12 * constant(_STATE_FILE, f"ARGS_{name}")
-    for name in ("COUNT", "BLOCKS", "SCAN", "RUNS", "RUN_SCAN", "COUNT_OF")
+ARGS_COUNT, ARGS_BLOCKS, ARGS_RUNS, ARGS_BYTES = (
+    12 * constant(_STATE_FILE, f"ARGS_{name}") for name in ("COUNT", "BLOCKS", "RUNS", "COUNT_OF")
 )
 COUNT_TILE = constant(_STATE_FILE, "COUNT_TILE")  # symbols counted by one workgroup
 SOFTWARE_COUNT_TILE = 4096  # with 1024, Mesa's driver takes 2.5 times as long
-SCAN_TILE = 1024  # block sums scanned by one workgroup
+SYMBOLS_PER_THREAD = 4  # symbols that a thread marks and moves
 FIRST_TABLE_SLOTS = 1 << 16
 TABLE_GROWTH = 4
-# Memory for a byte of text: two symbol buffers and the mask, 4 bytes each, and the text itself.
-BYTES_PER_TEXT_BYTE = 13
+# Memory for a byte of text: two symbol buffers, 4 bytes each, a word of marks for SYMBOLS_PER_THREAD
+# symbols, and the text itself.
+BYTES_PER_TEXT_BYTE = 10
 # Goal for the time of a submission. Progress and Ctrl-C are handled between submissions.
 SUBMIT_SECONDS = 0.2
 FIRST_ITERATIONS, MAX_ITERATIONS = 4, 512  # limits of the iterations in one submission
@@ -113,20 +113,20 @@ class _RecountLoop:
         self._options = options
         self._byte_ranks = byte_ranks(options.tie)
         self._wg = workgroup_size
+        self._block = SYMBOLS_PER_THREAD * workgroup_size
         self._compile(count_tile)
         self._table_slots = table_slots
         # Number of the next iteration to record; after a halt, the number of merges made.
         self._recorded = 0
-        blocks = -(-text_bytes // workgroup_size)
+        blocks = -(-text_bytes // self._block)
         create = device.create_buffer
         # An iteration reads one of these two buffers and writes the other.
         self._symbols = [create(f"symbols {k}", 4 * text_bytes) for k in range(2)]
         # A buffer is found by the name that it has in the kernels.
         self._buffers = {
-            "valid_mask": create("valid mask", 4 * text_bytes),
+            "valid_mask": create("valid mask", 4 * workgroup_size * blocks),
             "block_sums": create("block sums", 4 * blocks),
             "run_starts": create("run starts", 4 * blocks),
-            "tile_sums": create("tile sums", 4 * -(-blocks // SCAN_TILE)),
             "state": create("state", STATE.itemsize),
             "dispatch_args": create("dispatch args", ARGS_BYTES),
             "table_status": create("table status", 8),
@@ -137,7 +137,7 @@ class _RecountLoop:
 
     def _compile(self, count_tile: int) -> None:
         size = {"WORKGROUP_SIZE": self._wg}
-        count, scan = {"COUNT_TILE": count_tile}, {"SCAN_TILE": SCAN_TILE}
+        count, block = {"COUNT_TILE": count_tile}, {"BLOCK": self._block}
         local = {"LOCAL_TABLE_SIZE": self._options.recount_slots}
         kernels = self._device.prepare(
             [
@@ -145,14 +145,11 @@ class _RecountLoop:
                 ("recount/01_clear_table.wgsl", size | count),
                 ("recount/02_pair_count.wgsl", size | count | local),
                 ("recount/03_find_max.wgsl", size),
-                ("recount/05_setup_merge.wgsl", size | scan),
-                ("recount/06_run_reduce.wgsl", size),
-                ("recount/07_run_scan.wgsl", size),
-                ("recount/08_merge_reduce.wgsl", size),
-                ("recount/09_scan_pass1.wgsl", size | scan),
-                ("recount/10_scan_pass2.wgsl", size | scan | count),
-                ("recount/11_scan_pass3.wgsl", size | scan),
-                ("recount/12_finalize_compact.wgsl", size),
+                ("recount/05_setup_merge.wgsl", size | block),
+                ("recount/06_run_reduce.wgsl", size | block),
+                ("recount/08_merge_reduce.wgsl", size | block),
+                ("recount/09_scan_blocks.wgsl", size | block | count),
+                ("recount/12_finalize_compact.wgsl", size | block),
             ]
         )
         self._kernels: dict[str, Kernel] = {kernel.label: kernel for kernel in kernels}
@@ -232,12 +229,9 @@ class _RecountLoop:
         # Find the starts of runs of equal symbols. In a run, the distance from its start decides
         # which symbols merge.
         commands.dispatch_indirect(bound["bpe_run_reduce"], args, ARGS_RUNS)
-        commands.dispatch_indirect(bound["bpe_run_scan"], args, ARGS_RUN_SCAN)
         # Merge, count the symbols left in each block, and compact the text.
         commands.dispatch_indirect(bound["bpe_merge_reduce_b"], args, ARGS_BLOCKS)
-        commands.dispatch_indirect(bound["bpe_scan_pass1"], args, ARGS_SCAN)
-        commands.dispatch(bound["bpe_scan_pass2"], 1)
-        commands.dispatch_indirect(bound["bpe_scan_pass3"], args, ARGS_SCAN)
+        commands.dispatch(bound["bpe_scan_blocks"], 1)
         commands.dispatch_indirect(bound["bpe_finalize_compact_b"], args, ARGS_BLOCKS)
 
     def run(self, progress: Progress) -> Merges:

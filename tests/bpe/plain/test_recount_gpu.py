@@ -31,7 +31,7 @@ from tests.bpe.word_lists import byte_ids
 from tests.conftest import require_adapter
 from tests.reference import bpe as reference
 
-KERNELS = 13  # the recount folder's, and that which marks where pre-tokens start
+KERNELS = 10  # the recount folder's, and that which marks where pre-tokens start
 # Runs, ties, byte 0, boundaries of all kinds.
 TEXT = st.lists(st.sampled_from(b"aab \n0!\x00\xc3"), max_size=300).map(bytes)
 DOCUMENTS = st.lists(TEXT, min_size=1, max_size=3).filter(any)
@@ -128,6 +128,18 @@ def test_one_run_merges_left_to_right(any_device: Device, length: int) -> None:
     )
 
 
+@pytest.mark.parametrize("before", [0, 1, 700, 1023, 2500])
+@pytest.mark.parametrize("length", [3, 1025, 5001])
+def test_runs_over_several_blocks_keep_their_starts(
+    any_device: Device, before: int, length: int
+) -> None:
+    documents = [b"bc" * (before // 2) + b"b" * (before % 2) + b"a" * length + b"bc"]
+    trained = train(any_device, documents, merges=5, pattern="none", min_frequency=1)
+    pairs = [tuple(pair) for pair in trained.pairs.tolist()]
+    assert pairs == reference.train(documents, 5, "none", "bytes", 1)
+    assert (trained.counts.tolist(), trained.symbols) == replay(documents, pairs, "none")
+
+
 @pytest.mark.slow
 def test_workgroup_and_table_sizes_change_nothing(any_device: Device) -> None:
     documents = [words(1, 4_000, 700), words(2, 4_000, 700)]
@@ -190,6 +202,11 @@ def test_words_of_one_symbol_leave_the_text(device: Device, merges: int) -> None
     state = watched.read(watched.made["state"], STATE.itemsize, np.uint8).view(STATE)
     left = sum(len(piece) for piece in pieces if len(piece) > 1)
     assert state["symbol_count"][0] == (left if len(trained.pairs) else sum(map(len, pieces)))
+    # The table is empty for the next count.
+    used = {pair for piece in pieces for pair in itertools.pairwise(piece)}
+    assert state["used_slots"][0] == len(used)
+    slots = int(state["table_size"][0])
+    assert (watched.read(watched.made["pair ids"], slots, np.uint32) == 0xFFFFFFFF).all()
 
 
 def test_no_iteration_is_submitted_after_the_last(
@@ -235,9 +252,9 @@ def test_numpy_makes_the_same_merges(device: Device, tie: str) -> None:
     assert on_gpu.symbols == on_cpu.symbols
 
 
-def test_sums_of_more_blocks_than_a_tile_scans(device: Device) -> None:
-    blocks = recount_gpu.SCAN_TILE + 300
-    text = np.random.default_rng(3).choice(np.frombuffer(b"aab", np.uint8), 256 * blocks).tobytes()
+def test_sums_of_more_blocks_than_a_workgroup_scans_at_once(device: Device) -> None:
+    size = 256 * recount_gpu.SYMBOLS_PER_THREAD * (4 * 256 + 300)
+    text = np.random.default_rng(3).choice(np.frombuffer(b"aab", np.uint8), size).tobytes()
     options = TrainingOptions(258, pattern="none", tie="bytes")
     symbols = byte_symbols(count_words(corpus_from_bytes(text), "none"), byte_ranks("bytes"))
     on_cpu = batched_numpy.train(symbols, options, merges=2)
