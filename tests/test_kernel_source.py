@@ -54,6 +54,10 @@ WEIGHTS_IN_HALF = (
 )
 WITH_HALF_COPY = ("adamw_8bit_update", "adamw_update", "adamw_update_rows", "muon_update")
 SETTINGS: dict[str, tuple[Mapping[str, int], ...]] = {
+    "lm/01_embed_lookup_positions.wgsl": ({"four": 1},),
+    "lm/08_cast_f16_to_f32.wgsl": ({"vectors": 1},),
+    "lm/08_cast_f32_to_f16.wgsl": ({"vectors": 1},),
+    "lm/08_round_to_half.wgsl": ({"vectors": 1},),
     "bench/multiply_matrices.wgsl": ({"unit_columns": 8, "lanes": 64},),
     **{f"lm/{name}.wgsl": ({"half": 1},) for name in WEIGHTS_IN_HALF},
     **{f"lm/12_{name}.wgsl": ({"half_copy": 1},) for name in WITH_HALF_COPY},

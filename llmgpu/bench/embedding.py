@@ -24,7 +24,7 @@ from llmgpu.bench.cases import TOLERANCE, Array, Arrays, CaseBench, KernelCase, 
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.peers import Torch, missing_torch
 from llmgpu.bench.results import Result
-from llmgpu.lm.ops.embedding import copy_rows, group_tokens
+from llmgpu.lm.ops.embedding import copy_rows, group_tokens, lanes_of_row
 from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
 from llmgpu.lm.ops.recording import dims, workgroups
 from llmgpu.lm.ops.tensor import Tensor
@@ -102,9 +102,12 @@ def embed_lookup_positions(
         return
     bound = {"tokens": tokens, "table": table, "out": out, "positions": positions}
     bound |= {"position_table": position_table}
-    sizes = dims(*out.shape, table.shape[0], position_table.shape[0])
-    kernel = "lm/01_embed_lookup_positions.wgsl"
-    operations.dispatch(kernel, workgroups(out.size), **bound, dims=sizes)
+    count, width = out.shape
+    four = width % 4 == 0
+    sizes = dims(count, width // 4 if four else width, table.shape[0], position_table.shape[0])
+    lanes = lanes_of_row(width)
+    kernel, settings = "lm/01_embed_lookup_positions.wgsl", {"four": int(four), "LANES": lanes}
+    operations.dispatch(kernel, workgroups(count * lanes), settings, **bound, dims=sizes)
 
 
 # Ways
@@ -206,7 +209,7 @@ KINDS = {
     POSITIONS: Kind(
         embed_lookup_positions,
         {"np.take, added": embed_lookup_positions},
-        {"one thread an element": embed_lookup_positions},
+        {"16-byte loads": embed_lookup_positions},
         {"two nn.Embedding, added": _torch_sum},
     ),
     BACKWARD: _SUM,

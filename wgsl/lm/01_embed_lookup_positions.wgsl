@@ -5,19 +5,28 @@
 // A token or a position beyond its table adds 0.
 //
 // binding 0  tokens          read        (N,)
-// binding 1  table           read        (V, C)
-// binding 2  out             read_write  (N, C)
+// binding 1  table           read        (V, C), vectors of four elements if `four` is set
+// binding 2  out             read_write  (N, C), as the table
 // binding 3  positions       read        (N,)
-// binding 4  position_table  read        (P, C)
-// binding 5  dims            uniform     N, C, V, P
-// dispatch: one thread per element
+// binding 4  position_table  read        (P, C), as the table
+// binding 5  dims            uniform     N, C in elements or vectors, V, P
+// dispatch: LANES threads per token, WORKGROUP_SIZE / LANES tokens per workgroup
 //!include lm/elements.wgsl
+//!override four = 0
+
+override LANES: u32 = 64u; // threads that share a row; a power of two, at most WORKGROUP_SIZE
+
+//!if four
+alias Numbers = vec4<f32>;
+//!else
+alias Numbers = f32;
+//!end
 
 @group(0) @binding(0) var<storage, read> tokens: array<u32>;
-@group(0) @binding(1) var<storage, read> table: array<f32>;
-@group(0) @binding(2) var<storage, read_write> out: array<f32>;
+@group(0) @binding(1) var<storage, read> table: array<Numbers>;
+@group(0) @binding(2) var<storage, read_write> out: array<Numbers>;
 @group(0) @binding(3) var<storage, read> positions: array<u32>;
-@group(0) @binding(4) var<storage, read> position_table: array<f32>;
+@group(0) @binding(4) var<storage, read> position_table: array<Numbers>;
 @group(0) @binding(5) var<uniform> dims: vec4<u32>;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
@@ -26,19 +35,36 @@ fn embed_lookup_positions(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
-    let i = flat_element(workgroup, workgroups, local_index);
-    let columns = dims.y;
-    if (i >= dims.x * columns) {
+    let s = flat_element(workgroup, workgroups, local_index) / LANES;
+    if (s >= dims.x) {
         return;
     }
-    let s = i / columns;
-    let column = i % columns;
-    var sum = 0.0;
-    if (tokens[s] < dims.z) {
-        sum = table[tokens[s] * columns + column];
+    let token = tokens[s];
+    let position = positions[s];
+    for (var column = local_index % LANES; column < dims.y; column += 4u * LANES) {
+        // Start eight loads before anything is stored.
+        //!for k in 0..4
+        let sum_{k} = sum_at(token, position, column + {k}u * LANES);
+        //!end
+        //!for k in 0..4
+        write_at(s, column + {k}u * LANES, sum_{k});
+        //!end
     }
-    if (positions[s] < dims.w) {
-        sum += position_table[positions[s] * columns + column];
+}
+
+fn sum_at(token: u32, position: u32, column: u32) -> Numbers {
+    var sum = Numbers();
+    if (token < dims.z && column < dims.y) {
+        sum = table[token * dims.y + column];
     }
-    out[i] = sum;
+    if (position < dims.w && column < dims.y) {
+        sum += position_table[position * dims.y + column];
+    }
+    return sum;
+}
+
+fn write_at(s: u32, column: u32, sum: Numbers) {
+    if (column < dims.y) {
+        out[s * dims.y + column] = sum;
+    }
 }

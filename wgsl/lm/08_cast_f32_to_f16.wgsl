@@ -2,21 +2,31 @@
 //
 // Numbers beyond +-65504, even infinities, become +-65504; NaN stays NaN. WGSL leaves to the device
 // which neighbour a conversion rounds to, whether halves below 2^-14 become 0, and what clamp makes
-// of NaN. NaN is recognized by its bits, because compilers may replace x != x by false. If the
-// number of elements is odd, the upper half of the last word is not written.
+// of NaN. NaN is recognized by its bits, because compilers may replace x != x by false.
 //
-// binding 0  src  read        elements of any shape, f32
-// binding 1  dst  read_write  elements, f16
+// binding 0  src  read        elements of any shape, f32, four at a time
+// binding 1  dst  read_write  elements, f16, four at a time
 // binding 2  n    uniform     elements
-// dispatch: one thread per element
+// dispatch: one thread per `vectors` times four elements
 // source: cast_f32_to_f16, f16(clamp(x)). Here the bits are computed, because WGSL leaves rounding
-//   to the device.
+//   to the device, and a thread converts several vectors of four elements.
 //!include lm/half.wgsl
-//!include lm/elements.wgsl
 
-@group(0) @binding(0) var<storage, read> src: array<f32>;
-@group(0) @binding(1) var<storage, read_write> dst: array<f16>;
+alias SourceVector = vec4<f32>;
+alias TargetVector = vec4<f16>;
+
+@group(0) @binding(0) var<storage, read> src: array<SourceVector>;
+@group(0) @binding(1) var<storage, read_write> dst: array<TargetVector>;
 @group(0) @binding(2) var<uniform> n: u32;
+
+//!include lm/conversion.wgsl
+
+// Writes the first `left` elements, 1 to 3.
+fn write_rest(i: u32, values: TargetVector, left: u32) {
+    dst[i].x = values.x;
+    if (left > 1u) { dst[i].y = values.y; }
+    if (left > 2u) { dst[i].z = values.z; }
+}
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn cast_f32_to_f16(
@@ -24,8 +34,11 @@ fn cast_f32_to_f16(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
-    let i = flat_element(workgroup, workgroups, local_index);
-    if (i < n) {
-        dst[i] = saturate_to_half(src[i]);
-    }
+    let i = {vectors}u * WORKGROUP_SIZE * flat_group(workgroup, workgroups) + local_index;
+    //!for k in 0..vectors
+    let vector_{k} = source_vector(i + {k}u * WORKGROUP_SIZE);
+    //!end
+    //!for k in 0..vectors
+    write_vector(i + {k}u * WORKGROUP_SIZE, saturate_to_halves(vector_{k}));
+    //!end
 }

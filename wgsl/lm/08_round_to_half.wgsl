@@ -6,20 +6,29 @@
 // not written.
 //
 // binding 0  src  read        elements of any shape, f32, four at a time
-// binding 1  dst  read_write  elements, f16, two per word
+// binding 1  dst  read_write  elements, f16, four at a time, two per word
 // binding 2  n    uniform     elements
-// dispatch: one thread per four elements
-//!include lm/elements.wgsl
+// dispatch: one thread per `vectors` times four elements
 //!include lm/half_bits.wgsl
 
-@group(0) @binding(0) var<storage, read> src: array<vec4<f32>>;
-@group(0) @binding(1) var<storage, read_write> dst: array<u32>;
+alias SourceVector = vec4<f32>;
+alias TargetVector = vec2<u32>;
+
+@group(0) @binding(0) var<storage, read> src: array<SourceVector>;
+@group(0) @binding(1) var<storage, read_write> dst: array<TargetVector>;
 @group(0) @binding(2) var<uniform> n: u32;
 
-// The word; its upper half stays if only one element is left.
-fn kept(word: u32, halves: u32, left: u32) -> u32 {
-    if (left > 1u) { return halves; }
-    return (halves & 0xffffu) | (dst[word] & 0xffff0000u);
+//!include lm/conversion.wgsl
+
+// A word of two halves, of which `before` keeps the upper one if only one element is left.
+fn kept(halves: u32, before: u32, left: u32) -> u32 {
+    return select((halves & 0xffffu) | (before & 0xffff0000u), halves, left > 1u);
+}
+
+// Writes the first `left` elements, 1 to 3.
+fn write_rest(i: u32, values: TargetVector, left: u32) {
+    dst[i].x = kept(values.x, dst[i].x, left);
+    if (left > 2u) { dst[i].y = kept(values.y, dst[i].y, left - 2u); }
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)
@@ -28,13 +37,11 @@ fn round_to_half(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
-    let i = flat_element(workgroup, workgroups, local_index);
-    if (4u * i >= n) { return; }
-    let left = n - 4u * i;
-    let four = src[i];
-    let halves = four_halves(four);
-    dst[2u * i] = kept(2u * i, halves.x, left);
-    if (left > 2u) {
-        dst[2u * i + 1u] = kept(2u * i + 1u, halves.y, left - 2u);
-    }
+    let i = {vectors}u * WORKGROUP_SIZE * flat_group(workgroup, workgroups) + local_index;
+    //!for k in 0..vectors
+    let vector_{k} = source_vector(i + {k}u * WORKGROUP_SIZE);
+    //!end
+    //!for k in 0..vectors
+    write_vector(i + {k}u * WORKGROUP_SIZE, four_halves(vector_{k}));
+    //!end
 }

@@ -35,6 +35,7 @@ WORKGROUP_SIZE = 256  # threads of a workgroup, unless a kernel sets another num
 LARGEST_HALF = np.float32(65504)
 BLOCK_ELEMENTS = 1 << 18  # elements of a block of rows, so that temporary arrays fit in the cache
 SNAPSHOT_PART = 64 << 20  # bytes of a snapshot that are read after each step
+CONVERTED_VECTORS = 4  # vectors of four elements that a thread converts to another precision
 PARTS_IN_FLIGHT = 2  # parts of a snapshot that the device copies while later steps run
 STAGED = 5  # staging buffers for uploads: the host fills one while the device reads others
 
@@ -568,22 +569,24 @@ class GpuRecorder(Recorder):
         )
 
     def cast_f32_to_f16(self, source: Tensor, target: Tensor) -> None:
-        self._convert("cast_f32_to_f16", source, target, source.size)
+        self._convert("cast_f32_to_f16", source, target)
 
     def round_to_half(self, source: Tensor, target: Tensor) -> None:
-        self._convert("round_to_half", source, target, -(-source.size // 4))
+        self._convert("round_to_half", source, target)
 
     def cast_f16_to_f32(self, source: Tensor, target: Tensor) -> None:
-        self._convert("cast_f16_to_f32", source, target, source.size)
+        self._convert("cast_f16_to_f32", source, target)
 
-    def _convert(self, kernel: str, source: Tensor, target: Tensor, threads: int) -> None:
+    def _convert(self, kernel: str, source: Tensor, target: Tensor) -> None:
         if not self.has_half_precision:
             raise DeviceError(
                 f"{self.device.name} has no half-precision numbers (shader-f16); use float32, "
                 "another adapter or --device cpu"
             )
         file, size = f"lm/08_{kernel}.wgsl", dims(source.size)
-        self.dispatch(file, workgroups(threads), src=source, dst=target, n=size)
+        threads = -(-source.size // (4 * CONVERTED_VECTORS))
+        settings = {"vectors": CONVERTED_VECTORS}
+        self.dispatch(file, workgroups(threads), settings, src=source, dst=target, n=size)
 
     def scale(self, x: Tensor, out: Tensor, factor: float) -> None:
         self.dispatch(

@@ -117,6 +117,29 @@ def test_the_half_after_an_odd_number_is_not_written(casting: Operations) -> Non
     np.testing.assert_array_equal(casting.read(target), [0, 1, 2, 3, 4, 7])
 
 
+CONVERSIONS = {
+    "cast_f32_to_f16": (np.float32, np.float16),
+    "round_to_half": (np.float32, np.float16),
+    "cast_f16_to_f32": (np.float16, np.float32),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7, 1025, 4095, 4096, 4098, 9001])
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_elements_after_the_last_are_not_written(
+    casting: Operations, name: str, count: int
+) -> None:
+    kinds = CONVERSIONS[name]
+    values = np.random.default_rng(count).integers(-2048, 2049, count + 9)
+    source = tensor_of(casting, "source", values.astype(kinds[0]))
+    target = tensor_of(casting, "target", np.full(count + 9, 7, kinds[1]))
+    convert = getattr(casting, name)
+    run(casting, lambda: convert(source.rows(0, count), target.rows(0, count)))
+    found = casting.read(target)
+    np.testing.assert_array_equal(found[:count], values[:count])
+    assert (found[count:] == 7).all()
+
+
 @np.errstate(under="ignore", over="ignore")
 def test_rounding_lets_an_overflow_be_seen(casting: Operations) -> None:
     finite = np.sort(ALL_HALVES[np.isfinite(ALL_HALVES)].astype(np.float32))
