@@ -27,9 +27,9 @@ _PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken", 
 
 @dataclass(frozen=True)
 class Engine:
-    """A backend, and the seconds in which its device was opened, the import of wgpu included.
+    """A backend, and the seconds that opening its device took, including the import of wgpu.
 
-    again: whether another engine is the same adapter, opened earlier through another driver.
+    again: whether another engine uses the same adapter through another driver.
     """
 
     backend: Backend

@@ -128,7 +128,7 @@ class _Given:
         return max(self._option(name).opts, key=len)
 
     def without(self, *names: str) -> list[str]:
-        """Return the command line without some options; "corpus" also leaves out the files."""
+        """Return the command line without the named options; "corpus" names the file arguments."""
         written = []
         for name, value in self.options.items():
             option = self._option(name)

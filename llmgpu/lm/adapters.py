@@ -11,8 +11,9 @@ backward pass computes the gradient of W', from which the gradients of both fact
     dB = (alpha / R) dW' A^T,  dA = (alpha / R) B^T dW'
 
 Both gradients are computed layer by layer, and all layers share the memory of dW'. The gradients of
-other weights are written to shared memory, too, and never read. Tables have no gradient. A is
-stored transposed, so that `Operations.linear` can multiply B by A.
+other weights are written to shared memory, too, and never read. No gradients of embedding tables
+and output layers are computed. A is stored transposed, so that `Operations.linear` can multiply B
+by A.
 """
 
 from __future__ import annotations

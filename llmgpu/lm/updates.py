@@ -210,12 +210,12 @@ class LossScaling:
         scale, good_steps, skipped, _ = values.tolist()
         self.scale, self.good_steps, self.skipped = scale, int(good_steps), int(skipped)
 
-    def take_lowest(self, others: Iterable[AnyArray]) -> None:
+    def take_lowest(self, states: Iterable[AnyArray]) -> None:
         """Load the state of the worker with the lowest scale; of several such workers, the first.
 
-        others: the contents of `tensor` of all workers.
+        states: the contents of `tensor` of all workers.
         """
-        self.load(min(others, key=lambda values: float(values[0])))
+        self.load(min(states, key=lambda values: float(values[0])))
         self._write()
 
     def end_step(self, *, overflowed: bool) -> bool:

@@ -241,5 +241,8 @@ class Decoder:
         return self._vocabulary.size
 
     def _open_coder(self, *, encodes: bool) -> Any:
-        """Return the extension module's object for fast calls; None without the module."""
+        """Return the extension module's coder for single calls; None without the module.
+
+        encodes: whether the coder must be able to encode; otherwise it may only decode.
+        """
         raise NotImplementedError

@@ -306,9 +306,9 @@ def note_of_foreign(names: Sequence[str], vocabulary_name: str) -> str:
 
 
 def _type_in_index(path: str) -> str | None:
-    """Return the type that Megatron-LM's index of a file names; None if there is no index.
+    """Return the type of the ids in a file's Megatron-LM index; None if there is no index.
 
-    Raises InputError for another type than uint16 and int32.
+    Raises InputError if the type is neither uint16 nor int32.
     """
     try:
         with open(_index_name(path), "rb") as file:

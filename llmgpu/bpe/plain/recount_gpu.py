@@ -45,8 +45,8 @@ SOFTWARE_COUNT_TILE = 4096  # with 1024, Mesa's driver takes 2.5 times as long
 SYMBOLS_PER_THREAD = 4  # symbols that a thread marks and moves
 FIRST_TABLE_SLOTS = 1 << 16
 TABLE_GROWTH = 4
-# Memory for a byte of text: two symbol buffers, 4 bytes each, a word of marks for SYMBOLS_PER_THREAD
-# symbols, and the text itself.
+# Memory for a byte of text: two symbol buffers, 4 bytes each, a word of marks for
+# SYMBOLS_PER_THREAD symbols, and the text itself.
 BYTES_PER_TEXT_BYTE = 10
 # Goal for the time of a submission. Progress and Ctrl-C are handled between submissions.
 SUBMIT_SECONDS = 0.2

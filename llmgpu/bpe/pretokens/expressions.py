@@ -44,7 +44,9 @@ _UPPER, _LOWER, _LETTER, _MARK, _NUMBER, _SPACE = (
     )
 )
 _LOWER += rf"\x{_LONG_S_CODE:02x}"
-_SETS = {  # classes of each set in expressions; Lm and Lo always occur together
+# The byte classes of each set. Expressions name Lt only beside Lu, and Lm only beside Lo, so Lt and
+# Lm need no classes of their own.
+_SETS = {
     r"\p{L}": rf"A-Za-z{_UPPER}{_LOWER}{_LETTER}",
     r"\p{Lu}": rf"A-Z{_UPPER}",
     r"\p{Lt}": "",

@@ -4,8 +4,9 @@
   ``fingerprint``. A file of a newer version is refused before anything else in it is read.
 - Long fields are binary strings of bytes or little-endian 32-bit numbers, which are checked before
   Python objects are made: ``token_lengths`` and ``token_data`` (the tokens' bytes by id, end
-  to end), ``special_ids`` (ascending; the token is the text), ``merges`` (left, right, result),
-  ``trie.nodes`` (first child, number of children, token id) and ``trie.edges`` (byte, target node).
+  to end), ``special_ids`` (ascending; the bytes of such a token are its text), ``merges`` (left,
+  right, result), ``trie.nodes`` (first child, number of children, token id) and ``trie.edges``
+  (byte, target node).
 - ``training`` also has ``unicode``, the version of the character classes, if the pattern has
   classes. Without this entry, the version is ``unicode_classes.UNRECORDED_VERSION``.
 - ``training`` also has ``normalized_tokens``, ``lstrip_tokens``, ``rstrip_tokens``,

@@ -1,16 +1,16 @@
 """Merges recovered from ranks: the pair that makes each token.
 
-By rank, two neighbouring symbols that together spell a token may merge, lowest rank first. Merge
-the bytes of a token by this rule until two symbols are left. These two symbols are the token's
-pair, and no other pair ever makes the token:
+A vocabulary may have ranks instead of merges. Then any two neighbouring symbols whose bytes
+together are a token may merge, the pair of the token with the lowest rank first. Merge the bytes of
+a token by this rule until two symbols are left. These two symbols are the token's pair.
 
-- Consider a stretch of a longer text. As long as no merge has crossed the ends of the stretch, the
-  merges inside are the merges of the stretch alone, in the same order: if the lowest rank of the
-  text is inside, it is also the lowest rank inside. So when two neighbours spell a token, they are
-  the token's pair.
-- Hence a list with one merge per token, sorted by rank, gives the same ids as the ranks. If the
-  bytes of a token never merge to the token, the token has no pair. Such a token results only from a
-  pre-token of exactly its bytes, for which a list of merges needs `ignore_merges`.
+No other pair ever makes the token. Take the stretch of a text that becomes the token. Until the
+token is made, no merge crosses the ends of the stretch. So the merges inside the stretch are those
+of the token's bytes alone, in the same order, and the last two symbols are the token's pair.
+
+Hence a list with one merge per token, sorted by rank, gives the same ids as the ranks. A token has
+no pair if its bytes never merge to the token. By ranks, such a token results only from a pre-token
+of exactly its bytes. By merges, `ignore_merges` does the same.
 """
 
 from __future__ import annotations

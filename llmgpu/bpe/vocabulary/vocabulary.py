@@ -225,7 +225,7 @@ class Vocabulary:
 
     @property
     def _around(self) -> dict[str, str]:
-        """The prefix and suffix ids as text by name. A file stores them in its training data."""
+        """Prefix and suffix ids, joined by commas, by the names in a file's map ``training``."""
         ids = {PREFIX_IDS: self.prefix_ids, SUFFIX_IDS: self.suffix_ids}
         return {name: ",".join(map(str, found)) for name, found in ids.items() if found}
 

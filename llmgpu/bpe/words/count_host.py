@@ -217,7 +217,7 @@ class EngineCountTable(CCounter):
 
 
 def make_table(pattern: Pattern) -> CountTable | EngineCountTable:
-    """Return an empty table of the CPU engine, or a `CountTable` without the engine."""
+    """Return an empty table: the CPU engine's, or a `CountTable` if there is no CPU engine."""
     return CountTable(pattern) if library() is None else EngineCountTable(pattern)
 
 

@@ -221,9 +221,10 @@ class Generator:
         return most if most <= MOST_LARGEST else None
 
     def _drawn_ahead(self, working: Sequence[_Sequence], k: int) -> Iterator[tuple[int, int]]:
-        """Yield the ids of step after step, drawn from the k largest logits.
+        """Yield the ids of each step, drawn from the k largest logits.
 
-        The id that the sampler draws is the valid one. If the device drew another id, the device's
+        The device draws ids itself, so it goes on to later steps without waiting for the host. The
+        sampler repeats each draw, and its id is used. If the device drew another id, the device's
         later steps for that sequence are dropped. If the largest logits of a step do not determine
         the id, all later steps are dropped, and `_drawn` draws the next ids.
         """
@@ -359,7 +360,7 @@ class Ends:
 
 
 class Continuation(Request):
-    """A request for a text.
+    """A request that collects its new ids and their text, and ends at a stop string.
 
     ids: the new ids after the prompt. text: the bytes of these ids.
     """

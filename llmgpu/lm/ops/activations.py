@@ -109,7 +109,7 @@ BY_NAME = {"swiglu": SWIGLU, "gelu": GELU}  # the names in `llmgpu.lm.config.ACT
 
 
 class ActivationOperations(Recorder):
-    """Activations of the inner products of feed-forward networks, on arrays.
+    """Activations of feed-forward networks, computed by NumPy.
 
     The inner products are x, or for a gated activation the gate x and up. Gate and up may also be
     in one float16 tensor (N, R), the gate in the first columns and up in the last. Then all tensors
@@ -177,7 +177,7 @@ class ActivationOperations(Recorder):
 
 
 class GpuActivations(GpuRecorder, ActivationOperations):
-    """Activations as kernels."""
+    """Activations of feed-forward networks, as GPU kernels."""
 
     def activate(
         self, activation: ActivationFunction, inner: Sequence[Tensor], out: Tensor

@@ -43,7 +43,7 @@ def tile_constants(head_dim: int, limits: Mapping[str, int]) -> dict[str, int]:
 
 
 class AttentionOperations(Recorder):
-    """Attention on arrays, a block of queries at a time."""
+    """Attention, computed by NumPy, a block of queries at a time."""
 
     def attends_in_half(self, head_dim: int) -> bool:
         """Whether matrix units compute attention of float16 tensors for heads of this width."""
@@ -135,7 +135,7 @@ class AttentionOperations(Recorder):
 
 
 class GpuAttention(GpuRecorder, AttentionOperations):
-    """Attention as kernels."""
+    """Attention, as GPU kernels."""
 
     def attends_in_half(self, head_dim: int) -> bool:
         return attention_units(self.device, head_dim, gradients=True) is not None

@@ -49,7 +49,7 @@ def group_tokens(tokens: Ids) -> tuple[Ids, Ids, Ids]:
 
 
 class EmbeddingOperations(Recorder):
-    """Lookups in tables and the gradients of tables, on arrays."""
+    """Lookups in embedding tables, and the gradients of the tables, computed by NumPy."""
 
     @recorded
     def embed_lookup(self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor) -> None:
@@ -85,7 +85,7 @@ class EmbeddingOperations(Recorder):
 
 
 class GpuEmbedding(GpuRecorder, EmbeddingOperations):
-    """Lookups in tables and the gradients of tables, as kernels."""
+    """Lookups in embedding tables, and the gradients of the tables, as GPU kernels."""
 
     def embed_lookup(self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor) -> None:
         # Rows of whole vectors need a quarter of the loads, stores and index arithmetic.

@@ -48,7 +48,7 @@ MOST_LARGEST = constant("lm/13_draw_largest.wgsl", "MOST")
 
 
 class GenerationOperations(ActivationOperations, LayerOperations, ProductOperations):
-    """The operations of generating, on arrays.
+    """The operations of generating, computed by NumPy.
 
     `heads_to_cache` and `feed_forward` are composed of other operations. On a device with at most
     `FEW_ROWS` rows, each is one kernel instead.
@@ -224,7 +224,7 @@ def logits_of(inverted: NDArray[np.uint32]) -> NDArray[np.float32]:
 
 
 class GpuGenerating(GpuRecorder, GenerationOperations):
-    """The operations of generating, as kernels."""
+    """The operations of generating, as GPU kernels."""
 
     def heads_to_cache(
         self, norm: Norm, epsilon: float, weight: Packed, rotation: Rotation, heads: HeadTensors

@@ -68,7 +68,7 @@ def rotary_tables(
 
 
 class LayerOperations(Recorder):
-    """Norms, biases and rotations, on arrays."""
+    """Norms, biases, rotary embeddings, and splitting and joining of heads, computed by NumPy."""
 
     @recorded
     def rms_norm(self, norm: Norm, epsilon: float) -> None:
@@ -190,7 +190,7 @@ class LayerOperations(Recorder):
 
 
 class GpuLayers(GpuRecorder, LayerOperations):
-    """Norms, biases and rotations as kernels."""
+    """Norms, biases, rotary embeddings, and splitting and joining of heads, as GPU kernels."""
 
     def rms_norm(self, norm: Norm, epsilon: float) -> None:
         rows, width = norm.x.shape

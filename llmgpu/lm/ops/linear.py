@@ -43,7 +43,8 @@ LOADS = 4  # loads of 4 weights for each thread, if a row is long enough
 LEAST_ROW_THREADS = 8
 # equal to the constants of these names in kernels
 ADD_NOTHING, ADD_RESIDUAL, ADD_TO_PRODUCT = range(3)
-# Least length of sums for kernels that load two steps at once. Such kernels start slowly.
+# Least inner dimension of a product for kernels that load two steps along it at once. These
+# kernels start slowly, so short sums would take longer.
 PAIRS_FROM = 2048
 # Most float32 numbers of partial sums; the memory for them is a power of two of numbers.
 MAX_PARTIALS = 1 << 26
@@ -79,7 +80,7 @@ class Product:
 
 
 class ProductOperations(Recorder):
-    """Matrix products on arrays. All operations call `multiply_matrices`.
+    """Matrix products, computed by NumPy or the C engine. All operations call `multiply_matrices`.
 
     Factors are float32 or float16, and sums are float32. If the device has matrix units, they
     compute products of two float16 factors. `out` may be float16 if nothing is added to the
@@ -160,7 +161,7 @@ class ProductOperations(Recorder):
 
 
 class GpuProducts(GpuRecorder, ProductOperations):
-    """Matrix products as kernels."""
+    """Matrix products, as GPU kernels."""
 
     def multiply_matrices(self, p: Product) -> None:
         rows = p.out.shape[-2]

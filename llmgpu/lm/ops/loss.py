@@ -25,7 +25,7 @@ THREAD_LOGITS = 4  # logits that a thread reads at once
 
 
 class LossOperations(Recorder):
-    """Cross-entropy and its sums, on arrays."""
+    """Cross-entropy, the sum of the losses, and the largest logits, computed by NumPy."""
 
     @recorded
     def cross_entropy(
@@ -72,7 +72,7 @@ class LossOperations(Recorder):
 
 
 class GpuLoss(GpuRecorder, LossOperations):
-    """Cross-entropy and its sums, as kernels."""
+    """Cross-entropy, the sum of the losses, and the largest logits, as GPU kernels."""
 
     def cross_entropy(
         self, logits: Tensor, targets: Tensor, losses: Losses, params: Tensor, tokens: int

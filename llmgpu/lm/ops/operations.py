@@ -85,7 +85,7 @@ class GpuOperations(
     GpuUpdates,
     Operations,
 ):
-    """All operations, as kernels."""
+    """All operations, as GPU kernels."""
 
 
 def called_in_c(

@@ -97,7 +97,7 @@ class WeightState(ABC):
 
     @abstractmethod
     def compute(self, update: WeightUpdate) -> None:
-        """Make a step on arrays, in place. The caller updates the half-precision copy.
+        """Make a step in place, computed by NumPy. The caller updates the half-precision copy.
 
         Not called for a bad step.
         """
@@ -120,7 +120,7 @@ def piece_of_norm(grad: Tensor) -> int:
 
 
 class UpdateOperations(Recorder):
-    """Norms of gradients and updates of weights, on arrays."""
+    """Norms of gradients and updates of weights, computed by NumPy."""
 
     @recorded
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:
@@ -194,7 +194,7 @@ class UpdateOperations(Recorder):
 
 
 class GpuUpdates(GpuRecorder, UpdateOperations):
-    """Norms of gradients and updates of weights, as kernels."""
+    """Norms of gradients and updates of weights, as GPU kernels."""
 
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:
         self._norms(grad, partials, index, 1)
