@@ -21,7 +21,7 @@ from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.gpu.device import Device
 from tests.bpe.plain.test_recount_gpu import words
-from tests.bpe.plain.test_scan_passes import test_offsets_and_total_are_those_of_numpy
+from tests.bpe.plain.test_scan_blocks import test_offsets_and_total_are_those_of_numpy
 
 device = Device()
 assert device.subgroup_size == int(sys.argv[1]), device.subgroup_size
@@ -40,7 +40,7 @@ for match in ("bpe", "greedy"):
     ]
     assert np.array_equal(*ids), match
 for symbols in (1, 256, 257, 100_003, 1024 * 256 + 1, 10**8):
-    test_offsets_and_total_are_those_of_numpy(device, symbols)
+    test_offsets_and_total_are_those_of_numpy(device, symbols, 0)
 """
 
 
