@@ -1,4 +1,4 @@
-// cast_f32_to_f16: rounds numbers to the nearest half-precision numbers (ties to even).
+// cast_f32_to_f16: rounds numbers to half-precision numbers.
 //
 // Numbers beyond +-65504, even infinities, become +-65504; NaN stays NaN. WGSL leaves to the device
 // which neighbour a conversion rounds to, whether halves below 2^-14 become 0, and what clamp makes
@@ -8,8 +8,8 @@
 // binding 1  dst  read_write  elements, f16, four at a time
 // binding 2  n    uniform     elements
 // dispatch: one thread per `vectors` times four elements
-// source: cast_f32_to_f16, f16(clamp(x)). Here the bits are computed, because WGSL leaves rounding
-//   to the device, and a thread converts several vectors of four elements.
+// source: cast_f32_to_f16, f16(clamp(x)). Here NaN passes the clamp, and a thread converts several
+//   vectors of four elements.
 //!include lm/half.wgsl
 
 alias SourceVector = vec4<f32>;

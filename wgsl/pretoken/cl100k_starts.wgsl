@@ -3,7 +3,7 @@
 //   '(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
 //   |\s++$|\s*[\r\n]|\s+(?!\S)|\s+
 // with DIGITS for 3, and the fifth alternative only if WHOLE_AT_END is 1; see
-// llmgpu/bpe/pretokens/cl100k_family.py. A byte that is not part of valid UTF-8 is a character that is
+// llmgpu/bpe/pretokens/names.py. A byte that is not part of valid UTF-8 is a character that is
 // neither letter, number nor white space.
 //
 // binding 0  params           uniform     PretokenParams

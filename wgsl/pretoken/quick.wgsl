@@ -1,5 +1,5 @@
 // Find the starts of pre-tokens in 32 bytes of plain ASCII at once. A set of bytes is a u32 with a
-// bit for each byte. For the rule on runs, see llmgpu/bpe/pretokens/cl100k_family.py.
+// bit for each byte. For the rule on runs, see llmgpu/bpe/pretokens/names.py.
 //
 // The 16 bytes before and the 16 bytes after are also read, or 32 if the segment ends in a longer
 // run of spaces. Runs that may reach further, characters beyond ASCII and ends of documents are
