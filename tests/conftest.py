@@ -174,9 +174,14 @@ def open_folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@cache
+def _has_adapter() -> bool:
+    return bool(list_adapters())  # 1.4 ms, for thousands of tests
+
+
 def require_adapter() -> None:
     """Skip the test where there is no adapter, or fail it where there must be one."""
-    if list_adapters():
+    if _has_adapter():
         return
     if os.environ.get("LLMGPU_REQUIRE_GPU") == "1":
         pytest.fail("LLMGPU_REQUIRE_GPU=1, and there is no adapter")
