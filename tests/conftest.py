@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 
-# One thread for each test process: they run side by side. Read when NumPy and the driver load.
+# One thread for each test process: they run side by side. Read when NumPy and the driver load. The
+# software adapter then runs kernels in the thread that submits them, which wakes no other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    os.environ.setdefault("LP_NUM_THREADS", "1")
+    os.environ.setdefault("LP_NUM_THREADS", "0")
 
 import gc
 import importlib.metadata
