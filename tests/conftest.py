@@ -58,6 +58,7 @@ FIRST_WORDS = 1 << 13  # of word tables of devices
 MAX_WORKERS = 16  # each of them opens the adapter
 # Examples of a property test in `make test`, and in `make test-slow`, which runs them all again.
 QUICK_EXAMPLES, FULL_EXAMPLES = 6, 30
+GARBAGE = 20_000  # new objects before a garbage collection; by default 700: 19,000 in a run
 NO_ADAPTER = "no adapter; install a Vulkan driver"
 NO_DAWN = "Dawn lists no adapter; see scripts/get_swiftshader.sh"
 _GUARDED: list[GuardedDevice] = []  # opened by tests so far: one, or none
@@ -104,6 +105,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Let the garbage collector pass over thousands of tests that stay until the end."""
     gc.freeze()
+    gc.set_threshold(GARBAGE)
 
 
 @pytest.hookimpl(wrapper=True)
