@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from llmgpu.cpu.library import library
+from llmgpu.lm import updates
+from llmgpu.lm.ops import optimizer
 from llmgpu.lm.ops.operations import Operations, open_operations
 from tests.conftest import require_adapter
 
@@ -21,3 +25,16 @@ def operations(request: pytest.FixtureRequest) -> Operations:
     require_adapter()
     name = "device" if request.param == "full" else "portable_device"
     return open_operations(request.getfixturevalue(name))
+
+
+@pytest.fixture(scope="module")
+def few_partial_norms() -> Iterator[None]:
+    """Add the squares of a small gradient up in few workgroups.
+
+    Software takes longer for the workgroups without an element than for all else of a step. Tests
+    of the operation have as many as there are.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (optimizer, updates):
+            patch.setattr(module, "NORM_PARTIALS", 8)
+        yield

@@ -21,6 +21,8 @@ from tests.lm.ops.checking import assert_close
 from tests.lm.pretrained_folders import kind_of_model, weights_of, write_folder
 from tests.reference.lm.llama import Llama
 
+pytestmark = pytest.mark.usefixtures("few_partial_norms")
+
 LORA = TrainOptions(
     batch_size=3,
     lora_rank=3,

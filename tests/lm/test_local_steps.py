@@ -21,6 +21,8 @@ from llmgpu.lm.trainer import Trainer
 from tests.lm.test_trainer import SMALL, random_batch
 from tests.lm.test_workers import TRAIN, command, environment, folder, losses, needs_mpi, run
 
+pytestmark = pytest.mark.usefixtures("few_partial_norms")
+
 __all__ = ["folder"]
 STEPS, ROUND, RATE = 5, 2, 1e-2
 OPTIONS = TrainOptions(

@@ -13,6 +13,8 @@ from llmgpu.lm.updates import FIRST_SCALE, GROWTH_STEPS, LARGEST_SCALE, LossScal
 from tests.lm.samples import read_weights
 from tests.lm.test_trainer import SMALL, random_batch
 
+pytestmark = pytest.mark.usefixtures("few_partial_norms")
+
 OPTIONS = TrainOptions(batch_size=4, steps=20, precision="f16", learning_rate=1e-2)
 
 

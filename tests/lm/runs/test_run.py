@@ -36,6 +36,8 @@ from llmgpu.lm.runs.settings import new_settings
 from llmgpu.lm.trainer import Trainer
 from tests.lm.vocabularies import sample_text, sample_vocabulary
 
+pytestmark = pytest.mark.usefixtures("few_partial_norms")
+
 SIZES = {"dim": 16, "layers": 1, "heads": 2, "ffn_dim": 16, "seq_len": 8}
 SECONDS = 60  # after which something is not expected to happen
 OPTIONS = {"preset": "tiny", "batch_size": 2, "learning_rate": 1e-3, "min_learning_rate": 0.0}
