@@ -114,6 +114,7 @@ def bytes_to_unicode() -> dict[int, str]:
     return table
 
 
+@cache
 def symbol_rank(symbol: int, tie: str) -> int:
     """Where a symbol stands when counts are equal; lower is merged first."""
     if symbol >= 256 or tie == "bytes":
