@@ -134,7 +134,7 @@ lock = threading.Lock()
 def slow(function):
     def call(*given, **named):
         with lock:
-            time.sleep(0.2)
+            time.sleep(0.05)
             return function(*given, **named)
     return call
 
@@ -147,7 +147,7 @@ def encode(device):
 Tokenizer.load("v.bin").encode("low ")  # imports NumPy
 if {is_thread}:
     threading.Thread(target=encode, args=({device!r},)).start()
-    while not lock.locked(): time.sleep(0.01)
+    while not lock.locked(): time.sleep(0.001)
 else: encode({device!r})
 child = os.fork()
 if child: os._exit(os.waitpid(child, 0)[1] != 0)
