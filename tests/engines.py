@@ -88,7 +88,7 @@ class CEngine(NumpyEngine):
 
     def colliding(self, patch: pytest.MonkeyPatch) -> Engine:
         with tempfile.TemporaryDirectory() as folder:
-            build.build(Path(folder, "engine.so"), ["-O1", "-DLLMGPU_HASH_MASK=0"])
+            build.build(Path(folder, "engine.so"), ["-O0", "-DLLMGPU_HASH_MASK=0"])
             return CEngine(library.load(Path(folder, "engine.so"))[0])
 
     def _choose(self, patch: pytest.MonkeyPatch) -> None:
