@@ -114,7 +114,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, device_name: str) -> None:
         child.stderr.readline()  # the line that names the device: the command is under way
         child.stdin.write(b"text that never ends " * 1000)
         child.stdin.flush()
-        time.sleep(0.5)
+        time.sleep(0.2)
         child.send_signal(signal.SIGINT)
         assert child.wait(timeout=200) == 130
         assert b"Traceback" not in child.stderr.read()

@@ -161,7 +161,7 @@ def test_interrupted_tokenizing_leaves_nothing(vocab: Path, name: str) -> None:
         child.stdin.flush()
         while sorted(folder.iterdir()) == before and child.poll() is None:
             time.sleep(0.01)
-        time.sleep(0.5)  # the temporary file is there; now it waits for more text
+        time.sleep(0.2)  # the temporary file is there; now it waits for more text
         child.send_signal(signal.SIGINT)
         assert child.wait(timeout=200) == 130
         assert child.stderr.read().splitlines()[-1] == b"interrupted"

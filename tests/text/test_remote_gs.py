@@ -79,7 +79,7 @@ class Storage(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Storage)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
     try:
