@@ -35,7 +35,7 @@ WORKGROUP_SIZE = 256  # threads of a workgroup, unless a kernel sets another num
 LARGEST_HALF = np.float32(65504)
 BLOCK_ELEMENTS = 1 << 18  # elements of a block of rows, so that temporary arrays fit in the cache
 SNAPSHOT_PART = 64 << 20  # bytes of a snapshot that are read after each step
-CONVERTED_VECTORS = 4  # vectors of four elements that a thread converts to another precision
+CONVERTED_VECTORS = 2  # vectors of four elements that a thread converts to another precision
 PARTS_IN_FLIGHT = 2  # parts of a snapshot that the device copies while later steps run
 STAGED = 5  # staging buffers for uploads: the host fills one while the device reads others
 
