@@ -1,4 +1,4 @@
-/* Checking UTF-8, and finding the starts of lines. */
+/* Checking UTF-8, finding the starts of lines, and counting the bytes that ids replace. */
 #include "engine.h"
 
 API int64_t llmgpu_valid_utf8(const uint8_t *text, int64_t length)
@@ -46,4 +46,16 @@ API int64_t llmgpu_line_starts(const uint8_t *text, int64_t length, int64_t *sta
         if (text[at] == '\n' && count++ < room)
             starts[count - 1] = at + 1;
     return count;
+}
+
+/* Return the sum of the spans of ids: the bytes of text that the ids replace.
+ *
+ * spans: int64_t (vocabulary size,). ids: uint32_t (count,), each below the vocabulary size. */
+API int64_t llmgpu_replaced_bytes(const int64_t *spans, const uint32_t *ids, int64_t count)
+{
+    int64_t sum = 0;
+
+    for (int64_t k = 0; k < count; k++)
+        sum += spans[ids[k]];
+    return sum;
 }

@@ -1,4 +1,4 @@
-"""The CPU engine's work on texts: decimals, lines, generated text, the texts of JSON Lines."""
+"""The CPU engine's work on texts and ids: decimals, lines, generated text, texts of JSON Lines."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _LOW = (1 << 64) - 1  # mask of the lower 64 bits
 CELL_IDS = 10**6  # largest number of ids whose spellings fit into cells
 SMALL_BYTES = 1 << 16  # largest file, in bytes, that is read together with other files
 _READ_THREADS = 8
+_BLOCK_IDS = 1 << 16  # ids counted at a time, so that their spans fit in the processor's cache
 
 
 def spell_cells(count: int, separator: bytes) -> NDArray[np.uint64]:
@@ -58,6 +59,20 @@ def format_numbers(numbers: NDArray[np.int64]) -> bytes | memoryview:
     text = np.empty((width + 2) * len(numbers), np.uint8)
     length = call("format_numbers", numbers, len(numbers), text)
     return text[:length].data
+
+
+def replaced_bytes(spans: NDArray[np.int64], ids: NDArray[np.uint32]) -> int:
+    """Return the number of text bytes that ids replace.
+
+    spans: number of text bytes that each id replaces, int64 (vocabulary size,). ids: uint32 (n,),
+    each below the vocabulary size.
+    """
+    if library() is not None:
+        return call("replaced_bytes", spans, np.ascontiguousarray(ids, np.uint32), len(ids))
+    count = 0
+    for begin in range(0, len(ids), _BLOCK_IDS):
+        count += int(spans[ids[begin : begin + _BLOCK_IDS]].sum())
+    return count
 
 
 def line_starts(text: NDArray[np.uint8]) -> NDArray[np.int64]:

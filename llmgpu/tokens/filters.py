@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cpu.texts import replaced_bytes
 from llmgpu.text.chat import Chat
 from llmgpu.tokens.conversations import lengths_in_conversations
 
@@ -64,7 +65,7 @@ def first_tokens(slices: Slices, most: int, spans: NDArray[np.int64]) -> Slices:
         if len(piece.ids) >= left:
             ids, starts = piece.ids[:left], piece.document_starts
             mask = None if piece.mask is None else piece.mask[:left]
-            text_bytes = int(spans[ids].sum())
+            text_bytes = replaced_bytes(spans, ids)
             yield EncodedSlice(ids, starts[starts < left], text_bytes, closed=True, mask=mask)
             return
         left -= len(piece.ids)
@@ -136,4 +137,4 @@ def _cut(
     at = np.arange(sizes.sum()) + np.repeat(begins - places, sizes)
     found = ids[at]
     chosen = None if mask is None else mask[at]
-    yield EncodedSlice(found, places, int(spans[found].sum()), closed=True, mask=chosen)
+    yield EncodedSlice(found, places, replaced_bytes(spans, found), closed=True, mask=chosen)

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cpu.texts import replaced_bytes
 from llmgpu.errors import InputError
 from llmgpu.files import output_errors
 from llmgpu.locks import FileLock
@@ -59,8 +59,6 @@ from llmgpu.tokens.sinks import TokenSink, id_dtype, require_ids
 from llmgpu.tokens.splitting import spans_without
 
 _NO_IDS = np.empty(0, np.uint32)
-# Ids whose lengths are added up at a time; few, so that the lengths fit in the processor's cache.
-_BLOCK_IDS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ class ShardWriter(TokenSink):
         """Check ids, count their bytes of text and convert them; see `TokenSink.prepare`."""
         require_ids(piece.ids, self._vocabulary.size)
         numbers = np.ascontiguousarray(piece.ids, id_dtype(self._vocabulary.size))
-        return replace(piece, content=numbers, text_bytes=self._count_bytes(piece.ids))
+        return replace(piece, content=numbers, text_bytes=replaced_bytes(self._spans, piece.ids))
 
     def write(self, piece: EncodedSlice) -> None:
         """Write the next ids, see `TokenSink.write`. Their bytes of text are computed from the ids.
@@ -199,7 +197,9 @@ class ShardWriter(TokenSink):
             end = min(len(ids), begin + self._shard_tokens - done)
             high = int(np.searchsorted(starts, end, side="left"))
             is_whole = end - begin == len(ids)
-            text_bytes = prepared.text_bytes if is_whole else self._count_bytes(ids[begin:end])
+            text_bytes = (
+                prepared.text_bytes if is_whole else replaced_bytes(self._spans, ids[begin:end])
+            )
             mask = None if piece.mask is None else piece.mask[begin:end]
             part = EncodedSlice(ids[begin:end], starts[low:high] - begin, text_bytes, mask=mask)
             self._put(replace(part, content=prepared.content[begin:end].data.cast("B")))
@@ -232,17 +232,6 @@ class ShardWriter(TokenSink):
                 self._current.abort()
         finally:
             self._lock.remove()
-
-    def _count_bytes(self, ids: NDArray[np.uint32]) -> int:
-        """Return the number of text bytes that valid ids replace."""
-        memory = np.empty(min(len(ids), _BLOCK_IDS), self._spans.dtype)
-        count = 0
-        for begin in range(0, len(ids), _BLOCK_IDS):
-            block = ids[begin : begin + _BLOCK_IDS]
-            # Valid ids need no clipping, but "clip" takes half the time of checking indices.
-            lengths = np.take(self._spans, block, out=memory[: len(block)], mode="clip")
-            count += int(lengths.sum())
-        return count
 
     def _put(self, piece: EncodedSlice) -> None:
         """Write ids that fit into the current shard; `piece.content` has the bytes of the ids."""

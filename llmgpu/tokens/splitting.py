@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cpu.texts import replaced_bytes
 from llmgpu.errors import InputError
 from llmgpu.files import output_errors
 from llmgpu.text.corpus import Corpus
@@ -107,7 +108,7 @@ class SplitSink(TokenSink):
             before = np.concatenate([[0], np.cumsum(mine)])
             ids = piece.ids[mine]
             closed = piece.closed and self._open == number
-            text_bytes = int(self._spans[ids].sum())
+            text_bytes = replaced_bytes(self._spans, ids)
             mask = None if piece.mask is None else piece.mask[mine]
             sink.write(EncodedSlice(ids, before[starts[own]], text_bytes, closed, mask))
         self.ids += size
@@ -196,7 +197,7 @@ def _drawn_order(
         first = np.searchsorted(begins, begin, "left")
         ids = kept[at]
         mask = None if kept_mask is None else kept_mask[at]
-        yield EncodedSlice(ids, begins[first:high] - begin, int(spans[ids].sum()), mask=mask)
+        yield EncodedSlice(ids, begins[first:high] - begin, replaced_bytes(spans, ids), mask=mask)
     empty = len(begins) - int(np.searchsorted(begins, len(kept), "left"))
     no_mask = None if kept_mask is None else kept_mask[:0]
     yield EncodedSlice(kept[:0], np.zeros(empty, np.int64), 0, mask=no_mask)

@@ -36,6 +36,7 @@ from llmgpu.cpu.texts import (
     format_numbers,
     is_valid_utf8,
     line_starts,
+    replaced_bytes,
     spell_cells,
 )
 from llmgpu.cpu.tokens import append_merges, lay_out_trie, merges_spell, spelled_tokens
@@ -272,6 +273,9 @@ def check_spelling(rng: random.Random) -> None:
     assert bytes(made) == expected, (ids, starts, border)
     numbers = [rng.randrange(10 ** rng.randint(1, 18)) for _ in ids]
     assert bytes(format_numbers(np.array(numbers, np.int64))) == str(numbers)[1:-1].encode()
+    spans = [rng.randrange(1 << rng.choice([1, 4, 40])) for _ in range(count)]
+    total = replaced_bytes(np.array(spans, np.int64), np.array(ids, np.uint32))
+    assert total == sum(spans[value] for value in ids)
 
 
 def check_lines(rng: random.Random) -> None:

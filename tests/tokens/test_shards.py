@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cpu.texts import replaced_bytes
 from llmgpu.errors import InputError, OutputError
 from llmgpu.tokens.bin import read_side_file
 from llmgpu.tokens.formats import open_writer, read_tokens
@@ -471,3 +472,12 @@ def test_only_one_job_writes_the_shards_of_an_output(tmp_path: Path) -> None:
     first.abort()
     ShardWriter(tmp_path / "out.bin", vocabulary, 5).close()
     assert not list(tmp_path.glob("*.lock"))
+
+
+@pytest.mark.parametrize("engine", ["c", "numpy"])
+def test_bytes_that_ids_replace(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMGPU_CPU", engine)
+    spans = np.arange(1000, dtype=np.int64) << 30
+    ids = np.random.default_rng(1).integers(0, 1000, (150_000, 2)).astype(np.uint32)
+    for given_ids in (ids[:, 1], ids[:0, 0], ids.reshape(-1)):  # the first is not contiguous
+        assert replaced_bytes(spans, given_ids) == sum(spans[i] for i in given_ids.tolist())
