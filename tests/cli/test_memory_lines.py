@@ -67,7 +67,8 @@ def test_two_figures_where_distinct_words_are_unknown(
     output = {"v.bin": "other.bin"} if command is BPE_TRAIN else {}
     arguments = [output.get(argument, argument) for argument in command]
     peak, lines = run(folder, engine, *arguments, "text.txt")
-    [[about, most]] = lines
+    # A later line has a higher bound: on a busy machine the first measurement sees less growth.
+    [about, most], *_ = lines
     assert 0.5 * peak <= about <= 2 * peak and peak <= most
 
 
