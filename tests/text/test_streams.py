@@ -48,8 +48,12 @@ def grow(path: Path, data: bytes) -> None:
 
 
 def rewrite(path: Path, data: bytes) -> None:
-    """As many bytes, later: the clock of a file system moves in steps."""
-    path.write_bytes(data)
+    """As many bytes, later: the clock of a file system moves in steps.
+
+    The file is not emptied first, because a thread that reads ahead would see no bytes.
+    """
+    with path.open("r+b") as file:
+        file.write(data)
     status = path.stat()
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000_000))
 
