@@ -106,6 +106,19 @@ main()
 """
 
 
+def read_terminal(terminal: int) -> str:
+    """Close a terminal whose other end is closed, and return all that was written to that end.
+
+    One read may return only the first lines: the system passes them on in the background.
+    """
+    shown = b""
+    with suppress(OSError):  # Linux has no end of file here, but an error
+        while block := os.read(terminal, 1 << 16):
+            shown += block
+    os.close(terminal)
+    return shown.decode()
+
+
 def killed_before(name: str, nth: int, folder: Path, *arguments: str) -> None:
     """Run the command until it puts in place, or adds to, a file or folder for the nth time.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmgpu import Tokenizer
-from tests.cli.conftest import COMMAND, Run, environment, fails
+from tests.cli.conftest import COMMAND, Run, environment, fails, read_terminal
 
 
 @pytest.fixture
@@ -157,8 +157,7 @@ def test_a_terminal_gets_lines_of_its_width(folder: Path) -> None:
         command, cwd=folder, env=environment() | {"COLUMNS": "80"}, stdout=theirs, check=True
     )
     os.close(theirs)
-    lines = os.read(ours, 1 << 16).decode().splitlines()
-    os.close(ours)
+    lines = read_terminal(ours).splitlines()
     assert max(map(len, lines)) <= 80
     assert any("…" in line and line.endswith("name.txt") for line in lines)
     assert f"{counted(folder, 'corpus.txt')[0]:,}" in lines[1]

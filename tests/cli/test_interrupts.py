@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import COMMAND, Run, environment
+from tests.cli.conftest import COMMAND, Run, environment, read_terminal
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
 
@@ -219,15 +219,10 @@ def test_an_interrupt_while_the_bar_starts(vocab: Path) -> None:
         stderr=other_end,
     )
     os.close(other_end)
-    shown = b""
-    try:
-        while block := os.read(terminal, 1 << 16):
-            shown += block
-    except OSError:  # how Linux says that nobody has the other end any more
-        pass
+    shown = read_terminal(terminal)
     assert child.wait(HANG) == 130, shown
-    assert b"Traceback" not in shown and b"interrupted" in shown
-    hidden, visible = shown.rfind(b"\x1b[?25l"), shown.rfind(b"\x1b[?25h")
+    assert "Traceback" not in shown and "interrupted" in shown
+    hidden, visible = shown.rfind("\x1b[?25l"), shown.rfind("\x1b[?25h")
     assert 0 <= hidden < visible, shown
     assert "out" not in os.listdir(vocab.parent)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from llmgpu import Tokenizer
 from llmgpu.tokens.bin import read_side_file
-from tests.cli.conftest import COMMAND, Run, environment, fails
+from tests.cli.conftest import COMMAND, Run, environment, fails, read_terminal
 
 ENCODE = ("tokenize", "--vocab", "v.bin", "--device", "cpu", "corpus.txt")
 
@@ -106,8 +106,7 @@ def test_tokens_are_shown_in_lines_and_on_a_terminal_in_colours(
             check=True,
         )
         os.close(theirs)
-        shown = os.read(ours, 1 << 16).decode()
-        os.close(ours)
+        shown = read_terminal(ours)
         assert shown.count(sign) == len(ids) and "\x1b[1m" not in shown
 
 
@@ -123,8 +122,7 @@ def test_no_bar_erases_what_a_terminal_shows(corpus: Path, vocab: Path) -> None:
         check=True,
     )
     os.close(theirs)
-    shown = os.read(ours, 1 << 16).decode()
-    os.close(ours)
+    shown = read_terminal(ours)
     assert "\x1b" not in shown and "9 tokens from" in shown
 
 
