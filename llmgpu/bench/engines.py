@@ -46,7 +46,7 @@ class Engine:
 
     @property
     def host_name(self) -> str:
-        """Name in all tables except those of kernels. The CPU has the name of its engine."""
+        """Name of the adapter or of the CPU engine. Tables of kernels have `name` instead."""
         return cpu_engine() if self.backend.device is None else self.name
 
     @property

@@ -76,7 +76,10 @@ class _Batches:
         return self
 
     def iter_batches(self, *, batch_size: int, columns: Sequence[str], **how: Any) -> Iterator[Any]:
-        """Yield the rows of some columns; for a nested column, those of its outermost column."""
+        """Yield batches of up to `batch_size` rows with the named columns.
+
+        A name such as "a.b" selects the whole column "a".
+        """
         names = self.schema_arrow.names
         outer = [name if name in names else name.split(".")[0] for name in columns]
         for batch in self._batches():

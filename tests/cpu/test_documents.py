@@ -34,7 +34,7 @@ TEXTS = [
 
 
 def check(vocabulary: Vocabulary, rng: Random, *, is_always: bool) -> None:
-    """Compare the module's ids with those of the encoder of slices.
+    """Check that a coder of the extension module gives the same ids as `encode_documents`.
 
     is_always: whether the module must encode every text.
     """
