@@ -100,7 +100,7 @@ def norm_cases(s: Sizes) -> Iterator[KernelCase]:
 def linear_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield the cases of biases, then of matrix products.
 
-    Products have the sizes of the feed-forward network, of the output layer, and of a single token.
+    Products have the sizes of the feed-forward network and of the output layer, or a single row.
     """
     size = s.rows * s.config.dim
     yield s.case("add_bias", "*x:NC bias:C", size)
