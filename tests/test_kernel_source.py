@@ -56,6 +56,7 @@ WITH_HALF_COPY = ("adamw_8bit_update", "adamw_update", "adamw_update_rows", "muo
 SETTINGS: dict[str, tuple[Mapping[str, int], ...]] = {
     "lm/01_embed_lookup_positions.wgsl": ({"four": 1},),
     "lm/08_cast_f16_to_f32.wgsl": ({"vectors": 1},),
+    "lm/12_newton_schulz.wgsl": ({"half": 1},),
     "lm/08_cast_f32_to_f16.wgsl": ({"vectors": 1},),
     "lm/08_round_to_half.wgsl": ({"vectors": 1},),
     "bench/multiply_matrices.wgsl": ({"unit_columns": 8, "lanes": 64},),

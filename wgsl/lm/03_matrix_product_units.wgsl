@@ -18,7 +18,8 @@
 // binding 2  product   read_write  (rows, columns), or as many parts or matrices of it
 // binding 3  dims      uniform     rows, columns, inner, terms of a part or matrices of a stack
 // binding 4  residual  read        (rows, columns), only if it is added
-// dispatch: one workgroup for each tile of each part or matrix
+// dispatch: one workgroup for each tile of each part or matrix; of a symmetric product only for the
+//   tiles on the diagonal and below it
 // limits: a subgroup's block is made of whole matrices, and threads load a whole number of vectors
 //   of each factor for a step; half-precision products have even columns, and nothing is added to
 //   them
@@ -55,6 +56,8 @@
 //!override half = 0
 // Are there stacks of matrices?
 //!override stacked = 0
+// Is the product symmetric: a matrix times its own transpose?
+//!override symmetric = 0
 // Are sums long, without parts and of an even number of steps?
 //!override long_sums = 0
 //!include lm/matrix_units.wgsl
@@ -270,19 +273,33 @@ fn {name}(
     // so that they share loads.
     let group = workgroup.y * workgroups.x + workgroup.x;
     let tiles_down = (dims.x + {rows - 1}u) / {rows}u;
+//!if symmetric
+    let tiles = tiles_down * (tiles_down + 1u) / 2u;
+//!else
     let tiles_across = (dims.y + {columns - 1}u) / {columns}u;
+    let tiles = tiles_down * tiles_across;
+//!end
 //!if stacked
     let parts = dims.w;
 //!else
     let parts = (dims.z + dims.w - 1u) / dims.w;
 //!end
-    let part = group / (tiles_down * tiles_across);
-    let place = group % (tiles_down * tiles_across);
+    let part = group / tiles;
+    let place = group % tiles;
+//!if symmetric
+    // Row r of tiles begins at place r (r + 1) / 2. The root may be rounded up or down.
+    let root = u32((sqrt(f32(8u * place + 1u)) - 1.0) / 2.0);
+    let is_later = u32((root + 1u) * (root + 2u) / 2u <= place);
+    let tile_row = root + is_later - u32(root * (root + 1u) / 2u > place);
+    let row0 = tile_row * {rows}u;
+    let column0 = (place - tile_row * (tile_row + 1u) / 2u) * {columns}u;
+//!else
     let band_row = place / (8u * tiles_across) * 8u;
     let band_rows = min(8u, tiles_down - band_row);
     let in_band = place % (8u * tiles_across);
     let row0 = (band_row + in_band % band_rows) * {rows}u;
     let column0 = in_band / band_rows * {columns}u;
+//!end
     // The subgroup's block of the tile; the compiler can tell that it is inside.
 //!let blocks_across = {columns / subgroup_columns}
     let own_row = subgroup / {blocks_across}u % {rows / subgroup_rows}u * {subgroup_rows}u;

@@ -3,7 +3,8 @@
 // A matrix unit stores a matrix in pieces of 8 bytes per row and thread, which is slow in global
 // memory. So some matrices of sums are first stored in workgroup memory, in the place of the
 // factors. From there neighbouring threads store neighbouring numbers: whole cache lines, in
-// vectors of 16 bytes if the rows of the product are aligned for them.
+// vectors of 16 bytes if the rows of the product are aligned for them. Sums of a symmetric product are
+// stored a second time, on the other side of the diagonal.
 //!let sum_stride = {together * unit_columns / 4 + 2}
 //!let sum_size = {unit_rows * sum_stride}
 //!let at_once = 4
@@ -123,6 +124,30 @@ fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {
       //!let sums = {sums}, whole if adds_late
             store(part, {row}, {column}, {sums});
         }
+      //!if symmetric
+        // The tile across the diagonal has the same sums, which lie here in columns.
+        if (row0 != column0) {
+            for (var n = 0u; n < {(pieces + lanes - 1) / lanes}u; n++) {
+                let v = lane + n * {lanes}u;
+        //!if pieces % lanes
+                if (v >= {pieces}u) { break; }
+        //!end
+                let line = v / {unit_rows / at_once}u;
+                let first = v % {unit_rows / at_once}u * {at_once}u;
+        //!for e in 0..at_once
+          //!let at = own_sums + (first + {e}u) * {sum_stride}u + line / 4u
+          //!let sum{e} = bitcast<f32>({tile}[{at}][line % 4u])
+        //!end
+        //!let row = column0 + own_column + {j * unit_columns}u + line
+        //!let column = row0 + own_row + {i * unit_rows}u + first
+        //!let sums = vec4<f32>({sum0}, {sum1}, {sum2}, {sum3})
+        //!if at_once == 8
+          //!let sums = {sums}, vec4<f32>({sum4}, {sum5}, {sum6}, {sum7})
+        //!end
+                store(part, {row}, {column}, {sums});
+            }
+        }
+      //!end
     //!end
   //!end
 //!end

@@ -78,6 +78,12 @@ class Product:
         """Number of products."""
         return self.out.shape[0] if len(self.out.shape) == 3 else 1
 
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the factors are a matrix and its own transpose."""
+        alone = self.residual is None and not self.accumulate
+        return alone and self.left is self.right and self.left_transposed != self.right_transposed
+
 
 class ProductOperations(Recorder):
     """Matrix products, computed by NumPy or the C engine. All operations call `multiply_matrices`.
@@ -249,9 +255,14 @@ class GpuProducts(GpuRecorder, ProductOperations):
         }
         if p.residual is not None:
             bindings["residual"] = p.residual
-        groups = tiling.tile.count(rows, columns) * (p.stack if stacked else tiling.parts)
+        settings = _settings(p, tiling, units)
+        tiles = tiling.tile.count(rows, columns)
+        if settings.get("symmetric"):
+            across = -(-rows // tiling.tile.rows)
+            tiles = across * (across + 1) // 2
+        groups = tiles * (p.stack if stacked else tiling.parts)
         file = "lm/03_matrix_product.wgsl" if units is None else "lm/03_matrix_product_units.wgsl"
-        self.dispatch(file, groups, _settings(p, tiling, units), **bindings)
+        self.dispatch(file, groups, settings, **bindings)
 
 
 def _settings(p: Product, tiling: Tiling, units: MatrixUnits | None) -> dict[str, int | str]:
@@ -294,6 +305,7 @@ def _settings_of_halves(p: Product, tiling: Tiling, units: MatrixUnits) -> dict[
         "whole_rows": rows % tile.rows == 0,
         "whole_columns": columns % tile.columns == 0,
         "half": half,
+        "symmetric": p.is_symmetric and tile.rows == tile.columns,
         "long_sums": even_steps and inner >= PAIRS_FROM and tile == units.tiles[0],
     }
 

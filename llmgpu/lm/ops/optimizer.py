@@ -21,7 +21,9 @@ from llmgpu.kernel_source import struct_dtype
 from llmgpu.lm.ops.recording import (
     GpuRecorder,
     Recorder,
+    as_single,
     dims,
+    put,
     recorded,
     saturate_to_half,
     workgroups,
@@ -186,11 +188,15 @@ class UpdateOperations(Recorder):
 
     @recorded
     def newton_schulz(self, gram: Tensor, square: Tensor) -> None:
-        """Write square = a I + b gram + c square, both (S, n, n), with Muon's a, b and c."""
+        """Replace gram (S, n, n) by a I + b gram + c square, with Muon's a, b and c.
+
+        gram may be float16; square is float32.
+        """
         a, b, c = NEWTON_SCHULZ
-        square.array[...] = b * gram.array + c * square.array
+        polynomial = b * as_single(gram.array) + c * square.array
         side = np.arange(gram.shape[-1])
-        square.array[:, side, side] += a
+        polynomial[:, side, side] += a
+        put(polynomial, gram.array)
 
 
 class GpuUpdates(GpuRecorder, UpdateOperations):
@@ -262,7 +268,8 @@ class GpuUpdates(GpuRecorder, UpdateOperations):
     def newton_schulz(self, gram: Tensor, square: Tensor) -> None:
         self.dispatch(
             "lm/12_newton_schulz.wgsl",
-            workgroups(gram.size),
+            workgroups(-(-gram.size // 2)),
+            {"half": gram.is_half},
             gram=gram,
             square=square,
             dims=dims(gram.size, gram.shape[-1]),

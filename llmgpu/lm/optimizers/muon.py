@@ -112,35 +112,33 @@ def record_orthogonal(
     """Record operations that make S matrices nearly orthogonal; return the results.
 
     matrices: (S, rows, columns), overwritten. Singular values below about 1e-3 of the largest stay
-    below 1. half: round the factors of products to half precision, as in the model. memory: size of
-    the scratch memory in numbers; stacks with the same size share scratch memory.
+    below 1. half: the factors of products are half precision, as in the model. memory: size of the
+    scratch memory in numbers; stacks with the same size share scratch memory.
     """
 
     def scratch(role: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
         return _scratch(operations, role, shape, max(memory, matrices.size), dtype)
 
-    def factor(single: Tensor, role: str) -> Tensor:
-        if not half:
-            return single
-        rounded = scratch(f"{role} in half", single.shape, np.float16)
-        operations.round_to_half(single, rounded)
-        return rounded
-
     count, rows, columns = matrices.shape
     side, is_wide = min(rows, columns), rows <= columns
-    gram, square = (scratch(role, (count, side, side)) for role in ("grams", "squares of grams"))
-    x, other = matrices, scratch("next directions", matrices.shape)
-    operations.scale_to_norm(x)  # the iteration requires that no singular value is above 1
-    for _ in range(ITERATIONS):
+    operations.scale_to_norm(matrices)  # the iteration requires that no singular value is above 1
+    x = matrices
+    if half:
+        x = scratch("directions in half", matrices.shape, np.float16)
+        operations.round_to_half(matrices, x)
+    gram = scratch("grams", (count, side, side), x.dtype)
+    square = scratch("squares of grams", (count, side, side))
+    other = scratch("next directions", matrices.shape, x.dtype)
+    for iteration in range(ITERATIONS):
         # Compute the smaller of x x^T and x^T x, its square, and the polynomial of both; multiply x
         # by the polynomial.
-        own = factor(x, "directions")
-        operations.multiply(own, own, gram, left_transposed=not is_wide, right_transposed=is_wide)
-        of_gram = factor(gram, "grams")
-        operations.multiply(of_gram, of_gram, square, right_transposed=True)
+        operations.multiply(x, x, gram, left_transposed=not is_wide, right_transposed=is_wide)
+        operations.multiply(gram, gram, square, right_transposed=True)
         operations.newton_schulz(gram, square)
-        polynomial = factor(square, "polynomials")
-        operations.multiply(*((polynomial, own) if is_wide else (own, polynomial)), other)
+        factors = (gram, x) if is_wide else (x, gram)
+        if half and iteration == ITERATIONS - 1:
+            other = matrices  # the last directions are not factors of a product
+        operations.multiply(*factors, other)
         x, other = other, x
     return x
 

@@ -76,7 +76,7 @@ def product_of(
         "whole_columns": columns % tile.columns == 0,
         "aligned": columns % (8 if changes.get("half") else 4) == 0,
         "whole_inner": inner % tile.inner == 0,
-        **dict.fromkeys(("accumulate", "residual", "half", "stacked"), False),
+        **dict.fromkeys(("accumulate", "residual", "half", "stacked", "symmetric"), False),
         **changes,
     }
     return Product(tile, units, {**units.settings(tile), **settings}, inner)
@@ -106,6 +106,8 @@ def run(
         random.standard_normal((stack, *s)).astype(np.float16)
         for s in ((rows, inner), (inner, columns))
     )
+    if given["symmetric"]:
+        right = turned(left)
     addend = random.standard_normal((rows, columns)).astype(np.float32)
     parts = stack if given["stacked"] else -(-inner // part)
     kind = np.float16 if given["half"] else np.float32
@@ -126,7 +128,12 @@ def run(
         pytest.skip("the adapter has no half-precision numbers")
     kernel = kernel_of(device, text)
     commands = device.record()
-    commands.dispatch(kernel.bind(**buffers), made.tile.count(rows, columns) * parts)
+    tiles = made.tile.count(rows, columns)
+    if given["symmetric"]:
+        assert rows == columns and made.tile.rows == made.tile.columns
+        across = -(-rows // made.tile.rows)
+        tiles = sum(range(1, across + 1))
+    commands.dispatch(kernel.bind(**buffers), tiles * parts)
     commands.submit()
     found = device.read(buffers["product"], len(room), kind)
     assert (found[parts * rows * columns :] == kind(6e4)).all()
@@ -224,6 +231,35 @@ def test_products_of_stacks(
     run(device, product_of(*sizes, transposed, stacked=True, half=half), sizes, stack=3)
 
 
+@pytest.mark.parametrize("transposed", [(False, True), (True, False)], ids=str)
+@pytest.mark.parametrize("size", [48, 41, 12])
+@pytest.mark.parametrize("half", [False, True])
+def test_symmetric_products(
+    device: Device, size: int, transposed: tuple[bool, bool], half: bool
+) -> None:
+    if half and size % 2:
+        pytest.skip("half-precision products have even columns")
+    sizes, tile = (size, size, 24), MatrixTile(16, 16, 8, 8, 16)
+    changes = {"symmetric": True, "stacked": True, "half": half, "tile": tile}
+    run(device, product_of(*sizes, transposed, **changes), sizes, stack=2)
+
+
+def test_a_matrix_times_its_transpose_is_symmetric() -> None:
+    def is_symmetric(left: Tensor, right: Tensor, tile: int, **changes: bool) -> int | str:
+        out = Tensor("", (256, 256), np.dtype(np.float32), None)
+        made = linear.Product("multiply", left, right, out, **changes)
+        units = MatrixUnits((16, 16, 16), 32, MATRIX_TILES)
+        return linear._settings(made, Tiling(MATRIX_TILES[tile], 256, 1), units)["symmetric"]
+
+    one, other = (Tensor("", (256, 256), np.dtype(np.float16), None) for _ in range(2))
+    assert is_symmetric(one, one, 0, right_transposed=True)
+    assert is_symmetric(one, one, 0, left_transposed=True)
+    assert not is_symmetric(one, one, 1, right_transposed=True)  # a tile that is not square
+    assert not is_symmetric(one, one, 0)
+    assert not is_symmetric(one, other, 0, right_transposed=True)
+    assert not is_symmetric(one, one, 0, right_transposed=True, accumulate=True)
+
+
 @pytest.mark.parametrize("transposed", NAMES, ids=NAMES.values())
 def test_a_round_stores_what_it_loads(transposed: tuple[bool, bool]) -> None:
     text = product_of(32, 64, 64, transposed).text
@@ -301,6 +337,8 @@ def test_tint_compiles_every_kind(null_device: Any, tile: MatrixTile) -> None:
                 {"residual": True},
                 {"half": True},
                 {"stacked": True},
+                {"stacked": True, "symmetric": True},
+                {"stacked": True, "symmetric": True, "half": True},
             ):
                 changes = {"unit": (16, 16, 16), "lanes": 32, **added}
                 made = product_of(*sizes, transposed, tile=tile, **changes)
@@ -350,3 +388,22 @@ def test_matrix_units_compute_what_float64_does(
             run(dawn_device, made, sizes, stack=3 if made.settings["stacked"] else 1)
             if made.in_pairs.loads_pairs:
                 run(dawn_device, made.in_pairs, sizes)
+
+
+@pytest.mark.parametrize("size", [384, 200, 77])
+@pytest.mark.parametrize("half", [False, True])
+def test_matrix_units_compute_symmetric_products(
+    dawn_device: Device, size: int, half: bool
+) -> None:
+    units = matrix_units(dawn_device)
+    if units is None:
+        pytest.skip("Dawn's adapter has no matrix units")
+    if half and size % 2:
+        pytest.skip("half-precision products have even columns")
+    sizes = (size, size, 320)
+    changes = {"stacked": True, "symmetric": True, "half": half}
+    for transposed in ((False, True), (True, False)):
+        for tile in units.tiles:
+            if tile.rows == tile.columns:
+                own = {"tile": tile, "unit": units.unit, "lanes": units.lanes}
+                run(dawn_device, product_of(*sizes, transposed, **own, **changes), sizes, stack=3)
