@@ -29,6 +29,7 @@ from llmgpu.lm.generating.generator import Continuation, Ends, Generator, Reques
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import load_model
 from llmgpu.lm.options import SamplingOptions
+from llmgpu.pipeline import Background
 from llmgpu.text.chat import MESSAGES, check_messages
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
@@ -48,7 +49,13 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
 
     # Read and encode prompts before loading the model, so that errors are reported early.
     texts = _given_prompts(asked, report)
-    saved = open_model(asked.run, report.note)
+    # Check the model's files in a thread while the device opens.
+    opened: list[SavedModel] = []
+    with Background() as checking:
+        checking.start(lambda: opened.append(open_model(asked.run, report.note)))
+        backend = opening.backend(report.note)
+        checking.wait()
+    (saved,) = opened
     vocabulary = with_chat_template(saved.vocabulary, asked.chat_template)
     tokenizer = Tokenizer(vocabulary, device="cpu")
     # ChatEncoder is used in place of Tokenizer's own method, because errors of ChatEncoder name
@@ -59,7 +66,6 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
     wanted = [(each, prompt_ids(tokenizer, conversations, each, saved)) for each in texts]
 
     # Load the model, with memory for the longest prompt and continuation.
-    backend = opening.backend(report.note)
     report.note_missing_engine(backend)
     report.line(f"generating on {backend.description} with {saved.folder}")
     longest = max(len(ids) for _, ids in wanted)

@@ -193,7 +193,7 @@ class UpdateOperations(Recorder):
         gram may be float16; square is float32.
         """
         a, b, c = NEWTON_SCHULZ
-        polynomial = b * as_single(gram.array) + c * square.array
+        polynomial: FloatArray = b * as_single(gram.array) + c * as_single(square.array)
         side = np.arange(gram.shape[-1])
         polynomial[:, side, side] += a
         put(polynomial, gram.array)
