@@ -30,7 +30,7 @@ LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 DRIVER_NAMES: tuple[DriverName, ...] = get_args(DriverName)
 
 
-F16_VERSION = 4  # see `TrainOptions.f16_version`
+F16_VERSION = 5  # see `TrainOptions.f16_version`
 
 
 # The first keys of stored options, in the order of the file. All other fields of `TrainOptions`

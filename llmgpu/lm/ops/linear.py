@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from llmgpu.lm.ops.matrix_tiling import (
     SOFTWARE_TILES,
     SUMS,
     TILES,
+    AnyTile,
     MatrixTile,
     Tiling,
     choose_tiling,
@@ -203,8 +205,11 @@ class GpuProducts(GpuRecorder, ProductOperations):
         bindable = 1 << (self.device.max_binding_bytes // 4).bit_length() - 1
         software = self.device.is_software
         rows, columns, inner = p.sizes
+        tiles: Sequence[AnyTile] = SOFTWARE_TILES if software else TILES
+        if units is not None:
+            tiles = units.square_tiles if p.is_symmetric else units.tiles
         return choose_tiling(
-            units.tiles if units is not None else SOFTWARE_TILES if software else TILES,
+            tiles,
             p.stack * rows,
             columns,
             inner,
@@ -305,7 +310,7 @@ def _settings_of_halves(p: Product, tiling: Tiling, units: MatrixUnits) -> dict[
         "whole_rows": rows % tile.rows == 0,
         "whole_columns": columns % tile.columns == 0,
         "half": half,
-        "symmetric": p.is_symmetric and tile.rows == tile.columns,
+        "symmetric": p.is_symmetric,
         "long_sums": even_steps and inner >= PAIRS_FROM and tile == units.tiles[0],
     }
 

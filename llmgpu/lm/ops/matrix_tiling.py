@@ -13,6 +13,8 @@ from math import gcd
 
 # most terms of one part, since rounding errors of a running sum grow with its length
 MAX_INNER = 8_192
+# the same for factors in half precision, whose own rounding errors are larger
+MAX_HALF_INNER = 32_768
 MAX_PARTS = 32
 # processors of a large device; more workgroups than needed cost a smaller device little
 PROCESSORS = 132
@@ -38,6 +40,11 @@ class _Block:
     def resident(self) -> int:
         """Number of workgroups that keep a processor busy."""
         return 1
+
+    @property
+    def most_terms(self) -> int:
+        """Most terms of a running sum."""
+        return MAX_INNER
 
     def count(self, rows: int, columns: int) -> int:
         """Return the number of tiles that cover a product."""
@@ -104,7 +111,11 @@ class MatrixTile(_Block):
     @property
     def resident(self) -> int:
         # The registers of a processor hold two large tiles, or three small ones.
-        return 2 if self.rows * self.columns >= 128 * 128 else 3
+        return 2 if self.rows * self.columns >= 96 * 128 else 3
+
+    @property
+    def most_terms(self) -> int:
+        return MAX_HALF_INNER
 
     @property
     def term_cost(self) -> float:
@@ -176,7 +187,7 @@ def choose_tiling(
     """
     most_parts = max(1, min(MAX_PARTS, most // (rows * columns), inner // 64))
     # Split long sums even if this takes more time, to make rounding errors smaller.
-    least_parts = min(most_parts, -(-inner // MAX_INNER))
+    least_parts = min(most_parts, -(-inner // tiles[0].most_terms))
 
     def cost(choice: tuple[AnyTile, int]) -> float:
         tile, parts = choice

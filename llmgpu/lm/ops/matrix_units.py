@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MATRIX_TILES = (
     MatrixTile(128, 128, 32, 64, 64),
+    MatrixTile(96, 128, 32, 48, 64),
     MatrixTile(128, 64, 32, 64, 32),
     MatrixTile(64, 64, 64, 32, 32),
     MatrixTile(32, 32, 32, 16, 16),
@@ -40,6 +41,11 @@ class MatrixUnits:
     unit: Unit
     lanes: int
     tiles: tuple[MatrixTile, ...]
+
+    @property
+    def square_tiles(self) -> tuple[MatrixTile, ...]:
+        """The tiles of symmetric products, of which only half is computed."""
+        return tuple(tile for tile in self.tiles if tile.rows == tile.columns)
 
     def settings(self, tile: MatrixTile) -> dict[str, int]:
         """Return the settings of a tile for lm/03_matrix_product_units.wgsl."""
@@ -145,8 +151,9 @@ def matrix_units(device: Device) -> MatrixUnits | None:
         return tile.fits(unit, threads) and _holds(device, threads, tile.memory(unit))
 
     for unit in _units(device):
-        if tiles := tuple(tile for tile in MATRIX_TILES if fits(tile, unit)):
-            return MatrixUnits(unit, lanes, tiles)
+        units = MatrixUnits(unit, lanes, tuple(tile for tile in MATRIX_TILES if fits(tile, unit)))
+        if units.square_tiles:
+            return units
     return None
 
 

@@ -245,19 +245,16 @@ def test_symmetric_products(
 
 
 def test_a_matrix_times_its_transpose_is_symmetric() -> None:
-    def is_symmetric(left: Tensor, right: Tensor, tile: int, **changes: bool) -> int | str:
+    def is_symmetric(left: Tensor, right: Tensor, **changes: bool) -> bool:
         out = Tensor("", (256, 256), np.dtype(np.float32), None)
-        made = linear.Product("multiply", left, right, out, **changes)
-        units = MatrixUnits((16, 16, 16), 32, MATRIX_TILES)
-        return linear._settings(made, Tiling(MATRIX_TILES[tile], 256, 1), units)["symmetric"]
+        return linear.Product("multiply", left, right, out, **changes).is_symmetric
 
     one, other = (Tensor("", (256, 256), np.dtype(np.float16), None) for _ in range(2))
-    assert is_symmetric(one, one, 0, right_transposed=True)
-    assert is_symmetric(one, one, 0, left_transposed=True)
-    assert not is_symmetric(one, one, 1, right_transposed=True)  # a tile that is not square
-    assert not is_symmetric(one, one, 0)
-    assert not is_symmetric(one, other, 0, right_transposed=True)
-    assert not is_symmetric(one, one, 0, right_transposed=True, accumulate=True)
+    assert is_symmetric(one, one, right_transposed=True)
+    assert is_symmetric(one, one, left_transposed=True)
+    assert not is_symmetric(one, one)
+    assert not is_symmetric(one, other, right_transposed=True)
+    assert not is_symmetric(one, one, right_transposed=True, accumulate=True)
 
 
 @pytest.mark.parametrize("transposed", NAMES, ids=NAMES.values())
@@ -403,7 +400,6 @@ def test_matrix_units_compute_symmetric_products(
     sizes = (size, size, 320)
     changes = {"stacked": True, "symmetric": True, "half": half}
     for transposed in ((False, True), (True, False)):
-        for tile in units.tiles:
-            if tile.rows == tile.columns:
-                own = {"tile": tile, "unit": units.unit, "lanes": units.lanes}
-                run(dawn_device, product_of(*sizes, transposed, **own, **changes), sizes, stack=3)
+        for tile in units.square_tiles:
+            own = {"tile": tile, "unit": units.unit, "lanes": units.lanes}
+            run(dawn_device, product_of(*sizes, transposed, **own, **changes), sizes, stack=3)
