@@ -256,10 +256,10 @@ def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tupl
     steps = settings.options.steps
     needed_bytes = training_memory(settings, backend, asked.given.intervals.unread_steps(steps))
     host_bytes = host_memory(settings, backend, needed_bytes)
-    if workers.count > 1:
-        host_bytes += exchange_memory(settings.config.parameters)
     if settings.options.sync_every:
         host_bytes += local_memory(settings.config.parameters)
+    elif workers.count > 1:
+        host_bytes += exchange_memory(settings.config.parameters)
     if checkpoint is None or checkpoint.state.step < steps:
         announce(report, settings, backend, host_bytes, needed_bytes, workers.count)
     # Make the run. Open the data while threads draw the weights.

@@ -307,16 +307,25 @@ class Download:
     def take(self, use: Callable[[NDArray[np.uint8]], None]) -> None:
         """Wait for the running copy, if any, and call `use` with its bytes.
 
-        `use` receives up to 3 bytes more than requested. The bytes are valid only during the call.
+        The bytes are valid only during the call. Otherwise like `mapped`.
+        """
+        if self._pending is not None:
+            copied, unmap = self.mapped()
+            use(copied)
+            unmap()
+
+    def mapped(self) -> tuple[NDArray[np.uint8], Callable[[], None]]:
+        """Wait for the running copy; return its bytes, and a function that makes them invalid.
+
+        There are up to 3 bytes more than requested. Call the function before the next copy starts.
         Raises DeviceError if mapping fails.
         """
         mapped, self._pending = self._pending, None
         if mapped is None:
-            return
+            raise RuntimeError("no download is under way in this memory")
         if not mapped.wait():
             raise DeviceError(f"{self._opened.name} can't map {self._size} bytes for reading")
-        use(np.frombuffer(mapped.memory(), np.uint8))
-        mapped.unmap()
+        return np.frombuffer(mapped.memory(), np.uint8), mapped.unmap
 
     def reserve(self, nbytes: int) -> None:
         """Allocate memory for `nbytes` bytes in advance, because allocation is slow."""

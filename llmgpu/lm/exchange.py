@@ -1,11 +1,13 @@
-"""Adding up the gradients of all workers while the backward pass computes further gradients.
+"""Adding up tensors over all workers, while the device computes or copies further tensors.
 
-The last batch of a step runs in stages. Each stage completes some gradients, which are cut into
-buckets. Each bucket is read, added up over the workers in the order of their numbers, and written
-back. Threads add up a bucket while the next bucket is read. A few copies of buckets are queued on
-the device, so the device seldom waits.
+Tensors are cut into buckets. Each bucket is read, added up over the workers in the order of their
+numbers, and written back. Threads add up a bucket while the next bucket is read. A few copies of
+buckets are queued on the device, so the device seldom waits. `BucketSums` does this for two uses:
 
-With local steps, workers instead add up weights at the end of a round, see `LocalSteps`.
+- `Exchange`: the last batch of a step runs in stages, each of which completes some gradients. Sums
+  replace the gradients while the backward pass computes further gradients.
+- `LocalSteps`: at the end of a round, workers add up weights and moments. An outer step computes
+  the new weights.
 """
 
 from __future__ import annotations
@@ -13,15 +15,16 @@ from __future__ import annotations
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.recording import STAGED, Program
+from llmgpu.lm.ops.recording import STAGED, Program, Read
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 from llmgpu.lm.options import TrainOptions
 from llmgpu.pipeline import in_order
@@ -30,18 +33,21 @@ from llmgpu.processors import usable_processors
 BUCKET = 1 << 23  # most numbers in a bucket
 AHEAD = 3  # buckets that the device copies to the host while the host reads another bucket
 _SLOTS = 3  # slots, of one bucket each, in the memory that a worker shares
-_START = 64  # parts of a tensor start at multiples of this many numbers, which are 256 bytes
+# Parts of a tensor, and shares of a bucket, start at multiples of this many numbers (256 bytes).
+_START = 64
 _BLOCK = 1 << 16  # numbers added up at a time, so that they fit in a processor's cache
-_TOKEN = 16  # random bytes by which another worker recognizes this worker's memory
+# Random bytes by which another worker recognizes this worker's memory; the slots after them start
+# at a line of a processor's cache, which makes copies faster.
+_TOKEN = 64
 _MOST_THREADS = 8  # more threads are no faster, because memory is the limit
 
-Fill = Callable[[FloatArray], None]
-Write = Callable[[], None]
-# A function that adds up an array over all workers. Arguments: the length of the float32 arrays,
-# and a function that fills an array with this worker's numbers. It returns a function that fills an
-# array with the sums, which another thread may call. One more call of `Sums` may begin before that
-# function has returned, but not two.
-Sums = Callable[[int, Fill], Fill]
+# A function that receives a range of an array and the sums of the range, which it does not change.
+Use = Callable[[slice, FloatArray], None]
+# A function that adds up an array over all workers. Argument: this worker's array, float32 (n,). It
+# returns a function that calls a `Use` for ranges of the sums, in several threads. Another thread
+# may call that function, and the array must not change before it returns. One more call of `Sums`
+# may begin before that function has returned, but not two.
+Sums = Callable[[FloatArray], Callable[[Use], None]]
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,70 @@ class Stage:
 
     program: Program
     tensors: Sequence[Tensor]
+
+
+class Change(NamedTuple):
+    """A change of tensors that is computed from sums over all workers.
+
+    tensors: the tensors that are read and written. summed: how many of their numbers are added up;
+    the rest follows. compute: receives the old numbers of the tensors, an array (n,) for the new
+    numbers, a range, and the sums of the range. It writes the new numbers.
+    """
+
+    tensors: Sequence[Tensor]
+    summed: int
+    compute: Callable[[FloatArray, FloatArray, slice, FloatArray], None]
+
+
+# A function that computes a change of tensors that were read. It returns the functions that remain
+# to be called: one gives back the memory of the old numbers, the other writes the new numbers.
+_Begun = Callable[[], tuple[Callable[[], None], Callable[[], None]]]
+
+
+class BucketSums:
+    """Changes tensors, one bucket after another, with their sums over all workers."""
+
+    def __init__(self, operations: Operations, open_sums: Callable[[], Sums], numbers: int) -> None:
+        """Prepare for changes of up to `numbers` numbers.
+
+        open_sums: called once on every worker, before the first sum.
+        """
+        self._open_sums = cache(open_sums)
+        self._transfers = operations.open_transfers(numbers)
+
+    def make(self, changes: Iterable[Change]) -> None:
+        """Make the changes; a change is computed while the tensors of later ones are read.
+
+        All workers must call this method.
+        """
+        for release, write in in_order(self._begun(changes), lambda begun: begun(), 2, threads=1):
+            release()
+            write()
+
+    def read(self, bucket: Sequence[Tensor], out: FloatArray) -> None:
+        """Copy tensors, end to end, to an array (n,)."""
+        out[...], release = self._transfers.start_reading(bucket)()
+        release()
+
+    def _begun(self, changes: Iterable[Change]) -> Iterator[_Begun]:
+        pending: deque[tuple[Change, Read]] = deque()
+        for change in changes:
+            pending.append((change, self._transfers.start_reading(change.tensors)))
+            if len(pending) > AHEAD:
+                yield self._begin(*pending.popleft())
+        while pending:
+            yield self._begin(*pending.popleft())
+
+    def _begin(self, change: Change, read: Read) -> _Begun:
+        old, release = read()
+        add_up = self._open_sums()(old[: change.summed])
+        new, write = self._transfers.start_writing(change.tensors)
+
+        def compute() -> tuple[Callable[[], None], Callable[[], None]]:
+            add_up(partial(change.compute, old, new))
+            return release, write
+
+        return compute
 
 
 class Exchange:
@@ -63,10 +133,9 @@ class Exchange:
         open_sums: called once on every worker, before the first sum.
         """
         self._operations = operations
-        self._open_sums = cache(open_sums)
-        self._stages = [(stage.program, list(buckets(stage.tensors))) for stage in stages]
+        self._stages = [(stage.program, list(buckets(stage.tensors, BUCKET))) for stage in stages]
         sizes = [_size(bucket) for _, given in self._stages for bucket in given]
-        self._transfers = operations.open_transfers(max(sizes))
+        self._sums = BucketSums(operations, open_sums, max(sizes))
 
     def finish(self) -> int:
         """Run the stages after the first, and replace all tensors by their sums.
@@ -74,51 +143,34 @@ class Exchange:
         The caller has run the first stage. Programs that run later see the sums. Returns the number
         of stages that were run.
         """
-        for write in in_order(self._begun_sums(), _fill, 2, threads=1):
-            write()
+        self._sums.make(self._changes())
         return len(self._stages) - 1
 
-    def _begun_sums(self) -> Iterator[tuple[Fill, FloatArray, Write]]:
-        """Run the stages; after each bucket is read, yield (fill, array, write).
-
-        fill: writes the sums to the array, float32 (n,). write: copies the array to the tensors of
-        the bucket.
-        """
-        pending: deque[tuple[list[Tensor], Fill]] = deque()
+    def _changes(self) -> Iterator[Change]:
         for number, (program, given) in enumerate(self._stages):
             if number:
                 self._operations.run(program)
             for bucket in given:
-                pending.append((bucket, self._transfers.start_reading(bucket)))
-                if len(pending) > AHEAD:
-                    yield self._read(*pending.popleft())
-        while pending:
-            yield self._read(*pending.popleft())
-
-    def _read(self, bucket: list[Tensor], read: Fill) -> tuple[Fill, FloatArray, Write]:
-        fill = self._open_sums()(_size(bucket), read)
-        return fill, *self._transfers.start_writing(bucket)
+                yield Change(bucket, _size(bucket), _take_sums)
 
 
-def _fill(sums: tuple[Fill, FloatArray, Write]) -> Write:
-    fill, array, write = sums
-    fill(array)
-    return write
+def _take_sums(old: FloatArray, new: FloatArray, block: slice, sums: FloatArray) -> None:
+    new[block] = sums
 
 
 def exchange_memory(parameters: int) -> int:
     """Return an upper bound of a worker's memory for adding up gradients, in bytes."""
-    return (_SLOTS + AHEAD + 1 + STAGED) * 4 * min(BUCKET, parameters + BUCKET // 8)
+    return (_SLOTS + AHEAD + 2 + STAGED) * 4 * min(BUCKET, parameters + BUCKET // 8)
 
 
 def _size(bucket: Sequence[Tensor]) -> int:
     return sum(tensor.size for tensor in bucket)
 
 
-def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield lists of tensors, or parts of tensors, in order; a list has up to `BUCKET` numbers."""
+def buckets(tensors: Sequence[Tensor], most: int) -> Iterator[list[Tensor]]:
+    """Yield lists of tensors, or parts of tensors, in order; a list has up to `most` numbers."""
     bucket: list[Tensor] = []
-    room = BUCKET
+    room = most
     for tensor in tensors:
         first = 0
         while first < tensor.size:
@@ -131,93 +183,145 @@ def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
             first, room = first + count, room - count
             if room < _START:
                 yield bucket
-                bucket, room = [], BUCKET
+                bucket, room = [], most
     if bucket:
         yield bucket
+
+
+def _shares(part: slice, count: int) -> list[slice]:
+    """Divide a range into `count` shares of about the same size; the last ones may be empty."""
+    size = -(-(part.stop - part.start) // (count * _START)) * _START
+    return [
+        slice(first, min(first + size, part.stop))
+        for first in (min(part.start + k * size, part.stop) for k in range(count))
+    ]
+
+
+class BlockThreads:
+    """Threads that work on blocks of arrays; a block fits in a processor's cache."""
+
+    def __init__(self, workers: int) -> None:
+        """Divide this machine's processors among its workers; the threads start later."""
+        self._count = max(1, min(usable_processors() // workers, _MOST_THREADS))
+        # While some threads add up a bucket, others copy the next one.
+        self._pool = ThreadPoolExecutor(2 * self._count, "sums")
+
+    def run(self, work: Sequence[tuple[slice, Callable[[slice], None]]]) -> None:
+        """Call functions for the blocks of ranges; work: each range with its function."""
+        each = -(-self._count // max(len(work), 1))
+        jobs = [
+            (share, do)
+            for part, do in work
+            for share in _shares(part, max(1, min(each, (part.stop - part.start) // _BLOCK)))
+        ]
+        list(self._pool.map(_over_blocks, jobs) if len(jobs) > 1 else map(_over_blocks, jobs))
+
+
+def _over_blocks(job: tuple[slice, Callable[[slice], None]]) -> None:
+    share, do = job
+    for start in range(share.start, share.stop, _BLOCK):
+        do(slice(start, min(start + _BLOCK, share.stop)))
+
+
+def _pass_on(sums: FloatArray, use: Use) -> Callable[[slice], None]:
+    return lambda block: use(block, sums[block])
 
 
 class SharedSums:
     """Sums over the workers of one machine, through shared memory.
 
-    A worker writes to its slots in turn. Before the workers read a slot, they wait until all have
-    written to this slot. A worker writes to the first slot again only after the wait for the second
-    slot. At that wait all workers have finished reading the first slot.
+    Each worker adds up one share of the array. The bandwidth of memory is the limit, so a worker
+    reads as little as possible: its own share where the array is, and the shares of others as sums.
+
+    A worker writes to its slots in turn. In a slot it writes what others add up, and the sums of
+    its own share. The workers wait for each other after either. A worker writes to the first slot
+    again only after the first wait for the second slot. At that wait all workers have finished
+    reading the first slot.
     """
 
-    def __init__(self, communicator: Any, memory: Sequence[mmap.mmap]) -> None:
+    def __init__(
+        self, communicator: Any, threads: BlockThreads, memory: Sequence[mmap.mmap]
+    ) -> None:
         """Store the memory of all workers, by number, as `share_memory` returns it."""
-        self._communicator = communicator
+        self._communicator, self._threads = communicator, threads
         arrays = [np.frombuffer(each, np.float32, _SLOTS * BUCKET, _TOKEN) for each in memory]
         self._slots = deque(zip(*(array.reshape(_SLOTS, BUCKET) for array in arrays), strict=True))
-        threads = max(1, min(usable_processors() // len(memory), _MOST_THREADS))
-        self._scratch = [np.empty(_BLOCK, np.float32) for _ in range(threads)]
 
-    def __call__(self, count: int, read: Fill) -> Fill:
-        """Write this worker's numbers to its next slot.
+    def __call__(self, own: FloatArray) -> Callable[[Use], None]:
+        """Write this worker's numbers to its next slot, without its own share.
 
-        The returned function waits until all workers have written, and adds up their slots.
+        The returned function waits until all workers have written, and adds up.
         """
-        slot = self._slots[0]
+        slot, number = self._slots[0], self._communicator.rank
         self._slots.rotate(-1)
-        read(slot[self._communicator.rank][:count])
-        return partial(self._add_up, slot, count)
+        shares = _shares(slice(0, len(own)), len(slot))
 
-    def _add_up(self, slot: Sequence[FloatArray], count: int, out: FloatArray) -> None:
+        def copy(block: slice) -> None:
+            slot[number][block] = own[block]
+
+        self._threads.run([(share, copy) for k, share in enumerate(shares) if k != number])
+        given = [*slot[:number], own, *slot[number + 1 :]]
+        return partial(self._add_up, slot, given, shares)
+
+    def _add_up(
+        self,
+        slot: Sequence[FloatArray],
+        given: Sequence[FloatArray],
+        shares: Sequence[slice],
+        use: Use,
+    ) -> None:
+        number = self._communicator.rank
+
+        def add(block: slice) -> None:
+            sums = given[0][block] + given[1][block]
+            for other in given[2:]:
+                sums += other[block]
+            slot[number][block] = sums
+            use(block, sums)
+
         self._communicator.Barrier()
-        size = max(_BLOCK, -(-count // len(self._scratch)))
-        parts = [slice(first, min(first + size, count)) for first in range(0, count, size)]
-        jobs = zip(parts, self._scratch, strict=False)
-        for _ in in_order(jobs, partial(_add, slot, out), len(parts)):
-            pass
+        self._threads.run([(shares[number], add)])
+        self._communicator.Barrier()
+        others = [(share, _pass_on(slot[k], use)) for k, share in enumerate(shares) if k != number]
+        self._threads.run(others)
 
 
-def _add(given: Sequence[FloatArray], out: FloatArray, job: tuple[slice, FloatArray]) -> None:
-    """Add up one range of the arrays in `given`, and write the sums to `out`.
-
-    job: the range, and an array that collects a block of sums, because reading `out` may be slow.
-    """
-    part, total = job
-    for first in range(part.start, part.stop, _BLOCK):
-        block = slice(first, min(first + _BLOCK, part.stop))
-        sums = np.add(given[0][block], given[1][block], out=total[: block.stop - first])
-        for other in given[2:]:
-            sums += other[block]
-        out[block] = sums
-
-
-def collective_sums(communicator: Any, count: int, read: Fill) -> Fill:
+def collective_sums(
+    communicator: Any, threads: BlockThreads, own: FloatArray
+) -> Callable[[Use], None]:
     """Add up an array over workers of several machines; each worker adds up one range of it.
 
-    A worker sends about twice the size of the array, for any number of workers. Arguments and
-    result are those of `Sums`.
+    A worker sends about twice the size of the array, for any number of workers. Argument and result
+    are those of `Sums`.
     """
-    workers = communicator.size
+    workers, count = communicator.size, len(own)
     given = np.zeros((workers, -(-count // workers)), np.float32)
-    read(given.reshape(-1)[:count])
+    given.reshape(-1)[:count] = own
 
-    def fill(out: FloatArray) -> None:
+    def add_up(use: Use) -> None:
         taken = np.empty_like(given)
         communicator.Alltoall(given, taken)
         total = taken[0]
         for other in taken[1:]:
             total += other
         communicator.Allgather(total, given)
-        out[...] = given.reshape(-1)[:count]
+        threads.run([(slice(0, count), _pass_on(given.reshape(-1), use))])
 
-    return fill
+    return add_up
 
 
-def open_sums(communicator: Any, *, one_machine: bool) -> Sums:
+def open_sums(communicator: Any, local_count: int) -> Sums:
     """Return the `Sums` of an MPI communicator; all its workers must call this function.
 
-    communicator: None for a single worker.
+    communicator: None for a single worker. local_count: number of workers on this machine.
     """
-    if communicator is None:
-        return lambda count, read: read  # the sum is this worker's array itself
-    memory = share_memory(communicator) if one_machine else None
+    threads = BlockThreads(local_count)
+    if communicator is None:  # the sum is this worker's array itself
+        return lambda own: lambda use: threads.run([(slice(0, len(own)), _pass_on(own, use))])
+    memory = share_memory(communicator) if local_count == communicator.size else None
     if memory is None:
-        return partial(collective_sums, communicator)
-    return SharedSums(communicator, memory)
+        return partial(collective_sums, communicator, threads)
+    return SharedSums(communicator, threads, memory)
 
 
 def share_memory(communicator: Any) -> list[mmap.mmap] | None:
@@ -282,59 +386,57 @@ class LocalSteps:
         workers: number of workers. open_sums: called at the end of the first round. weights,
         moments: tensors of the model and of the inner optimizer.
         """
-        self._operations, self._options, self._workers = operations, options, workers
-        self._open_sums = cache(open_sums)
+        self._options, self._workers = options, np.float32(workers)
         self._weights, self._moments = weights, moments
         self.momenta = [
             operations.tensor(f"outer momentum of {weight.name}", weight.shape)
             for weight in weights
         ]
-        self._transfers = operations.open_transfers(min(BUCKET, _size([*weights, *moments])))
+        most = max(2 * _size(weights), _size(moments))
+        self._sums = BucketSums(operations, open_sums, min(BUCKET, most))
         self._start: FloatArray | None = None
 
     def begin(self) -> None:
         """Copy the weights before the first round; all workers have equal weights."""
         if self._start is None:
-            pieces = [self._read(bucket) for bucket in buckets(self._weights)]
-            self._start = np.concatenate(pieces)
+            rest = self._start = np.empty(_size(self._weights), np.float32)
+            for bucket in buckets(self._weights, BUCKET):
+                self._sums.read(bucket, rest[: _size(bucket)])
+                rest = rest[_size(bucket) :]
 
     def end_round(self) -> None:
         """Make the outer step and average the moments. All workers must call this method."""
         assert self._start is not None, "a round has begun"
+        self._sums.make(self._changes(self._start))
+
+    def _changes(self, start: FloatArray) -> Iterator[Change]:
+        # A bucket has weights in its first half and their momenta in its second.
+        halves = (buckets(tensors, BUCKET // 2) for tensors in (self._weights, self.momenta))
+        for weights, momenta in zip(*halves, strict=True):
+            own, start = np.split(start, [_size(weights)])
+            yield Change([*weights, *momenta], len(own), partial(self._make_outer_step, own))
+        for moments in buckets(self._moments, BUCKET):
+            yield Change(moments, _size(moments), self._take_mean)
+
+    def _make_outer_step(
+        self, start: FloatArray, old: FloatArray, new: FloatArray, block: slice, sums: FloatArray
+    ) -> None:
+        """Compute weights and momenta, and the weights at the beginning of the next round."""
         rate = np.float32(self._options.outer_learning_rate)
         decay = np.float32(self._options.outer_momentum)
-        rest = self._start
-        for weights, momenta in zip(buckets(self._weights), buckets(self.momenta), strict=True):
-            start, rest = np.split(rest, [_size(weights)])
-            gradient = start - self._mean(weights)
-            momentum = decay * self._read(momenta) + gradient
-            start -= rate * (gradient + decay * momentum)
-            self._write(weights, start)
-            self._write(momenta, momentum)
-        for moments in buckets(self._moments):
-            self._write(moments, self._mean(moments))
+        momenta = slice(len(start) + block.start, len(start) + block.stop)
+        gradient = start[block] - sums / self._workers
+        momentum = decay * old[momenta] + gradient
+        start[block] -= rate * (gradient + decay * momentum)
+        new[block], new[momenta] = start[block], momentum
 
-    def _mean(self, bucket: Sequence[Tensor]) -> FloatArray:
-        out = np.empty(_size(bucket), np.float32)
-        self._open_sums()(len(out), self._transfers.start_reading(bucket))(out)
-        out /= np.float32(self._workers)
-        return out
-
-    def _read(self, bucket: Sequence[Tensor]) -> FloatArray:
-        out = np.empty(_size(bucket), np.float32)
-        self._transfers.start_reading(bucket)(out)
-        return out
-
-    def _write(self, bucket: Sequence[Tensor], values: FloatArray) -> None:
-        out, write = self._transfers.start_writing(bucket)
-        out[...] = values
-        write()
+    def _take_mean(self, old: FloatArray, new: FloatArray, block: slice, sums: FloatArray) -> None:
+        new[block] = sums / self._workers
 
 
 def local_memory(parameters: int) -> int:
     """Return an upper bound of the host memory of `LocalSteps`, in bytes.
 
-    The memory in which workers exchange their numbers is not included. parameters: number of
-    weights.
+    The memory in which workers exchange their numbers is included. parameters: number of weights.
     """
-    return 4 * parameters + 6 * 4 * BUCKET
+    return 4 * parameters + exchange_memory(2 * parameters)

@@ -110,7 +110,7 @@ class Workers:
 
     def open_sums(self) -> Sums:
         """Return the `Sums` over all workers; all workers must call this method."""
-        return open_sums(self._mpi, one_machine=self.local_count == self.count)
+        return open_sums(self._mpi, self.local_count)
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:

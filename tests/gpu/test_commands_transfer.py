@@ -54,6 +54,8 @@ def test_a_download_is_given_up(any_device: Device) -> None:
         download.cancel()
     with pytest.raises(RuntimeError, match="no download"):
         download.finish(np.empty(4, np.uint8))
+    with pytest.raises(RuntimeError, match="no download is under way"):
+        download.mapped()
     download.start(buffer, 0)
     download.finish(np.empty(0, np.uint8))
     download.start(buffer, 400)

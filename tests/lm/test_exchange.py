@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from llmgpu.lm import exchange
-from llmgpu.lm.exchange import buckets, exchange_memory
+from llmgpu.lm.exchange import buckets, exchange_memory, local_memory
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.recording import STAGED
 from tests.lm.test_workers import command, environment, needs_mpi
 
 
-def test_buckets_hold_all_numbers_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "BUCKET", 1000)
+def test_buckets_hold_all_numbers_once_and_in_order() -> None:
     operations = Operations()
     sizes = (1, 999, 63, 5000, 7, 936, 64, 1000, 0, 1001)
     tensors, expected = [], np.arange(sum(sizes), dtype=np.float32)
@@ -26,7 +25,7 @@ def test_buckets_hold_all_numbers_once_and_in_order(monkeypatch: pytest.MonkeyPa
         tensors.append(operations.tensor(f"of {size}", (size,)))
         operations.write(tensors[-1], expected[first : first + size])
         first += size
-    found = list(buckets(tensors))
+    found = list(buckets(tensors, 1000))
     lengths = [sum(part.size for part in bucket) for bucket in found]
     assert max(lengths) <= 1000 and min(lengths[:-1]) > 1000 - 2 * 64
     parts = [part.array for bucket in found for part in bucket]
@@ -39,9 +38,10 @@ def test_buckets_hold_all_numbers_once_and_in_order(monkeypatch: pytest.MonkeyPa
 def test_memory_is_that_of_the_buckets_in_use() -> None:
     most = exchange_memory(10**9)
     assert (
-        most == exchange_memory(10**12) == 4 * exchange.BUCKET * (3 + exchange.AHEAD + 1 + STAGED)
+        most == exchange_memory(10**12) == 4 * exchange.BUCKET * (3 + exchange.AHEAD + 2 + STAGED)
     )
     assert exchange_memory(1000) < most / 7
+    assert local_memory(10**9) == 4 * 10**9 + most
 
 
 SUMS = """
@@ -53,7 +53,7 @@ from llmgpu.lm import exchange
 exchange.BUCKET = 200_000
 if sys.argv[1] == "separate":
     del exchange.os.memfd_create
-sums = exchange.open_sums(workers, one_machine=sys.argv[1] != "apart")
+sums = exchange.open_sums(workers, 1 if sys.argv[1] == "apart" else workers.size)
 assert isinstance(sums, exchange.SharedSums) == (sys.argv[1] == "shared")
 for turn, count in enumerate((200_000, 1, 2, 131_073, 7, 65_536)):
     arrays = [
@@ -64,7 +64,7 @@ for turn, count in enumerate((200_000, 1, 2, 131_073, 7, 65_536)):
     for other in arrays[1:]:
         expected = expected + other
     out = np.empty(count, np.float32)
-    sums(count, lambda given: np.copyto(given, arrays[workers.rank]))(out)
+    sums(arrays[workers.rank])(out.__setitem__)
     assert out.tobytes() == expected.tobytes(), (turn, count)
 print("same bits")
 """

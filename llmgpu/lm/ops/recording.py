@@ -43,6 +43,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 AnyRecorder = TypeVar("AnyRecorder", bound="Recorder")
 Step = Callable[[], None]
+# A function that waits for a copy of tensors. It returns the numbers, an array (n,) that must not
+# be changed, and a function that gives their memory back.
+Read = Callable[[], tuple[FloatArray, Callable[[], None]]]
 
 
 @dataclass
@@ -71,13 +74,10 @@ class Transfers:
     This class copies arrays; `GpuTransfers` copies memory of a device.
     """
 
-    def start_reading(self, tensors: Sequence[Tensor]) -> Callable[[FloatArray], None]:
-        """Start a copy of tensors, after all programs that were run before.
-
-        Returns a function that waits for the numbers and writes them to an (n,) array.
-        """
+    def start_reading(self, tensors: Sequence[Tensor]) -> Read:
+        """Start a copy of tensors, after all programs that were run before."""
         values = np.concatenate([tensor.array.reshape(-1) for tensor in tensors])
-        return lambda out: np.copyto(out, values)
+        return lambda: (values, lambda: None)
 
     def start_writing(self, tensors: Sequence[Tensor]) -> tuple[FloatArray, Callable[[], None]]:
         """Return an array (n,) to fill, and a function that copies the array to the tensors.
@@ -363,16 +363,21 @@ class GpuTransfers(Transfers):
         self._staged: deque[Staging] = deque()  # in the order in which the device reads them
         self._stagings = 0  # number of `_staged`, and of `Staging` objects being filled
 
-    def start_reading(self, tensors: Sequence[Tensor]) -> Callable[[FloatArray], None]:
+    def start_reading(self, tensors: Sequence[Tensor]) -> Read:
         from llmgpu.gpu.commands import Download
 
         download = self._idle.pop() if self._idle else Download(self._device)
         download.reserve(self._nbytes)
         download.start_all([(tensor.buffer, tensor.nbytes) for tensor in tensors])
 
-        def read(out: FloatArray) -> None:
-            download.finish(out.view(np.uint8))
-            self._idle.append(download)
+        def read() -> tuple[FloatArray, Callable[[], None]]:
+            copied, unmap = download.mapped()
+
+            def release() -> None:
+                unmap()
+                self._idle.append(download)
+
+            return copied.view(np.float32), release
 
         return read
 

@@ -18,11 +18,11 @@ def test_tensors_and_parts_of_them_are_read_end_to_end(operations: Operations) -
     for seed, tensor in enumerate(tensors):
         operations.write(tensor, numbers(tensor.size, seed))
     pieces = [tensors[0], tensors[1], tensors[2].part(64, 130)]
-    out = np.empty(3 + 1 + 66, np.float32)
-    operations.open_transfers(100).start_reading(pieces)(out)
+    found, release = operations.open_transfers(100).start_reading(pieces)()
     np.testing.assert_array_equal(
-        out, np.concatenate([numbers(3, 0), numbers(1, 1), numbers(200, 2)[64:130]])
+        found, np.concatenate([numbers(3, 0), numbers(1, 1), numbers(200, 2)[64:130]])
     )
+    release()
 
 
 def test_what_runs_later_is_not_read_and_what_ran_before_is(operations: Operations) -> None:
@@ -36,9 +36,9 @@ def test_what_runs_later_is_not_read_and_what_ran_before_is(operations: Operatio
         reads.append((seed, transfers.start_reading([tensor])))
         operations.run(clear)
     for seed, read in reads:
-        out = np.empty(5, np.float32)
-        read(out)
-        np.testing.assert_array_equal(out, numbers(5, seed))
+        found, release = read()
+        np.testing.assert_array_equal(found, numbers(5, seed))
+        release()
     assert not operations.read(tensor).any()
 
 
