@@ -1,7 +1,7 @@
 // bpe_setup_merge: finds the best pair of all parts of the table, decides on the merge, logs it, or
 // ends the work of this submission.
 //
-// It makes the text's new length the current one, and computes the numbers of workgroups for it. If
+// It empties run_tiles for bpe_run_reduce. It makes the text's new length the current one, and computes the numbers of workgroups for it. If
 // no pair is to be merged, all later dispatches of the submission get 0 workgroups.
 //
 // binding 0  candidates     read        (ceil(table_size / (4 * WORKGROUP_SIZE))) count, packed pair
@@ -9,6 +9,7 @@
 // binding 2  state          read_write  IterState
 // binding 3  merge_log      read_write  (merge_limit) first rank, second rank, count, symbols before
 // binding 4  dispatch_args  read_write  (ARGS_COUNT_OF, 3)
+// binding 5  run_tiles      read_write  (ceil(blocks / RUN_TILE)) 0 afterwards
 // dispatch: 1 workgroup
 // source: find_max_final_det and setup_merge, in one dispatch. Here it also logs merges and ends the
 //   submission, because many merges are submitted at once.
@@ -22,6 +23,7 @@ const FIRST_NEW_SYMBOL: u32 = 256u;
 @group(0) @binding(2) var<storage, read_write> state: IterState;
 @group(0) @binding(3) var<storage, read_write> merge_log: array<vec4<u32>>;
 @group(0) @binding(4) var<storage, read_write> dispatch_args: array<u32>;
+@group(0) @binding(5) var<storage, read_write> run_tiles: array<u32>;
 
 //!include recount/groups.wgsl
 
@@ -61,6 +63,10 @@ fn set_up(best: vec2<u32>) {
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn bpe_setup_merge(@builtin(local_invocation_index) local_index: u32) {
+    let blocks = (state.next_symbol_count + BLOCK - 1u) / BLOCK;
+    for (var i = local_index; i * RUN_TILE < blocks; i += WORKGROUP_SIZE) {
+        run_tiles[i] = 0u;
+    }
     let tile = 4u * WORKGROUP_SIZE;
     let count = (state.table_size + tile - 1u) / tile;
     var best = vec2<u32>(0u, EMPTY_PAIR);

@@ -1,9 +1,12 @@
-// bpe_run_reduce: finds in each block the last start of a run of the merged symbol. It runs only if a
-// symbol is merged with itself: a a a becomes (a a) a, from the left.
+// bpe_run_reduce: finds in each block, and in each RUN_TILE blocks, the last start of a run of the merged
+// symbol. It runs only if a symbol is merged with itself: a a a becomes (a a) a, from the left.
+//
+//   run_tiles[k] = max(run_starts[RUN_TILE * k], ..., run_starts[RUN_TILE * (k + 1) - 1])
 //
 // binding 0  symbols     read        (symbol_count)
 // binding 1  run_starts  read_write  (blocks) position + 1 of the last start, 0 where there is none
-// binding 2  state       read        IterState
+// binding 2  run_tiles   read_write  (ceil(blocks / RUN_TILE)) 0 before
+// binding 3  state       read        IterState
 // dispatch: ARGS_RUNS = ceil(symbol_count / BLOCK) or none
 // source: none. Without it, two threads would both merge the middle of a run a a a.
 //!include common/scan_max.wgsl
@@ -11,7 +14,8 @@
 
 @group(0) @binding(0) var<storage, read> symbols: array<u32>;
 @group(0) @binding(1) var<storage, read_write> run_starts: array<u32>;
-@group(0) @binding(2) var<storage, read> state: IterState;
+@group(0) @binding(2) var<storage, read_write> run_tiles: array<atomic<u32>>;
+@group(0) @binding(3) var<storage, read> state: IterState;
 
 //!include recount/runs.wgsl
 
@@ -29,5 +33,8 @@ fn bpe_run_reduce(
     let last = workgroup_max_scan(own, local_index).total;
     if (local_index == 0u && block * BLOCK < state.symbol_count) {
         run_starts[block] = last;
+        if (last != 0u) {
+            atomicMax(&run_tiles[block / RUN_TILE], last);
+        }
     }
 }

@@ -8,19 +8,20 @@
 // of words that can still be merged. This is the first pass of a parallel compaction;
 // 09_scan_blocks.wgsl scans the sums of the blocks. Marks have an array of their own, because other
 // threads read the symbols at the same time. In a run of one symbol every second pair is merged,
-// counted from the run's start, which may be in an earlier block (binding 4). The host knows how
+// counted from the run's start, which may be in an earlier block (bindings 4 and 5). The host knows how
 // many symbols any other merge removes: the count of its pair. In runs, pairs share symbols, so
-// binding 5 adds up the merges made.
+// binding 6 adds up the merges made.
 //
 // binding 0  symbols     read        (symbol_count)
 // binding 1  valid_mask  read_write  (blocks, WORKGROUP_SIZE) marks of a thread's symbols, two bits each
 // binding 2  block_sums  read_write  (blocks)
 // binding 3  state       read        IterState
 // binding 4  run_starts  read        (blocks) only read when a symbol is merged with itself
-// binding 5  run_merges  read_write  (1) merges of a symbol with itself, in the whole training
+// binding 5  run_tiles   read        (ceil(blocks / RUN_TILE)) as run_starts
+// binding 6  run_merges  read_write  (1) merges of a symbol with itself, in the whole training
 // dispatch: ARGS_BLOCKS = ceil(symbol_count / BLOCK), one thread per BLOCK / WORKGROUP_SIZE symbols
 // source: bpe_merge_reduce_b. There marks are written into the symbols, one a thread. Here symbols are
-//   only read, because neighbours read them in the same dispatch, and two more bindings belong to
+//   only read, because neighbours read them in the same dispatch, and three more bindings belong to
 //   runs. There words of one symbol stay until the end.
 //!include scan
 //!include common/scan_max.wgsl
@@ -31,7 +32,8 @@
 @group(0) @binding(2) var<storage, read_write> block_sums: array<u32>;
 @group(0) @binding(3) var<storage, read> state: IterState;
 @group(0) @binding(4) var<storage, read> run_starts: array<u32>;
-@group(0) @binding(5) var<storage, read_write> run_merges: array<atomic<u32>>;
+@group(0) @binding(5) var<storage, read> run_tiles: array<u32>;
+@group(0) @binding(6) var<storage, read_write> run_merges: array<atomic<u32>>;
 
 //!include recount/runs.wgsl
 
@@ -39,7 +41,7 @@ const STAYS: u32 = 1u;
 const MERGES: u32 = 2u;
 const ALL_STAY: u32 = 0x55555555u; // the mark STAYS of all symbols of a thread
 
-var<workgroup> sh_run_start: u32;
+var<workgroup> sh_run_start: atomic<u32>;
 
 // A symbol; after the end the bit that ends a word.
 fn symbol_at(i: u32) -> u32 {
@@ -51,12 +53,17 @@ fn is_pair(first: u32, second: u32) -> bool {
     return (first & RANK_MASK) == state.symbol_a && second == state.symbol_b;
 }
 
-// The last start of a run, plus 1, before a block whose first symbol continues the run; else 0.
-fn start_before(block: u32) -> u32 {
+// A thread's part of the maximum that is the last start of a run, plus 1, before a block whose first
+// symbol continues the run; else 0. Blocks inside the run have no start of their own.
+fn start_before(block: u32, local_index: u32) -> u32 {
     var start = 0u;
     if (block * BLOCK < state.symbol_count && continues_run(block * BLOCK)) {
-        for (var k = block; k > 0u && start == 0u; k--) { // blocks without a start are in the run
-            start = run_starts[k - 1u];
+        let tiles = block / RUN_TILE;
+        for (var k = local_index; k < tiles; k += WORKGROUP_SIZE) {
+            start = max(start, run_tiles[k]);
+        }
+        for (var k = tiles * RUN_TILE + local_index; k < block; k += WORKGROUP_SIZE) {
+            start = max(start, run_starts[k]);
         }
     }
     return start;
@@ -70,10 +77,12 @@ fn is_merged_in_run(block: u32, first: u32, local_index: u32) -> bool {
         own = max(own, run_start_mark(first + k));
     }
     if (local_index == 0u) {
-        sh_run_start = start_before(block);
+        atomicStore(&sh_run_start, 0u);
     }
+    workgroupBarrier();
+    atomicMax(&sh_run_start, start_before(block, local_index));
     let scan = workgroup_max_scan(own, local_index); // its barriers also publish sh_run_start
-    let start = max(scan.exclusive, sh_run_start);
+    let start = max(scan.exclusive, atomicLoad(&sh_run_start));
     return ((first + 1u - start) & 1u) == 1u;
 }
 

@@ -26,6 +26,10 @@ override COUNT_TILE: u32 = 1024u;
 // because a thread writes two bits for each of its symbols.
 override BLOCK: u32 = 1024u;
 
+// Blocks for which bpe_run_reduce also writes the last start of all, so that the last start before a
+// block is one of at most 2 * RUN_TILE numbers among 2^30 symbols.
+const RUN_TILE: u32 = 1024u;
+
 const RUNNING: u32 = 0u;
 const FINISHED: u32 = 1u;   // merge_limit reached, or no pair is frequent enough
 const TABLE_FULL: u32 = 2u; // the pair table must grow; nothing was merged

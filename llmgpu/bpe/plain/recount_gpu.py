@@ -40,6 +40,7 @@ RUNNING, TABLE_FULL = constant(_STATE_FILE, "RUNNING"), constant(_STATE_FILE, "T
 ARGS_COUNT, ARGS_BLOCKS, ARGS_RUNS, ARGS_BYTES = (
     12 * constant(_STATE_FILE, f"ARGS_{name}") for name in ("COUNT", "BLOCKS", "RUNS", "COUNT_OF")
 )
+RUN_TILE = constant(_STATE_FILE, "RUN_TILE")  # blocks with one start of a run of all
 COUNT_TILE = constant(_STATE_FILE, "COUNT_TILE")  # symbols counted by one workgroup
 SOFTWARE_COUNT_TILE = 4096  # with 1024, Mesa's driver takes 2.5 times as long
 SYMBOLS_PER_THREAD = 4  # symbols that a thread marks and moves
@@ -127,6 +128,7 @@ class _RecountLoop:
             "valid_mask": create("valid mask", 4 * workgroup_size * blocks),
             "block_sums": create("block sums", 4 * blocks),
             "run_starts": create("run starts", 4 * blocks),
+            "run_tiles": create("run tiles", 4 * -(-blocks // RUN_TILE)),
             "state": create("state", STATE.itemsize),
             "dispatch_args": create("dispatch args", ARGS_BYTES),
             "table_status": create("table status", 8),

@@ -140,6 +140,26 @@ def test_runs_over_several_blocks_keep_their_starts(
     assert (trained.counts.tolist(), trained.symbols) == replay(documents, pairs, "none")
 
 
+@pytest.mark.parametrize("before", [5, 262_142, 262_143])
+def test_runs_over_several_tiles_of_blocks_keep_their_starts(
+    any_device: Device, before: int
+) -> None:
+    tile = recount_gpu.RUN_TILE * recount_gpu.SYMBOLS_PER_THREAD * 64
+    # The long run has a number of letters that two merges halve without a rest: a start at an odd
+    # distance from the right one costs a merge. The run before it moves its start with each merge.
+    text = b"a" * before + b"b" + b"a" * (4 * tile + 4) + b"cb"
+    symbols = np.frombuffer(text, np.uint8).astype(np.int64)
+    options = {"merges": 4, "pattern": "none", "workgroup_size": 64}
+    trained = train(any_device, [text], **options)  # type: ignore[arg-type]
+    for number, ((left, right), count) in enumerate(
+        zip(trained.pairs.tolist(), trained.counts.tolist(), strict=True)
+    ):
+        pairs = np.bincount(symbols[:-1] * 260 + symbols[1:])
+        assert (left * 260 + right, count) == (int(pairs.argmax()), pairs.max())
+        symbols = merge_everywhere(symbols, left, right, 256 + number)
+    assert (len(trained.pairs), trained.symbols) == (4, len(symbols))
+
+
 @pytest.mark.slow
 def test_workgroup_and_table_sizes_change_nothing(any_device: Device) -> None:
     documents = [words(1, 4_000, 700), words(2, 4_000, 700)]
