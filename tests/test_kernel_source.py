@@ -53,6 +53,14 @@ WEIGHTS_IN_HALF = (
     "13_normed_heads",
 )
 WITH_HALF_COPY = ("adamw_8bit_update", "adamw_update", "adamw_update_rows", "muon_update")
+WITH_SYMBOLS = (
+    "bench/pair_count_global",
+    "recount/00_word_boundary",
+    "recount/02_pair_count",
+    "recount/06_run_reduce",
+    "recount/08_merge_reduce",
+    "recount/12_finalize_compact",
+)
 SETTINGS: dict[str, tuple[Mapping[str, int], ...]] = {
     "lm/01_embed_lookup_positions.wgsl": ({"four": 1},),
     "lm/08_cast_f16_to_f32.wgsl": ({"vectors": 1},),
@@ -60,6 +68,7 @@ SETTINGS: dict[str, tuple[Mapping[str, int], ...]] = {
     "lm/08_cast_f32_to_f16.wgsl": ({"vectors": 1},),
     "lm/08_round_to_half.wgsl": ({"vectors": 1},),
     "bench/multiply_matrices.wgsl": ({"unit_columns": 8, "lanes": 64},),
+    **{f"{name}.wgsl": ({"symbols_per_word": 1},) for name in WITH_SYMBOLS},
     **{f"lm/{name}.wgsl": ({"half": 1},) for name in WEIGHTS_IN_HALF},
     **{f"lm/12_{name}.wgsl": ({"half_copy": 1},) for name in WITH_HALF_COPY},
     "lm/03_matrix_product.wgsl": PRODUCTS,

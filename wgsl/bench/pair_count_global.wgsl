@@ -15,6 +15,7 @@
 //!include common/workgroup.wgsl
 //!include common/hash.wgsl
 //!include recount/iter_state.wgsl
+//!include recount/symbols.wgsl
 
 override LOCAL_TABLE_SIZE: u32 = 0u; // the host sets this; here no table has this size
 const PROBES: u32 = 32u;
@@ -62,9 +63,9 @@ fn bpe_pair_count_b(
     let pairs = max(state.next_symbol_count, 1u) - 1u; // the last symbol is the first of no pair
     let end = min(begin + COUNT_TILE, pairs);
     for (var i = begin + local_index; i < end; i += WORKGROUP_SIZE) {
-        let second = symbols[i + 1u];
+        let second = symbol(i + 1u);
         if ((second & WORD_START_BIT) == 0u) {
-            count_pair(((symbols[i] & RANK_MASK) << 16u) | second);
+            count_pair(((symbol(i) & RANK_MASK) << 16u) | second);
         }
     }
 }

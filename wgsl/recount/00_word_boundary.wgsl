@@ -9,12 +9,13 @@
 // binding 2  byte_ranks  read        (256) rank of each byte under the tie rule
 // binding 3  symbols     read_write  (symbol_count)
 // binding 4  state       read        IterState
-// dispatch: ceil(symbol_count / WORKGROUP_SIZE), one thread per byte
+// dispatch: ceil(symbol_count / (SYMBOLS_PER_WORD * WORKGROUP_SIZE)), one thread per word of symbols
 // source: bpe_word_boundary. There the kernel finds the starts by the class of each byte, for one
 // pattern. Here kernels of wgsl/pretoken mark starts, because most patterns depend on characters.
 // Symbols are ranks, so that any rule for ties is an order of numbers.
 //!include common/workgroup.wgsl
 //!include recount/iter_state.wgsl
+//!include recount/symbols.wgsl
 
 @group(0) @binding(0) var<storage, read> text: array<u32>;
 @group(0) @binding(1) var<storage, read> start_bits: array<u32>;
@@ -32,9 +33,15 @@ fn bpe_word_boundary(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
-    let i = flat_group(workgroup, workgroups) * WORKGROUP_SIZE + local_index;
-    if (i >= state.symbol_count) { return; }
-    let byte = text_byte(i);
-    let starts = ((start_bits[i >> 5u] >> (i & 31u)) & 1u) == 1u;
-    symbols[i] = byte_ranks[byte] | select(0u, WORD_START_BIT, starts);
+    let word = flat_group(workgroup, workgroups) * WORKGROUP_SIZE + local_index;
+    let end = min((word + 1u) * SYMBOLS_PER_WORD, state.symbol_count);
+    var packed = 0u;
+    for (var i = word * SYMBOLS_PER_WORD; i < end; i++) {
+        let starts = ((start_bits[i >> 5u] >> (i & 31u)) & 1u) == 1u;
+        let own = byte_ranks[text_byte(i)] | select(0u, WORD_START_BIT, starts);
+        packed |= own << (i % SYMBOLS_PER_WORD * SYMBOL_BITS);
+    }
+    if (word * SYMBOLS_PER_WORD < end) {
+        symbols[word] = packed;
+    }
 }

@@ -23,6 +23,7 @@
 //!include common/workgroup.wgsl
 //!include common/hash.wgsl
 //!include recount/iter_state.wgsl
+//!include recount/symbols.wgsl
 
 override LOCAL_TABLE_SIZE: u32 = 1024u; // a power of two
 const LOCAL_PROBES: u32 = 16u;
@@ -105,9 +106,9 @@ fn bpe_pair_count_b(
     for (var k = local_index; k < COUNT_TILE; k += WORKGROUP_SIZE) {
         let i = begin + k;
         if (i < pairs) {
-            let second = symbols[i + 1u];
+            let second = symbol(i + 1u);
             if ((second & WORD_START_BIT) == 0u) {
-                let pair = ((symbols[i] & RANK_MASK) << 16u) | second;
+                let pair = ((symbol(i) & RANK_MASK) << 16u) | second;
                 if (!add_to_local(pair)) {
                     add_to_global(pair, 1u);
                 }

@@ -1,8 +1,9 @@
 // bpe_setup_merge: finds the best pair of all parts of the table, decides on the merge, logs it, or
 // ends the work of this submission.
 //
-// It empties run_tiles for bpe_run_reduce. It makes the text's new length the current one, and computes the numbers of workgroups for it. If
-// no pair is to be merged, all later dispatches of the submission get 0 workgroups.
+// It makes the text's new length the current one, computes the numbers of workgroups for it, and empties
+// run_tiles for bpe_run_reduce. If no pair is to be merged, all later dispatches of the submission get 0
+// workgroups.
 //
 // binding 0  candidates     read        (ceil(table_size / (4 * WORKGROUP_SIZE))) count, packed pair
 // binding 1  table_status   read_write  (2) overflowed, slots used; 0 afterwards
@@ -51,7 +52,7 @@ fn set_up(best: vec2<u32>) {
         return;
     }
     let a = best.y >> 16u;
-    let b = best.y & RANK_MASK;
+    let b = best.y & 0xFFFFu;
     state.symbol_a = a;
     state.symbol_b = b;
     state.new_symbol = FIRST_NEW_SYMBOL + state.merge_count;

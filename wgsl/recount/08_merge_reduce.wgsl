@@ -8,8 +8,8 @@
 // of words that can still be merged. This is the first pass of a parallel compaction;
 // 09_scan_blocks.wgsl scans the sums of the blocks. Marks have an array of their own, because other
 // threads read the symbols at the same time. In a run of one symbol every second pair is merged,
-// counted from the run's start, which may be in an earlier block (bindings 4 and 5). The host knows how
-// many symbols any other merge removes: the count of its pair. In runs, pairs share symbols, so
+// counted from the run's start, which may be in an earlier block (bindings 4 and 5). The host knows
+// how many symbols any other merge removes: the count of its pair. In runs, pairs share symbols, so
 // binding 6 adds up the merges made.
 //
 // binding 0  symbols     read        (symbol_count)
@@ -46,7 +46,7 @@ var<workgroup> sh_run_start: atomic<u32>;
 // A symbol; after the end the bit that ends a word.
 fn symbol_at(i: u32) -> u32 {
     if (i >= state.symbol_count) { return WORD_START_BIT; }
-    return symbols[i];
+    return symbol(i);
 }
 
 fn is_pair(first: u32, second: u32) -> bool {
@@ -96,7 +96,7 @@ fn bpe_merge_reduce_b(
     let first = block * BLOCK + scan_input.local_index * (BLOCK / WORKGROUP_SIZE);
     let is_run = state.symbol_a == state.symbol_b; // the same for all threads of the dispatch
     var own = symbol_at(first);
-    var absorbed = first > 0u && first < state.symbol_count && is_pair(symbols[first - 1u], own);
+    var absorbed = first > 0u && first < state.symbol_count && is_pair(symbol(first - 1u), own);
     if (is_run) {
         let is_merged = is_merged_in_run(block, first, scan_input.local_index);
         absorbed = absorbed && is_merged;

@@ -1,11 +1,12 @@
 // bpe_finalize_compact_b: applies the merge and moves the symbols that stay to their new places.
 //
 // A workgroup collects the symbols of its block in workgroup memory, so that neighbouring threads write
-// neighbouring symbols.
+// neighbouring words. Of its first and its last word another block may write the other half. Both clear
+// and set only their own bits of the word, so their order makes no difference.
 //
 // binding 0  valid_mask      read        (blocks, WORKGROUP_SIZE) marks, see 08_merge_reduce.wgsl
 // binding 1  block_sums      read        (blocks) where each block's output begins
-// binding 2  input_symbols   read        (symbol_count)
+// binding 2  symbols         read        (symbol_count)
 // binding 3  output_symbols  read_write  (next_symbol_count)
 // binding 4  state           read        IterState
 // dispatch: ARGS_BLOCKS = ceil(symbol_count / BLOCK), one thread per BLOCK / WORKGROUP_SIZE symbols
@@ -14,11 +15,12 @@
 //   lanes are more than a subgroup scans. A thread moves several symbols.
 //!include scan
 //!include recount/iter_state.wgsl
+//!include recount/symbols.wgsl
 
 @group(0) @binding(0) var<storage, read> valid_mask: array<u32>;
 @group(0) @binding(1) var<storage, read> block_sums: array<u32>;
-@group(0) @binding(2) var<storage, read> input_symbols: array<u32>;
-@group(0) @binding(3) var<storage, read_write> output_symbols: array<u32>;
+@group(0) @binding(2) var<storage, read> symbols: array<u32>;
+@group(0) @binding(3) var<storage, read_write> output_symbols: array<atomic<u32>>;
 @group(0) @binding(4) var<storage, read> state: IterState;
 
 const ALL_STAY: u32 = 0x55555555u;
@@ -41,7 +43,7 @@ fn bpe_finalize_compact_b(
     var place = scan.exclusive;
     for (var i = first; marks != 0u; i++) {
         if ((marks & 1u) == 1u) {
-            let own = input_symbols[i];
+            let own = symbol(i);
             let merged = state.new_symbol | (own & WORD_START_BIT);
             sh_symbols[place] = select(own, merged, (marks & 2u) != 0u);
             place++;
@@ -51,7 +53,23 @@ fn bpe_finalize_compact_b(
     workgroupBarrier();
     if (block * BLOCK >= state.symbol_count) { return; }
     let begin = block_sums[block];
-    for (var k = scan_input.local_index; k < scan.total; k += WORKGROUP_SIZE) {
-        output_symbols[begin + k] = sh_symbols[k];
+    let end = begin + scan.total;
+    var word = begin / SYMBOLS_PER_WORD + scan_input.local_index;
+    for (; word * SYMBOLS_PER_WORD < end; word += WORKGROUP_SIZE) {
+        var packed = 0u;
+        var written = 0u; // bits of the word that belong to this block
+        for (var k = 0u; k < SYMBOLS_PER_WORD; k++) {
+            let at = word * SYMBOLS_PER_WORD + k;
+            if (at >= begin && at < end) {
+                packed |= sh_symbols[at - begin] << (k * SYMBOL_BITS);
+                written |= SYMBOL_MASK << (k * SYMBOL_BITS);
+            }
+        }
+        if (written == 0xFFFFFFFFu) {
+            atomicStore(&output_symbols[word], packed);
+        } else {
+            atomicAnd(&output_symbols[word], ~written);
+            atomicOr(&output_symbols[word], packed);
+        }
     }
 }

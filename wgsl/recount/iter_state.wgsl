@@ -1,8 +1,6 @@
 // Shared by the training kernels: the state of the loop, kept on the device between merges.
 //
-// A symbol is a rank (16 bits; see the host's tie rules) and WORD_START_BIT, set on the first symbol
-// of a pre-token. Such a symbol is never the second of a pair, and a merged symbol keeps the bit of
-// its first part. A pair is packed as (first rank << 16 | second rank).
+// A pair is packed as (first rank << 16 | second rank), see symbols.wgsl.
 
 struct IterState {
     symbol_count: u32,      // symbols of words that are not merged to one symbol yet
@@ -33,9 +31,6 @@ const RUN_TILE: u32 = 1024u;
 const RUNNING: u32 = 0u;
 const FINISHED: u32 = 1u;   // merge_limit reached, or no pair is frequent enough
 const TABLE_FULL: u32 = 2u; // the pair table must grow; nothing was merged
-
-const WORD_START_BIT: u32 = 0x10000u;
-const RANK_MASK: u32 = 0xFFFFu;
 
 // The last rank paired with itself: the last merge makes it, so this pair is never counted.
 const EMPTY_PAIR: u32 = 0xFFFFFFFFu;

@@ -32,7 +32,9 @@ from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.progress import Progress, no_progress
 from llmgpu.spelling import spelled
 
-MAX_TOKENS = 65_536  # symbols are ranked by numbers of 16 bits
+MAX_TOKENS = 65_536  # pairs have two ranks of 16 bits
+MAX_SHORT_TOKENS = 32_768  # a symbol of 2 bytes has a rank of 15 bits
+MAX_TEXT_BYTES = 1 << 30  # kernels of wgsl/pretoken compute positions as signed numbers
 _STATE_FILE = "recount/iter_state.wgsl"
 STATE = struct_dtype(_STATE_FILE, "IterState")
 RUNNING, TABLE_FULL = constant(_STATE_FILE, "RUNNING"), constant(_STATE_FILE, "TABLE_FULL")
@@ -46,9 +48,6 @@ SOFTWARE_COUNT_TILE = 4096  # with 1024, Mesa's driver takes 2.5 times as long
 SYMBOLS_PER_THREAD = 4  # symbols that a thread marks and moves
 FIRST_TABLE_SLOTS = 1 << 16
 TABLE_GROWTH = 4
-# Memory for a byte of text: two symbol buffers, 4 bytes each, a word of marks for
-# SYMBOLS_PER_THREAD symbols, and the text itself.
-BYTES_PER_TEXT_BYTE = 10
 # Goal for the time of a submission. Progress and Ctrl-C are handled between submissions.
 SUBMIT_SECONDS = 0.2
 FIRST_ITERATIONS, MAX_ITERATIONS = 4, 512  # limits of the iterations in one submission
@@ -64,6 +63,7 @@ def train(
     workgroup_size: int = 256,
     table_slots: int = FIRST_TABLE_SLOTS,
     count_tile: int | None = None,
+    symbol_bytes: int | None = None,
 ) -> Merges:
     """Train on `text`, uint8 (n,), whose documents start at `document_starts`.
 
@@ -71,6 +71,8 @@ def train(
     table_slots: size of the first pair table, a power of two.
     count_tile: symbols counted by one workgroup, None for the fastest number on this kind of
         adapter; the result does not depend on the number.
+    symbol_bytes: 2, 4, or None for the fewest bytes that hold all symbols; the result does not
+        depend on the number.
     """
     tokens = 256 + options.merges
     if tokens > MAX_TOKENS:
@@ -78,7 +80,7 @@ def train(
             f"the recount engine numbers tokens with 16 bits: {tokens} tokens asked for, but the "
             f"limit is {MAX_TOKENS}; ask for fewer or use {spelled('--device cpu')}"
         )
-    most = most_text_bytes(device)
+    most = most_text_bytes(device, options)
     if len(text) > most:
         raise DeviceError(
             f"the corpus has more than {most} bytes, the limit of {device.name}; use "
@@ -87,14 +89,21 @@ def train(
         )
     if count_tile is None:
         count_tile = SOFTWARE_COUNT_TILE if device.is_software else COUNT_TILE
-    loop = _RecountLoop(device, len(text), options, workgroup_size, table_slots, count_tile)
+    symbol_bytes = symbol_bytes or _symbol_bytes(options)
+    loop = _RecountLoop(
+        device, len(text), options, workgroup_size, table_slots, count_tile, symbol_bytes
+    )
     loop.load(text, document_starts)
     return loop.run(progress)
 
 
-def most_text_bytes(device: Device) -> int:
-    """Return the longest text in bytes: one binding must hold 4 bytes for each byte of text."""
-    return device.max_binding_bytes // 4
+def _symbol_bytes(options: TrainingOptions) -> int:
+    return 2 if 256 + options.merges <= MAX_SHORT_TOKENS else 4
+
+
+def most_text_bytes(device: Device, options: TrainingOptions) -> int:
+    """Return the longest text in bytes: one binding must hold a symbol for each byte of text."""
+    return min(device.max_binding_bytes // _symbol_bytes(options), MAX_TEXT_BYTES)
 
 
 class _RecountLoop:
@@ -108,6 +117,7 @@ class _RecountLoop:
         workgroup_size: int,
         table_slots: int,
         count_tile: int,
+        symbol_bytes: int,
     ) -> None:
         self._device = device
         self._size = text_bytes
@@ -115,6 +125,7 @@ class _RecountLoop:
         self._byte_ranks = byte_ranks(options.tie)
         self._wg = workgroup_size
         self._block = SYMBOLS_PER_THREAD * workgroup_size
+        self._symbols_per_word = 4 // symbol_bytes
         self._compile(count_tile)
         self._table_slots = table_slots
         # Number of the next iteration to record; after a halt, the number of merges made.
@@ -122,7 +133,7 @@ class _RecountLoop:
         blocks = -(-text_bytes // self._block)
         create = device.create_buffer
         # An iteration reads one of these two buffers and writes the other.
-        self._symbols = [create(f"symbols {k}", 4 * text_bytes) for k in range(2)]
+        self._symbols = [create(f"symbols {k}", symbol_bytes * text_bytes) for k in range(2)]
         # A buffer is found by the name that it has in the kernels.
         self._buffers = {
             "valid_mask": create("valid mask", 4 * workgroup_size * blocks),
@@ -139,19 +150,20 @@ class _RecountLoop:
 
     def _compile(self, count_tile: int) -> None:
         size = {"WORKGROUP_SIZE": self._wg}
+        symbols = size | {"symbols_per_word": self._symbols_per_word}
         count, block = {"COUNT_TILE": count_tile}, {"BLOCK": self._block}
         local = {"LOCAL_TABLE_SIZE": self._options.recount_slots}
         kernels = self._device.prepare(
             [
-                ("recount/00_word_boundary.wgsl", size),
+                ("recount/00_word_boundary.wgsl", symbols),
                 ("recount/01_clear_table.wgsl", size | count),
-                ("recount/02_pair_count.wgsl", size | count | local),
+                ("recount/02_pair_count.wgsl", symbols | count | local),
                 ("recount/03_find_max.wgsl", size),
                 ("recount/05_setup_merge.wgsl", size | block),
-                ("recount/06_run_reduce.wgsl", size | block),
-                ("recount/08_merge_reduce.wgsl", size | block),
+                ("recount/06_run_reduce.wgsl", symbols | block),
+                ("recount/08_merge_reduce.wgsl", symbols | block),
                 ("recount/09_scan_blocks.wgsl", size | block | count),
-                ("recount/12_finalize_compact.wgsl", size | block),
+                ("recount/12_finalize_compact.wgsl", symbols | block),
             ]
         )
         self._kernels: dict[str, Kernel] = {kernel.label: kernel for kernel in kernels}
@@ -175,7 +187,7 @@ class _RecountLoop:
             state=self._buffers["state"],
         )
         commands = device.record()
-        commands.dispatch(boundary, -(-self._size // self._wg))
+        commands.dispatch(boundary, -(-self._size // (self._symbols_per_word * self._wg)))
         commands.submit()
         self._make_table(self._table_slots)
 
@@ -206,8 +218,7 @@ class _RecountLoop:
         self._bound = [  # kernels of even and of odd iterations, which swap the symbol buffers
             {
                 label: kernel.bind_from(
-                    self._buffers
-                    | {"symbols": source, "input_symbols": source, "output_symbols": target}
+                    self._buffers | {"symbols": source, "output_symbols": target}
                 )
                 for label, kernel in self._kernels.items()
             }
@@ -270,6 +281,9 @@ class _RecountLoop:
         return Merges(ids[pairs], counts, self._size - merged)
 
 
-def gpu_bytes(text_bytes: int) -> int:
+def gpu_bytes(text_bytes: int, options: TrainingOptions) -> int:
     """Estimate the device memory, in bytes, for training on a text of `text_bytes`."""
-    return BYTES_PER_TEXT_BYTE * text_bytes + (64 << 20)
+    # A byte of text needs two symbols, a byte of marks, and until the symbols are made the text
+    # itself with up to 3 bits of the pre-tokenizer.
+    half_bytes = 4 * _symbol_bytes(options) + 5
+    return half_bytes * text_bytes // 2 + (64 << 20)

@@ -82,11 +82,11 @@ def words_memory(plan: Plan, words: float, nbytes: float, *, merges: bool = True
     return Memory(max(counting.host, merging.host), max(counting.device, merging.device))
 
 
-def recount_memory(plan: Plan, text_bytes: int) -> Memory:
-    """Return the memory that the recount engine needs for a text."""
+def recount_memory(plan: Plan, nbytes: int) -> Memory:
+    """Return the memory that the recount engine needs for a text of `nbytes` bytes."""
     from llmgpu.bpe.plain import recount_gpu
 
-    return _on_device(plan, HOST_BYTES + 2 * text_bytes, recount_gpu.gpu_bytes(text_bytes))
+    return _on_device(plan, HOST_BYTES + 2 * nbytes, recount_gpu.gpu_bytes(nbytes, plan.options))
 
 
 def writing_memory(vocabularies: Iterable[Vocabulary]) -> int:

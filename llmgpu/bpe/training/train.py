@@ -300,7 +300,7 @@ class Training:
         if (size := corpus.total_bytes) is not None:
             self._tell_memory(recount_memory(self._plan, size))
         with self._phase("read"):
-            most = recount_gpu.most_text_bytes(device)
+            most = recount_gpu.most_text_bytes(device, options)
             text, starts = _read_all(corpus, most, self._progress)
             _require_text(corpus.text_bytes)
         with self._phase("merge"):

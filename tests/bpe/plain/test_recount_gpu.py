@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.plain import recount_gpu
 from llmgpu.bpe.plain.recount_gpu import STATE
+from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, byte_symbols, translate
@@ -26,6 +27,7 @@ from llmgpu.gpu.commands import Commands
 from llmgpu.gpu.device import Device
 from llmgpu.gpu.kernel import BoundKernel, Kernel
 from llmgpu.kernel_source import constant
+from llmgpu.progress import no_progress
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import byte_ids
 from tests.conftest import require_adapter
@@ -92,6 +94,7 @@ def words(seed: int, count: int, distinct: int) -> bytes:
     workgroup_size=st.sampled_from([64, 256]),
     table_slots=st.sampled_from([16, 65_536]),
     count_tile=st.sampled_from([1, 100, 256, 4096]),
+    symbol_bytes=st.sampled_from([2, 4]),
 )
 def test_merges_are_those_of_the_sequential_algorithm(
     any_device: Device,
@@ -102,6 +105,7 @@ def test_merges_are_those_of_the_sequential_algorithm(
     workgroup_size: int,
     table_slots: int,
     count_tile: int,
+    symbol_bytes: int,
 ) -> None:
     trained = train(
         any_device,
@@ -113,6 +117,7 @@ def test_merges_are_those_of_the_sequential_algorithm(
         workgroup_size=workgroup_size,
         table_slots=table_slots,
         count_tile=count_tile,
+        symbol_bytes=symbol_bytes,
     )
     expected = reference.train(documents, 20, pattern, tie, min_frequency)
     assert [tuple(pair) for pair in trained.pairs.tolist()] == expected
@@ -120,9 +125,11 @@ def test_merges_are_those_of_the_sequential_algorithm(
     assert (counts, trained.symbols) == replay(documents, expected, pattern)
 
 
+@pytest.mark.parametrize("symbol_bytes", [2, 4])
 @pytest.mark.parametrize("length", [1, 2, 3, 255, 256, 257, 511, 513, 4097, 66_000])
-def test_one_run_merges_left_to_right(any_device: Device, length: int) -> None:
-    trained = train(any_device, [b"a" * length], merges=3, pattern="none", min_frequency=1)
+def test_one_run_merges_left_to_right(any_device: Device, length: int, symbol_bytes: int) -> None:
+    options: dict[str, Any] = {"pattern": "none", "min_frequency": 1, "symbol_bytes": symbol_bytes}
+    trained = train(any_device, [b"a" * length], merges=3, **options)
     assert [tuple(pair) for pair in trained.pairs.tolist()] == reference.train(
         [b"a" * length], 3, "none", "bytes", 1
     )
@@ -158,6 +165,61 @@ def test_runs_over_several_tiles_of_blocks_keep_their_starts(
         assert (left * 260 + right, count) == (int(pairs.argmax()), pairs.max())
         symbols = merge_everywhere(symbols, left, right, 256 + number)
     assert (len(trained.pairs), trained.symbols) == (4, len(symbols))
+
+
+@pytest.mark.parametrize("symbol_bytes", [2, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_that_keep_few_symbols_share_words_of_memory(
+    any_device: Device, seed: int, symbol_bytes: int
+) -> None:
+    rng, documents = np.random.default_rng(seed), []
+    letters = np.frombuffer(b"abc", np.uint8)
+    for kept in rng.choice([0, 2, 3, 5], 40):
+        word = rng.choice(letters, kept).tobytes()
+        singles = [b"a"] * (4 * 64 - kept)  # a document of one letter leaves the text
+        at = int(rng.integers(len(singles)))
+        documents += [*singles[:at], *filter(None, [word]), *singles[at:]]
+    options: dict[str, Any] = {"pattern": "none", "min_frequency": 1, "symbol_bytes": symbol_bytes}
+    trained = train(any_device, documents, merges=12, workgroup_size=64, **options)
+    pairs = [tuple(pair) for pair in trained.pairs.tolist()]
+    assert pairs == reference.train(documents, 12, "none", "bytes", 1)
+    assert (trained.counts.tolist(), trained.symbols) == replay(documents, pairs, "none")
+
+
+@pytest.mark.parametrize("pattern", sorted(PATTERNS))
+def test_every_pattern(any_device: Device, pattern: str) -> None:
+    documents = [words(7, 60, 30) + " Ünder 1234 \r\n\n it's  ÇA\t東京".encode(), b"", b"a"]
+    trained = train(any_device, documents, merges=25, pattern=pattern, tie="hf", workgroup_size=64)
+    pairs = [tuple(pair) for pair in trained.pairs.tolist()]
+    assert pairs == reference.train(documents, 25, pattern, "hf", 2)
+
+
+@pytest.mark.parametrize(("tokens", "symbol_bytes"), [(32_768, 2), (65_536, 4)])
+def test_the_largest_ranks_of_both_sizes_of_symbols(
+    any_device: Device, tokens: int, symbol_bytes: int
+) -> None:
+    documents, merges = [b"ababab cab" * 30, words(7, 300, 60)], 60
+    text = np.frombuffer(b"".join(documents), np.uint8)
+    options = TrainingOptions(tokens, pattern="class", tie="bytes")
+    loop = recount_gpu._RecountLoop(any_device, len(text), options, 64, 1024, 256, symbol_bytes)
+    loop.load(text, np.array([0, len(documents[0])]))
+    # The loop goes on as if almost all merges were made, of which no symbol is left in the text.
+    made = tokens - 256 - merges
+    state = any_device.read(loop._buffers["state"], STATE.itemsize, np.uint8).view(STATE)
+    state["merge_count"] = made
+    any_device.write(loop._buffers["state"], state)
+    trained = loop.run(no_progress)
+    expected = reference.train(documents, merges, "class", "bytes", 2)
+    assert trained.symbols == replay(documents, expected, "class")[1]
+    pairs = [tuple(i - made * (i > 255) for i in pair) for pair in trained.pairs[made:].tolist()]
+    assert pairs == expected and len(pairs) == merges
+
+
+def test_symbols_have_as_few_bytes_as_hold_them(device: Device) -> None:
+    hardware = _Hardware(device)
+    for tokens, symbols in ((32_768, 2), (32_769, 1)):
+        train(hardware, [b"abcab"], merges=tokens - 256, pattern="none")
+        assert hardware.asked["recount/02_pair_count.wgsl"]["symbols_per_word"] == symbols
 
 
 @pytest.mark.slow
@@ -330,11 +392,13 @@ def test_more_tokens_than_16_bits_number_are_refused(device: Device) -> None:
         train(device, [b"abc"], merges=65_537 - 256, pattern="class")
 
 
-def test_a_text_larger_than_the_adapter_takes_is_refused() -> None:
+@pytest.mark.parametrize(("tokens", "most"), [(32_768, 524_288), (32_769, 262_144)])
+def test_a_text_larger_than_the_adapter_takes_is_refused(tokens: int, most: int) -> None:
     require_adapter()
     small = Device(limits={"max-storage-buffer-binding-size": 1 << 20})
-    with pytest.raises(DeviceError, match=r"more than 262144 bytes.*--limit 262144"):
-        train(small, [b"a" * 262_145], merges=1, pattern="none")
+    with pytest.raises(DeviceError, match=rf"more than {most} bytes.*--limit {most}"):
+        train(small, [b"a" * (most + 1)], merges=tokens - 256, pattern="none")
+    assert train(small, [b"a" * most], merges=tokens - 256, pattern="none").symbols == 2
 
 
 def test_a_minimum_frequency_of_more_than_32_bits(device: Device) -> None:

@@ -248,6 +248,7 @@ def test_a_software_device_takes_the_host_s_memory(device: Device) -> None:
     needed = words_memory(plan, 10**6, 10**7)
     assert needed.device > 10**7
     assert (needed.host > needed.device) == backend.is_software
-    plan = make_plan(TrainingOptions(300, engine="recount"), backend)
-    needed = recount_memory(plan, 10**8)
-    assert needed.device > 10 * 10**8 and needed.host > 10**8
+    for tokens, each in ((300, 6.5), (32_768, 6.5), (32_769, 10.5)):
+        plan = make_plan(TrainingOptions(tokens, engine="recount"), backend)
+        needed = recount_memory(plan, 10**8)
+        assert each * 10**8 < needed.device < (each + 1) * 10**8 and needed.host > 10**8
