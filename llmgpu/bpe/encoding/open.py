@@ -115,7 +115,9 @@ def _open_new(
         else:
             from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
 
-            encoder = GpuGreedyEncoder(backend.device, vocabulary, slice_bytes)
+            encoder = GpuGreedyEncoder(
+                backend.device, vocabulary, slice_bytes, text_bytes=text_bytes
+            )
     except DeviceError as error:
         if not backend.is_optional:
             raise

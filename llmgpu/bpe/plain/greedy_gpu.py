@@ -41,6 +41,7 @@ STATE_CARRY, STATE_TOTAL, STATE_UNMATCHED, STATE_UNMATCHED_BYTE = (
 STATE_WORDS = 4
 SLICE_BYTES = 16 << 20
 SOFTWARE_SLICE_BYTES = 2 << 20
+SHORTEST_SLICE_BYTES = 1 << 16  # a text that is longer than announced has slices of this size
 CHUNK_BYTES = 256
 MAX_CHUNK_BYTES = constant("trie/01_long_exit.wgsl", "MAX_CHUNK")
 COMPACT_WORKGROUP = 64
@@ -59,11 +60,12 @@ class GpuGreedyEncoder:
         *,
         chunk_bytes: int = CHUNK_BYTES,
         workgroup_size: int = 256,
+        text_bytes: int | None = None,
     ) -> None:
         """Compile the kernels and upload the trie.
 
         slice_bytes, chunk_bytes: largest size of a slice, and of a chunk, which one thread matches.
-        The ids depend on neither.
+        text_bytes: see `expect`. The ids depend on none of them.
 
         Raises:
             CapacityError: the adapter's limits are too small for the vocabulary.
@@ -84,7 +86,9 @@ class GpuGreedyEncoder:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         chunks = min(device.max_binding_bytes // 4 // chunk_bytes, device.max_loop_iterations)
         most = chunks * chunk_bytes
-        self._slice_bytes = min(max(slice_bytes, 2 * vocabulary.trie.longest + PADDING + 1), most)
+        self._least_bytes = min(2 * vocabulary.trie.longest + PADDING + 1, most)
+        self._slice_bytes = min(max(slice_bytes, self._least_bytes), most)
+        self.expect(text_bytes)
         self._kernels = self._compile()
         self._shared = {
             "nodes": device.upload("trie nodes", vocabulary.trie.nodes),
@@ -92,9 +96,19 @@ class GpuGreedyEncoder:
         }
         self._idle: list[_Slot] = []  # slots of finished texts, for the next text
 
-    def make_shared_buffers(self) -> dict[str, Buffer]:
+    def expect(self, text_bytes: int | None) -> None:
+        """Announce the length of the next text in bytes; None if unknown."""
+        size = self._slice_bytes
+        if text_bytes is not None:
+            # A power of two: the next text of about this length finds buffers that are large
+            # enough.
+            wanted = max(SHORTEST_SLICE_BYTES, 1 << (text_bytes + PADDING).bit_length())
+            size = min(size, max(wanted, self._least_bytes))
+        self._slot_bytes = size
+
+    def make_shared_buffers(self, slice_bytes: int) -> dict[str, Buffer]:
         """Create the buffers that all slots share; slices use the buffers one after the other."""
-        chunks = -(-self._slice_bytes // self._chunk_bytes)
+        chunks = -(-slice_bytes // self._chunk_bytes)
         sizes = {
             "chunk_entries": 8 * chunks,
             "token_output": 4 * chunks * self._chunk_bytes,
@@ -140,14 +154,15 @@ class GpuGreedyEncoder:
     ) -> Generator[EncodedSlice, None, None]:
         """Yield the ids of all slices of `reader` in order; see `encode`."""
         slots, self._idle = self._idle, []
-        shared = slots[0].shared if slots else self.make_shared_buffers()
+        if slots and slots[0].slice_bytes < self._slot_bytes:
+            slots = []
+        size = slots[0].slice_bytes if slots else self._slot_bytes
+        shared = slots[0].shared if slots else self.make_shared_buffers(size)
         first_state = np.zeros(STATE_WORDS, np.uint32)
         first_state[STATE_UNMATCHED] = NO_BYTE
         self._device.write(shared["slice_state"], first_state)
         carry = 0  # offset of the first token in the next slice
-        for slot, piece in submitted_slices(
-            reader, slots, lambda: _Slot(self, shared), self._slice_bytes
-        ):
+        for slot, piece in submitted_slices(reader, slots, lambda: _Slot(self, shared, size), size):
             # The device can't encode this slice.
             if piece.oversized:
                 yield self.encode_on_host(piece)
@@ -181,23 +196,24 @@ class GpuGreedyEncoder:
 
 
 class _Slot:
-    """Buffers and bound kernels of one slice.
+    """Buffers and bound kernels of one slice of up to `slice_bytes`.
 
     shared: the buffers that all slots share.
     """
 
-    def __init__(self, encoder: GpuGreedyEncoder, shared: dict[str, Buffer]) -> None:
+    def __init__(
+        self, encoder: GpuGreedyEncoder, shared: dict[str, Buffer], slice_bytes: int
+    ) -> None:
         # A proxy avoids a reference cycle, because the encoder refers to its slots.
         self._encoder: GpuGreedyEncoder = proxy(encoder)
-        self.shared = shared
+        self.shared, self.slice_bytes = shared, slice_bytes
         device = self._device = encoder._device
-        size = encoder._slice_bytes
-        self.staging = Staging(device, size)
-        self._input = device.create_buffer("text", size)
+        self.staging = Staging(device, slice_bytes)
+        self._input = device.create_buffer("text", slice_bytes)
         cut = encoder._vocabulary.cut
-        self._pretokenizer = GpuPretokenizer(device, cut, self._input, size)
+        self._pretokenizer = GpuPretokenizer(device, cut, self._input, slice_bytes)
         self.state, self._long_args = shared["slice_state"], shared["long_args"]
-        self._compact = device.create_buffer("compact output", 4 * size)
+        self._compact = device.create_buffer("compact output", 4 * slice_bytes)
         self._params = device.create_uniform("trie params", PARAMS.itemsize)
         self._state_copy, self._undecided_copy = Download(device), Download(device)
         self._ids_copy = Download(device)

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgpu.bpe.encoding.encoder import Encoder
+from llmgpu.backend import Backend
+from llmgpu.bpe.encoding.encoder import Encoder, Expecting
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
+from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.plain import greedy_gpu
 from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -244,12 +247,13 @@ def test_an_abandoned_text_does_not_disturb_the_next(device: Device) -> None:
 
 
 class CountingDevice(Device):
-    """A device that counts the buffers it makes, of every kind."""
+    """A device that counts the buffers it makes, of every kind, and their bytes."""
 
-    made = 0
+    made = nbytes = 0
 
     def create_handle(self, label: str, nbytes: int, usage: int) -> Any:
         self.made += 1
+        self.nbytes += nbytes * (label != "download")
         return super().create_handle(label, nbytes, usage)
 
 
@@ -260,6 +264,45 @@ def test_a_second_text_allocates_nothing(device: Device) -> None:
     made = counting.made
     encode(encoder, b"ba" * 5_000)
     assert made > 0 and counting.made == made
+
+
+def test_buffers_have_the_size_of_the_announced_text(device: Device) -> None:
+    counting = CountingDevice(device.adapter)
+    vocabulary = make_vocabulary([*BYTES, b"ab", b"bab"], "class")
+    encoder = GpuGreedyEncoder(counting, vocabulary, 1 << 20, text_bytes=100)
+    text = b"abab " * 60_000
+    for announced, nbytes, least, most in (
+        (100, 100, 600_000, 1_000_000),
+        (10_000, 10_000, 0, 0),  # the buffers of the text before are large enough
+        (100, 300_000, 400_000, 1_000_000),  # longer than announced: more slots, no larger slots
+        (300_000, 300_000, 5_000_000, 6_000_000),
+        (None, 300_000, 10_000_000, 12_000_000),
+        (100, 300_000, 0, 0),
+    ):
+        counting.nbytes = 0
+        encoder.expect(announced)
+        piece = text[:nbytes]
+        assert encode(encoder, piece) == encode(NumpyEncoder(vocabulary), piece)
+        assert least <= counting.nbytes <= most
+
+
+def test_slices_of_a_short_text_hold_the_longest_token(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(greedy_gpu, "SHORTEST_SLICE_BYTES", 1)
+    long = bytes(range(97, 123)) * 40
+    encoder = GpuGreedyEncoder(device, make_vocabulary([*BYTES, long], "none"), text_bytes=1)
+    assert encode(encoder, b"x" + long * 5 + b"y")[0] == [120, *[256] * 5, 121]
+    assert "_host" not in vars(encoder)  # where slices that are too short would be encoded
+
+
+def test_an_encoder_is_opened_for_the_size_of_its_first_text(device: Device) -> None:
+    counting = CountingDevice(device.adapter)
+    vocabulary = make_vocabulary([*BYTES, b"ab"], "class").with_match("greedy")
+    encoder = open_encoder(vocabulary, Backend(counting, "counting"), text_bytes=100)
+    assert isinstance(encoder, Expecting)
+    assert encode(encoder, b"abab")[0] == [256, 256]
+    assert counting.nbytes < 1 << 20
 
 
 def test_chunk_size_out_of_range(device: Device) -> None:
