@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ SAMPLES = Path(__file__).parents[1] / "vocab_samples"
 TEXTS = {
     "english-8k": "The quick measure of a good tokenizer is whether every word comes back whole.\n",
     "turkish-4k": "İyi bir sözcük parçalayıcı, şu cümledeki ğ, ı ve ç harflerini de geri verir.\n",
+    "turkish-4k-class": "Evlerimizden göle inen yol, ağaçların arasından sessizce geçiyordu.\n",
     "python-8k": "def encode(self, x: bytes) -> list[int]:\n    return [self.ids[b] for b in x]\n",
 }
 
@@ -37,3 +39,19 @@ def test_sample_round_trips_its_language(name: str, device: Device) -> None:
     first, second = ids.values()
     np.testing.assert_array_equal(first, second)
     assert len(first) < 0.6 * len(text)  # the vocabulary knows the language
+
+
+def test_the_page_has_the_bytes_per_token_of_both_match_rules() -> None:
+    page = (SAMPLES.parent / "docs/tokenizing.md").read_text(encoding="utf-8")
+    text = (SAMPLES / "turkish.txt").read_bytes()
+    rows = re.findall(
+        r"^\| `(turkish.*)\.bin` \| `(\w+)` \| (\S+) \| (\S+) \|$", page, re.MULTILINE
+    )
+    assert [name for name, *_ in rows] == ["turkish-4k", "turkish-4k-class"]
+    for name, pattern, *figures in rows:
+        vocabulary = Vocabulary.load(SAMPLES / f"{name}.bin")
+        assert vocabulary.pattern == pattern
+        for match, figure in zip(("bpe", "greedy"), figures, strict=True):
+            encoder = open_encoder(vocabulary.with_match(match), NUMPY)
+            tokens = sum(len(piece.ids) for piece in encoder.encode(corpus_from_bytes(text)))
+            assert f"{len(text) / tokens:.3f}" == figure

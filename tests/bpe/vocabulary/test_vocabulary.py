@@ -346,7 +346,8 @@ class TestFile:
         assert samples
         for path in samples:
             vocabulary = Vocabulary.load(path)
-            assert vocabulary.classes_version == vocabulary.cut.unicode == "18.0"
+            if path.stem != "turkish-4k-class":  # a pattern without classes
+                assert vocabulary.classes_version == vocabulary.cut.unicode == "18.0"
             assert vocabulary.to_bytes() == path.read_bytes()
 
     def test_the_version_of_unicode_is_kept(self) -> None:
