@@ -47,6 +47,7 @@ UPLOAD_PIECE = 64 << 20  # bytes of staging memory for larger uploads
 # Most downloads kept for later reads, since allocating one takes longer than copying into it.
 # Downloads for much more than UPLOAD_PIECE are not kept.
 IDLE_DOWNLOADS = 2
+HALVES = "lm/four_halves.wgsl"  # the kernels' rounding to half precision
 MOST_COMPILERS = 16  # threads that compile kernels at the same time
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -245,6 +246,31 @@ class Device(OpenedAdapter):
             return out
 
         return finish
+
+    def choose_halves(self) -> None:
+        """Let the device's own conversion round to half precision, if it gives the nearest number.
+
+        Of two equally near numbers, it must give the even one. The numbers midway between all
+        neighbours show this, together with the next numbers on both sides.
+        """
+        if HALVES in self.source_choices:
+            return
+        halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+        middles = (halves[1:] + halves[:-1]) / 2  # exact
+        near = (np.nextafter(middles, np.float32(bound)) for bound in (0, np.inf))
+        numbers = np.concatenate([halves, middles, *near])
+        numbers = np.concatenate([numbers, -numbers])
+        source, target = (self.create_buffer("halves", 4 * len(numbers)) for _ in range(2))
+        self.write(source, numbers)
+        commands = self.record()
+        kernel = self.kernel("common/probe_halves.wgsl")
+        commands.dispatch(kernel.bind(numbers=source, halves=target), -(-len(numbers) // 1024))
+        commands.submit()
+        found = self.read(target, len(numbers), np.uint16)
+        with np.errstate(under="ignore"):
+            are_nearest = np.array_equal(found, numbers.astype(np.float16).view(np.uint16))
+        chosen = "lm/packed_halves.wgsl" if are_nearest else HALVES
+        self.source_choices = {**self.source_choices, HALVES: chosen}
 
     def _probe_subgroups(self) -> int:
         """Return the subgroup size; 0 if lanes are not numbered in the order that scans need."""

@@ -7,6 +7,10 @@
 //
 // The rounding here saves a pass over grad_x. Four columns are one element.
 //
+// A row has ROW_THREADS threads, which keep `vectors` vectors of it in registers each, so that a row
+// is read once. The same threads take one row after the other, and keep the sums of their columns. At
+// the end, the sums of the workgroup's threads for the same columns are added up.
+//
 // binding 0  x            read        (N, C), four per element; C is a multiple of 4
 // binding 1  weight       read        (C,), four per element
 // binding 2  inverse_rms  read        (N,) r, as rms_norm stores it
@@ -16,8 +20,13 @@
 // binding 6  dims         uniform     N, C / 4, rows of a workgroup
 // binding 7  rounded      read_write  (N, C), half precision, four per element
 // dispatch: P workgroups
+// limits: ROW_THREADS is a power of two, and ROW_THREADS * vectors at least C / 4; the rows of a
+// workgroup are a multiple of WORKGROUP_SIZE / ROW_THREADS
 //!include common/reduce.wgsl
-//!include lm/half_bits.wgsl
+//!include lm/four_halves.wgsl
+//!override vectors = 8
+
+override ROW_THREADS: u32 = 32u;
 
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read> weight: array<vec4<f32>>;
@@ -27,19 +36,8 @@
 @group(0) @binding(5) var<storage, read_write> partials: array<vec4<f32>>;
 @group(0) @binding(6) var<uniform> dims: vec4<u32>;
 @group(0) @binding(7) var<storage, read_write> rounded: array<vec2<u32>>;
-//!let numbers = 4
-//!let number = vec4<f32>
-//!include lm/rms_norm_backward.wgsl
 
-fn dot_of(place: u32, c: u32) -> f32 {
-    return dot(grad_out[place] * weight[c], x[place]);
-}
-
-fn add_gradient(place: u32, gradient: vec4<f32>) {
-    let sum = grad_x[place] + gradient;
-    grad_x[place] = sum;
-    rounded[place] = four_halves(sum);
-}
+var<workgroup> sh_sums: array<vec4<f32>, WORKGROUP_SIZE>;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn rms_norm_backward_half(
@@ -47,5 +45,51 @@ fn rms_norm_backward_half(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
-    norm_backward(flat_group(workgroup, workgroups), local_index);
+    let group = flat_group(workgroup, workgroups);
+    let thread = local_index % ROW_THREADS;
+    let together = WORKGROUP_SIZE / ROW_THREADS; // rows at a time
+    //!for k in 0..vectors
+    let weight_{k} = weight[min(thread + {k}u * ROW_THREADS, dims.y - 1u)];
+    var sum_{k} = vec4<f32>();
+    //!end
+
+    for (var step = 0u; step < dims.z; step += together) {
+        let row = group * dims.z + step + local_index / ROW_THREADS;
+        let width = select(0u, dims.y, row < dims.x); // threads without a row must reach the barriers
+        let base = row * dims.y + thread;
+        let r = inverse_rms[min(row, dims.x - 1u)];
+        var products = 0.0;
+        //!for k in 0..vectors
+        let is_live_{k} = thread + {k}u * ROW_THREADS < width;
+        let x_{k} = select(vec4<f32>(), x[base + {k}u * ROW_THREADS], is_live_{k});
+        let gradient_{k} = select(vec4<f32>(), grad_out[base + {k}u * ROW_THREADS], is_live_{k});
+        let before_{k} = grad_x[base + {k}u * ROW_THREADS];
+        //!end
+        //!for k in 0..vectors
+        products += dot(gradient_{k} * weight_{k}, x_{k});
+        //!end
+        let pull = r * r * r * run_sum(products, local_index, ROW_THREADS) / f32(4u * dims.y);
+        //!for k in 0..vectors
+        sum_{k} += gradient_{k} * r * x_{k};
+        if (is_live_{k}) {
+            let after = before_{k} + (gradient_{k} * r * weight_{k} - x_{k} * pull);
+            grad_x[base + {k}u * ROW_THREADS] = after;
+            rounded[base + {k}u * ROW_THREADS] = four_halves(after);
+        }
+        //!end
+    }
+
+    // Add up the sums of the threads for the same columns, in order.
+    //!for k in 0..vectors
+    sh_sums[local_index] = sum_{k};
+    workgroupBarrier();
+    if (local_index < ROW_THREADS && thread + {k}u * ROW_THREADS < dims.y) {
+        var total = vec4<f32>();
+        for (var i = thread; i < WORKGROUP_SIZE; i += ROW_THREADS) {
+            total += sh_sums[i];
+        }
+        partials[group * dims.y + thread + {k}u * ROW_THREADS] = total;
+    }
+    workgroupBarrier();
+    //!end
 }

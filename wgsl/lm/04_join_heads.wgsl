@@ -12,7 +12,7 @@
 // binding 7  params     uniform     sizes
 // dispatch: one thread per four pairs of columns; D is a multiple of 8
 //!include lm/packed_heads.wgsl
-//!include lm/half_bits.wgsl
+//!include lm/four_halves.wgsl
 
 @group(0) @binding(0) var<storage, read> grad_q: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read> grad_k: array<vec4<f32>>;

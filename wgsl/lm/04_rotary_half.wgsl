@@ -10,7 +10,7 @@
 // binding 5  params     uniform     sizes, of four pairs each
 // dispatch: one thread per four pairs of columns; D is a multiple of 8
 //!include lm/elements.wgsl
-//!include lm/half_bits.wgsl
+//!include lm/four_halves.wgsl
 
 struct RotaryParams {
     fours: u32, // N * heads * D/8

@@ -9,7 +9,7 @@
 // dispatch: one thread per four elements of out; F is a multiple of 4, and so is R
 //!include lm/elements.wgsl
 //!include lm/activations.wgsl
-//!include lm/half_bits.wgsl
+//!include lm/four_halves.wgsl
 
 @group(0) @binding(0) var<storage, read> x: array<vec2<u32>>;
 @group(0) @binding(1) var<storage, read_write> out: array<vec2<u32>>;

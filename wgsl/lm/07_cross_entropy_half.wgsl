@@ -15,7 +15,7 @@
 //!let first = 4u * local_index
 //!let spread = 1u
 //!include lm/cross_entropy.wgsl
-//!include lm/half_bits.wgsl
+//!include lm/four_halves.wgsl
 
 @group(0) @binding(0) var<storage, read_write> logits: array<vec2<u32>>;
 

@@ -9,7 +9,7 @@
 // binding 1  dst  read_write  elements, f16, four at a time, two per word
 // binding 2  n    uniform     elements
 // dispatch: one thread per `vectors` times four elements
-//!include lm/half_bits.wgsl
+//!include lm/four_halves.wgsl
 
 alias SourceVector = vec4<f32>;
 alias TargetVector = vec2<u32>;

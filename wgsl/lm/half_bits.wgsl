@@ -23,7 +23,7 @@ fn half_bits(value: f32) -> u32 {
 }
 
 // Four of them, two per word.
-fn four_halves(values: vec4<f32>) -> vec2<u32> {
+fn four_half_bits(values: vec4<f32>) -> vec2<u32> {
     return vec2<u32>(
         half_bits(values.x) | (half_bits(values.y) << 16u),
         half_bits(values.z) | (half_bits(values.w) << 16u),

@@ -42,7 +42,10 @@ BLOCK_ROWS = 8  # rows that a workgroup of the norm's backward kernel computes a
 MAX_PARTIALS = 1024  # most workgroups of the norm's backward kernel, enough to fill a GPU
 FOUR = 4  # elements, or pairs of elements, that a thread writes in half precision
 COLUMNS = 16  # columns that a workgroup adds up; the number fixes the order of sums
-HALF_COLUMNS = 4  # the same for norms in half precision, where more workgroups share the rows
+HALF_COLUMNS = 4  # the same for norms in half precision
+HALF_VECTORS = 4  # vectors of a row that a thread keeps there, if a workgroup has enough threads
+HALF_ROW_THREADS = 8  # least threads of a row there
+HALF_PARTIALS = 512  # most workgroups of the norm's backward kernel there
 
 
 def rotary_frequencies(head_dim: int, theta: float) -> NDArray[np.float64]:
@@ -194,14 +197,16 @@ class GpuLayers(GpuRecorder, LayerOperations):
 
     def rms_norm(self, norm: Norm, epsilon: float) -> None:
         rows, width = norm.x.shape
-        threads = thread_count(-(-width // ROW_ELEMENTS))
         in_fours = norm.out.is_half and width % FOUR == 0
+        settings = {"ROW_THREADS": thread_count(-(-width // ROW_ELEMENTS))}
+        if in_fours:
+            settings = _half_norm_settings(width)
 
         def record(out: Tensor) -> None:
             self.dispatch(
                 "lm/02_rms_norm_half.wgsl" if in_fours else "lm/02_rms_norm.wgsl",
-                workgroups(rows * threads),
-                {"WORKGROUP_SIZE": WORKGROUP_SIZE, "ROW_THREADS": threads},
+                workgroups(rows * settings["ROW_THREADS"]),
+                settings,
                 **vars(replace(norm, out=out)),
                 dims=dims(rows, width // FOUR if in_fours else width),
                 params=np.array([epsilon, 0, 0, 0], np.float32),
@@ -215,8 +220,7 @@ class GpuLayers(GpuRecorder, LayerOperations):
     def rms_norm_backward(
         self, norm: Norm, grad_out: Tensor, grad_x: Tensor, grad_weight: Tensor
     ) -> None:
-        gradients = {"grad_out": grad_out, "grad_x": grad_x}
-        self._norm_backward("02_rms_norm_backward", norm, 1, gradients, grad_weight)
+        self._norm_backward(norm, {"grad_out": grad_out, "grad_x": grad_x}, grad_weight)
 
     def rms_norm_backward_to_half(
         self, norm: Norm, grad_out: Tensor, grad_x: Tensor, grad_weight: Tensor, half: Tensor
@@ -225,31 +229,30 @@ class GpuLayers(GpuRecorder, LayerOperations):
             super().rms_norm_backward_to_half(norm, grad_out, grad_x, grad_weight, half)
             return
         gradients = {"grad_out": grad_out, "grad_x": grad_x, "rounded": half}
-        self._norm_backward("02_rms_norm_backward_half", norm, FOUR, gradients, grad_weight)
+        self._norm_backward(norm, gradients, grad_weight)
 
     def _norm_backward(
-        self,
-        kernel: str,
-        norm: Norm,
-        numbers: int,
-        gradients: Mapping[str, Tensor],
-        grad_weight: Tensor,
+        self, norm: Norm, gradients: Mapping[str, Tensor], grad_weight: Tensor
     ) -> None:
-        """Dispatch a backward kernel, then add the sums of its workgroups to `grad_weight`.
-
-        numbers: count of neighbouring numbers that a thread of the kernel computes together.
-        """
+        """Dispatch a backward kernel, then add the sums of its workgroups to `grad_weight`."""
         rows, width = norm.x.shape
-        blocks = -(-rows // BLOCK_ROWS)
-        # Each workgroup computes whole blocks of rows; there are at most MAX_PARTIALS workgroups.
-        group_rows = max(-(-blocks // MAX_PARTIALS), 1) * BLOCK_ROWS
+        if "rounded" in gradients:
+            kernel, numbers, most = "rms_norm_backward_half", FOUR, HALF_PARTIALS
+            settings = _half_norm_settings(width)
+            together = WORKGROUP_SIZE // settings["ROW_THREADS"]
+        else:
+            kernel, numbers, most = "rms_norm_backward", 1, MAX_PARTIALS
+            together = BLOCK_ROWS
+            threads = thread_count(width, LEAST_THREADS)
+            settings = {"WORKGROUP_SIZE": threads, "BLOCK_ROWS": together}
+        # Each workgroup takes `together` rows at a time; there are at most `most` workgroups.
+        group_rows = max(-(-rows // (together * most)), 1) * together
         groups = -(-rows // group_rows)
         partials = self.scratch("rms_norm_backward", (groups, width))
-        threads = thread_count(width // numbers, LEAST_THREADS)
         self.dispatch(
-            f"lm/{kernel}.wgsl",
+            f"lm/02_{kernel}.wgsl",
             groups,
-            {"WORKGROUP_SIZE": threads, "BLOCK_ROWS": BLOCK_ROWS},
+            settings,
             x=norm.x,
             weight=norm.weight,
             inverse_rms=norm.inverse_rms,
@@ -328,6 +331,13 @@ class GpuLayers(GpuRecorder, LayerOperations):
             **rotation.tensors,
             params=dims(fours, *counts, *(column // FOUR for column in columns)),
         )
+
+
+def _half_norm_settings(width: int) -> dict[str, int]:
+    """Return the threads of a row, and how many vectors of it each keeps in registers."""
+    fours = width // FOUR
+    threads = thread_count(-(-fours // HALF_VECTORS), HALF_ROW_THREADS)
+    return {"ROW_THREADS": threads, "vectors": -(-fours // threads)}
 
 
 def _columns(

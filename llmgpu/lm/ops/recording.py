@@ -469,6 +469,8 @@ class GpuRecorder(Recorder):
         self._prepared: dict[int, tuple[Program, Commands]] = {}  # keys: `id` of programs
 
     def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
+        if tensor.is_half:
+            self.device.choose_halves()
         create = self.device.create_uniform if uniform else self.device.create_buffer
         return replace(tensor, data=create(tensor.name, tensor.nbytes))
 

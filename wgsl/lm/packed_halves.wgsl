@@ -1,0 +1,13 @@
+// Four numbers rounded to half precision, two per word, by the device's own conversion: an instruction
+// or two where `half_bits` takes about 15. WGSL leaves the rounding to the device. Numbers beyond the
+// range of half precision are left to `half_bits`.
+//!include lm/half_bits.wgsl
+
+const HALF_RANGE: f32 = 65520.0;
+
+fn four_halves(values: vec4<f32>) -> vec2<u32> {
+    if (all(abs(values) < vec4<f32>(HALF_RANGE))) {
+        return vec2<u32>(pack2x16float(values.xy), pack2x16float(values.zw));
+    }
+    return four_half_bits(values);
+}
