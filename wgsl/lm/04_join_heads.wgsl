@@ -8,11 +8,13 @@
 // binding 3  cosines    read        (positions, D/2), four per element
 // binding 4  sines      read        (positions, D/2), four per element
 // binding 5  positions  read        (N,)
-// binding 6  grad_x     read_write  (N, R), half precision, four per element
+// binding 6  grad_x     read_write  (N, R), half precision, a vector per element
 // binding 7  params     uniform     sizes
-// dispatch: one thread per four pairs of columns; D is a multiple of 8
+// dispatch: one thread per vector of pairs of columns, `fours` times four; D/2 is a multiple of them
 //!include lm/packed_heads.wgsl
 //!include lm/four_halves.wgsl
+
+alias Vector = vec{2 * fours}<u32>;
 
 @group(0) @binding(0) var<storage, read> grad_q: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read> grad_k: array<vec4<f32>>;
@@ -20,7 +22,7 @@
 @group(0) @binding(3) var<storage, read> cosines: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read> sines: array<vec4<f32>>;
 @group(0) @binding(5) var<storage, read> positions: array<u32>;
-@group(0) @binding(6) var<storage, read_write> grad_x: array<vec2<u32>>;
+@group(0) @binding(6) var<storage, read_write> grad_x: array<Vector>;
 @group(0) @binding(7) var<uniform> params: HeadParams;
 
 fn gradient(kind: u32, i: u32) -> vec4<f32> {
@@ -36,14 +38,24 @@ fn join_heads(
     @builtin(local_invocation_index) local_index: u32,
 ) {
     let i = flat_element(workgroup, workgroups, local_index);
-    if (i >= params.fours) { return; }
+    if (i >= params.vectors) { return; }
     let at = place_of(i);
-    let left = gradient(at.kind, at.alone);
-    let right = gradient(at.kind, at.alone + params.half_width);
-    let angle = positions[at.row] * params.half_width + at.column;
+    let angle = {fours}u * (positions[at.row] * params.half_width + at.column);
     let is_turned = at.kind != 2u;
-    let cosine = select(vec4<f32>(1.0), cosines[angle], is_turned);
-    let sine = select(vec4<f32>(), sines[angle], is_turned);
-    grad_x[at.packed] = four_halves(left * cosine + right * sine);
-    grad_x[at.packed + params.half_width] = four_halves(right * cosine - left * sine);
+    //!for k in 0..fours
+    let left_{k} = gradient(at.kind, {fours}u * at.alone + {k}u);
+    let right_{k} = gradient(at.kind, {fours}u * (at.alone + params.half_width) + {k}u);
+    let cosine_{k} = select(vec4<f32>(1.0), cosines[angle + {k}u], is_turned);
+    let sine_{k} = select(vec4<f32>(), sines[angle + {k}u], is_turned);
+    //!end
+    grad_x[at.packed] = Vector(
+        //!for k in 0..fours
+        four_halves(left_{k} * cosine_{k} + right_{k} * sine_{k}),
+        //!end
+    );
+    grad_x[at.packed + params.half_width] = Vector(
+        //!for k in 0..fours
+        four_halves(right_{k} * cosine_{k} - left_{k} * sine_{k}),
+        //!end
+    );
 }

@@ -3,16 +3,19 @@
 //
 //   out = activated(gate) * up
 //
-// binding 0  x     read        (N, R), half precision, four per element; gate comes first, up last
-// binding 1  out   read_write  (N, F), half precision, four per element
-// binding 2  dims  uniform     N * F/4, F/4, R/4
-// dispatch: one thread per four elements of out; F is a multiple of 4, and so is R
+// binding 0  x     read        (N, R), half precision, a vector per element; gate comes first, up last
+// binding 1  out   read_write  (N, F), half precision, a vector per element
+// binding 2  dims  uniform     vectors of out, of its rows, of the rows of x
+// dispatch: one thread per vector of out, of `fours` times four elements; F and R are multiples of them
 //!include lm/elements.wgsl
 //!include lm/activations.wgsl
 //!include lm/four_halves.wgsl
+//!override fours = 1
 
-@group(0) @binding(0) var<storage, read> x: array<vec2<u32>>;
-@group(0) @binding(1) var<storage, read_write> out: array<vec2<u32>>;
+alias Vector = vec{2 * fours}<u32>;
+
+@group(0) @binding(0) var<storage, read> x: array<Vector>;
+@group(0) @binding(1) var<storage, read_write> out: array<Vector>;
 @group(0) @binding(2) var<uniform> dims: vec4<u32>;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
@@ -24,8 +27,21 @@ fn gated_half(
     let i = flat_element(workgroup, workgroups, local_index);
     if (i < dims.x) {
         let place = i / dims.y * dims.z + i % dims.y;
-        let gate = four_singles(x[place]);
-        let values = vec4<f32>(activated(gate.x), activated(gate.y), activated(gate.z), activated(gate.w));
-        out[i] = four_halves(values * four_singles(x[place + dims.z - dims.y]));
+        let gates = x[place];
+        let ups = x[place + dims.z - dims.y];
+        out[i] = Vector(
+            //!for k in 0..fours
+            four_gated(
+                vec2<u32>(gates[{2 * k}], gates[{2 * k + 1}]),
+                vec2<u32>(ups[{2 * k}], ups[{2 * k + 1}]),
+            ),
+            //!end
+        );
     }
+}
+
+fn four_gated(gates: vec2<u32>, ups: vec2<u32>) -> vec2<u32> {
+    let gate = four_singles(gates);
+    let values = vec4<f32>(activated(gate.x), activated(gate.y), activated(gate.z), activated(gate.w));
+    return four_halves(values * four_singles(ups));
 }

@@ -35,6 +35,7 @@
 //   the tokens are left out, and logits that are not finite are not hidden.
 //!let first = local_index
 //!let spread = WORKGROUP_SIZE
+//!let loads = 1
 //!include lm/cross_entropy.wgsl
 
 @group(0) @binding(0) var<storage, read_write> logits: array<f32>;

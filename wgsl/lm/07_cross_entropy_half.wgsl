@@ -1,7 +1,8 @@
 // cross_entropy_half: the losses and the gradient of 07_cross_entropy.wgsl, of logits in half
 // precision.
 //
-// Half the memory traffic of single precision. A thread reads four neighbours at once.
+// Half the memory traffic of single precision. A thread reads `loads` times four neighbours at once. The
+// second pass goes from the end of the row to its start, because the end is still in the caches.
 //
 // binding 0  logits     read_write  (N, V), half precision, four per element; dLogits afterwards
 // binding 1  tgts       read        (N,)
@@ -14,6 +15,7 @@
 // limits: V is a multiple of 4
 //!let first = 4u * local_index
 //!let spread = 1u
+//!let loads = 4
 //!include lm/cross_entropy.wgsl
 //!include lm/four_halves.wgsl
 
@@ -39,10 +41,22 @@ fn cross_entropy_half(
     let row = min(group, dims.x - 1u);
     let has_row = group < dims.x; // workgroups without a row write nothing
     let slope = store_losses(row, select(0u, dims.z, has_row), has_row, local_index);
-    let end = select(0u, dims.y, has_row);
-    for (var v = 4u * local_index; v < end; v += 4u * WORKGROUP_SIZE) {
-        let place = (row * dims.y + v) / 4u;
-        logits[place] = four_halves(four_gradients(four_singles(logits[place]), v, slope));
+    let fours = select(0u, dims.y / 4u, has_row);
+    let base = row * (dims.y / 4u);
+    let stride = {loads}u * WORKGROUP_SIZE;
+    for (var rest = (fours + stride - 1u) / stride; rest > 0u; rest--) {
+        let first = (rest - 1u) * stride + local_index;
+        //!for n in 0..loads
+        let place_{n} = first + {n}u * WORKGROUP_SIZE;
+        var four_{n} = vec2<u32>();
+        if (place_{n} < fours) { four_{n} = logits[base + place_{n}]; }
+        //!end
+        //!for n in 0..loads
+        if (place_{n} < fours) {
+            let gradients = four_gradients(four_singles(four_{n}), 4u * place_{n}, slope);
+            logits[base + place_{n}] = four_halves(gradients);
+        }
+        //!end
     }
 }
 

@@ -4,9 +4,10 @@
 // binding 1  grad_out  read        (N, H * D), half precision, 8 per element
 // binding 2  delta     read_write  (N, H), then (N,) starts as numbers
 // binding 3  starts    read        (N,)
-// binding 4  dims      uniform     heads of all rows, D / 8, N
-// dispatch: one thread per head of a row
+// binding 4  dims      uniform     heads of all rows, 0, N
+// dispatch: one thread per head of a row, which has `vectors` elements, D / 8
 //!include lm/elements.wgsl
+//!override vectors = 8
 
 @group(0) @binding(0) var<storage, read> out: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read> grad_out: array<vec4<u32>>;
@@ -22,14 +23,16 @@ fn attention_delta_half(
 ) {
     let i = flat_element(workgroup, workgroups, local_index);
     if (i < dims.x) {
+        //!for n in 0..vectors
+        let out_{n} = out[i * {vectors}u + {n}u];
+        let gradient_{n} = grad_out[i * {vectors}u + {n}u];
+        //!end
         var sum = 0.0;
-        for (var n = 0u; n < dims.y; n++) {
-            let a = out[i * dims.y + n];
-            let b = grad_out[i * dims.y + n];
-            for (var word = 0u; word < 4u; word++) {
-                sum += dot(unpack2x16float(a[word]), unpack2x16float(b[word]));
-            }
+        //!for n in 0..vectors
+        for (var word = 0u; word < 4u; word++) {
+            sum += dot(unpack2x16float(out_{n}[word]), unpack2x16float(gradient_{n}[word]));
         }
+        //!end
         delta[i] = sum;
         if (i < dims.z) {
             delta[dims.x + i] = f32(starts[i]);

@@ -1,7 +1,7 @@
 // Shared by the kernels of the loss: the softmax of a row, its losses, and the numbers that its
 // gradients are made of.
 // The kernel declares its logits and `logit`, one of them, and sets `first`, a thread's first column,
-// and `spread`, the columns from one of its four logits to the next.
+// `spread`, the columns from one of its four logits to the next, and `loads`.
 //!include common/reduce.wgsl
 
 @group(0) @binding(1) var<storage, read> tgts: array<u32>;
@@ -68,28 +68,43 @@ fn gradient_of(logit: f32, v: u32, slope: Slope) -> f32 {
     return select(slope.nothing, gradient, slope.valid);
 }
 
-// The sums of one thread's logits, four at a time so that more of them are on their way at once.
+// The sums of one thread's logits: `loads` times four of them are on their way at once.
 fn thread_sums(base: u32, width: u32, index: u32, local_index: u32) -> Sums {
     var sums = Sums(logit(base + min(local_index, dims.z - 1u)), 0.0, 0.0, 0.0, 0.0);
-    for (var v = {first}; v < width; v += 4u * WORKGROUP_SIZE) {
-        let places = v + {spread} * vec4(0u, 1u, 2u, 3u);
-        let l = four_logits(base, min(places, vec4(width - 1u)));
-        let inside = places < vec4(width);
-        let largest = max(max(sums.largest, max(l.x, l.y)), max(l.z, l.w));
-        let growth = largest - sums.largest;
-        let summed = select(vec4(0.0), exp(l - largest), inside & (places != vec4(index)));
-        let weights = select(vec4(0.0), vec4(params.w), inside);
-        sums.largest = largest;
-        sums.rest = sums.rest * exp(-growth) + dot(summed, vec4(1.0));
-        sums.gap += sums.share * growth + dot(largest - l, weights);
-        sums.share += dot(weights, vec4(1.0));
-        let exponents = bitcast<vec4<u32>>(l) & vec4(NOT_FINITE);
-        sums.bad = select(sums.bad, 1.0, any(exponents == vec4(NOT_FINITE)));
+    for (var v = {first}; v < width; v += {4 * loads}u * WORKGROUP_SIZE) {
+        //!for n in 0..loads
+        let places_{n} = v + {4 * n}u * WORKGROUP_SIZE + {spread} * vec4(0u, 1u, 2u, 3u);
+        let l_{n} = four_logits(base, min(places_{n}, vec4(width - 1u)));
+        //!end
+        //!for n in 0..loads
+        if (places_{n}.x < width) {
+            sums = with_four(sums, l_{n}, places_{n}, width, index);
+        }
+        //!end
     }
     return sums;
 }
 
-// The row's sums out of the sums of all threads. The gap is summed up only for label smoothing.
+// The sums with four more logits. The gap is summed up only for label smoothing.
+fn with_four(before: Sums, l: vec4<f32>, places: vec4<u32>, width: u32, index: u32) -> Sums {
+    var sums = before;
+    let inside = places < vec4(width);
+    let largest = max(max(sums.largest, max(l.x, l.y)), max(l.z, l.w));
+    let growth = largest - sums.largest;
+    let summed = select(vec4(0.0), exp(l - largest), inside & (places != vec4(index)));
+    sums.largest = largest;
+    sums.rest = sums.rest * exp(-growth) + dot(summed, vec4(1.0));
+    if (params.y > 0.0) {
+        let weights = select(vec4(0.0), vec4(params.w), inside);
+        sums.gap += sums.share * growth + dot(largest - l, weights);
+        sums.share += dot(weights, vec4(1.0));
+    }
+    let exponents = bitcast<vec4<u32>>(l) & vec4(NOT_FINITE);
+    sums.bad = select(sums.bad, 1.0, any(exponents == vec4(NOT_FINITE)));
+    return sums;
+}
+
+// The row's sums out of the sums of all threads.
 fn row_sums(part: Sums, local_index: u32) -> Sums {
     var sums = Sums(workgroup_max(part.largest, local_index), 0.0, 0.0, 1.0, 0.0);
     let growth = sums.largest - part.largest;

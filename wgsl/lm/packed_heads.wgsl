@@ -1,13 +1,14 @@
-// The positions of four pairs of columns of a head: in the separate tensors of queries, keys and
-// values, and in the tensor in which a row has all three.
+// The positions of a vector of pairs of columns of a head: in the separate tensors of queries, keys and
+// values, and in the tensor in which a row has all three. A vector has `fours` times four pairs.
 //!include lm/elements.wgsl
+//!override fours = 1
 
 struct HeadParams {
-    fours: u32, // N * (heads + 2 * kv_heads) * D/8
+    vectors: u32, // N * (heads + 2 * kv_heads) * half_width
     heads: u32,
     kv_heads: u32,
-    half_width: u32, // D/8
-    row_width: u32, // of all three side by side, as what follows in fours of columns
+    half_width: u32, // D/2, as all that follow in vectors of columns
+    row_width: u32, // of all three side by side
     keys: u32,
     values: u32,
 }

@@ -14,6 +14,7 @@ import numpy as np
 
 from llmgpu.kernel_source import constant
 from llmgpu.lm.ops.recording import (
+    FOUR,
     GpuRecorder,
     Recorder,
     as_single,
@@ -21,11 +22,10 @@ from llmgpu.lm.ops.recording import (
     put,
     recorded,
     single_of,
+    vector_fours,
     workgroups,
 )
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
-
-FOUR = 4  # elements that a thread computes in half precision
 
 _SQRT_2_OVER_PI = np.float32(np.sqrt(2 / np.pi))
 _CUBIC = np.float32(0.044715)
@@ -226,12 +226,15 @@ class GpuActivations(GpuRecorder, ActivationOperations):
     ) -> None:
         """Dispatch a kernel for gate and up in one float16 tensor.
 
-        Each thread computes four elements.
+        Each thread computes eight elements, or four if the widths are no multiples of eight.
         """
-        fours = out.size // FOUR
-        sizes = dims(fours, out.shape[1] // FOUR, tensors["x"].shape[1] // FOUR)
-        file, constants = f"lm/{kernel}.wgsl", activation.constants
-        self.dispatch(file, workgroups(fours), constants, **tensors, dims=sizes)
+        widths = out.shape[1], tensors["x"].shape[1]
+        fours = vector_fours(*widths)
+        row, packed_row = (width // (FOUR * fours) for width in widths)
+        vectors = out.shape[0] * row
+        settings = activation.constants | {"fours": fours}
+        sizes = dims(vectors, row, packed_row)
+        self.dispatch(f"lm/{kernel}.wgsl", workgroups(vectors), settings, **tensors, dims=sizes)
 
     def _elements(
         self,

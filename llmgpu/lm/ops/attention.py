@@ -202,13 +202,12 @@ class GpuAttention(GpuRecorder, AttentionOperations):
         count = rows * shape.heads
         delta = self.scratch("attention delta", (count + rows,))
         tensors = {"out": out, "grad_out": grad_out, "delta": delta, "starts": starts}
+        kernel, constants = "lm/10_attention_delta.wgsl", {"HEAD_QUADS": shape.head_dim // 4}
         if out.is_half:
-            kernel, width = "lm/10_attention_delta_half.wgsl", shape.head_dim // HALVES
-            self.dispatch(kernel, workgroups(count), **tensors, dims=dims(count, width, rows))
-        else:
-            kernel, constants = "lm/10_attention_delta.wgsl", {"HEAD_QUADS": shape.head_dim // 4}
-            sizes = dims(count, 0, rows)
-            self.dispatch(kernel, workgroups(count), constants, **tensors, dims=sizes)
+            kernel = "lm/10_attention_delta_half.wgsl"
+            constants = {"vectors": shape.head_dim // HALVES}
+        sizes = dims(count, 0, rows)
+        self.dispatch(kernel, workgroups(count), constants, **tensors, dims=sizes)
         return delta
 
 

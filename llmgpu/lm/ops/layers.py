@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.recording import (
+    FOUR,
     WORKGROUP_SIZE,
     GpuRecorder,
     Recorder,
@@ -24,6 +25,7 @@ from llmgpu.lm.ops.recording import (
     row_blocks,
     single_of,
     thread_count,
+    vector_fours,
     workgroups,
 )
 from llmgpu.lm.ops.tensor import (
@@ -40,7 +42,6 @@ LEAST_THREADS = 64  # least threads of a workgroup of the norm's backward kernel
 ROW_ELEMENTS = 8  # elements of a row for each thread of the norm, if the row is long enough
 BLOCK_ROWS = 8  # rows that a workgroup of the norm's backward kernel computes at a time
 MAX_PARTIALS = 1024  # most workgroups of the norm's backward kernel, enough to fill a GPU
-FOUR = 4  # elements, or pairs of elements, that a thread writes in half precision
 COLUMNS = 16  # columns that a workgroup adds up; the number fixes the order of sums
 HALF_COLUMNS = 4  # the same for norms in half precision
 HALF_VECTORS = 4  # vectors of a row that a thread keeps there, if a workgroup has enough threads
@@ -321,15 +322,17 @@ class GpuLayers(GpuRecorder, LayerOperations):
         tensors: Mapping[str, Tensor],
     ) -> None:
         widths = [tensor.shape[1] for tensor in (heads.q, heads.k, heads.v)]
-        fours = packed.shape[0] * sum(widths) // (2 * FOUR)
         counts = [width // rotation.head_dim for width in widths[:2]]
         columns = [rotation.head_dim // 2, packed.shape[1], *starts[1:]]
+        fours = vector_fours(*columns)
+        vectors = packed.shape[0] * sum(widths) // (2 * FOUR * fours)
         self.dispatch(
             file,
-            workgroups(fours),
+            workgroups(vectors),
+            {"fours": fours},
             **tensors,
             **rotation.tensors,
-            params=dims(fours, *counts, *(column // FOUR for column in columns)),
+            params=dims(vectors, *counts, *(column // (FOUR * fours) for column in columns)),
         )
 
 

@@ -35,6 +35,7 @@ WORKGROUP_SIZE = 256  # threads of a workgroup, unless a kernel sets another num
 LARGEST_HALF = np.float32(65504)
 BLOCK_ELEMENTS = 1 << 18  # elements of a block of rows, so that temporary arrays fit in the cache
 SNAPSHOT_PART = 64 << 20  # bytes of a snapshot that are read after each step
+FOUR = 4  # elements in a vector of halves: 8 bytes
 CONVERTED_VECTORS = 2  # vectors of four elements that a thread converts to another precision
 PARTS_IN_FLIGHT = 2  # parts of a snapshot that the device copies while later steps run
 STAGED = 5  # staging buffers for uploads: the host fills one while the device reads others
@@ -645,6 +646,11 @@ def saturate_to_half(source: FloatArray, out: AnyArray) -> None:
 def dims(*values: int) -> NDArray[np.uint32]:
     """Return the contents of a uniform: whole numbers, padded to a multiple of four."""
     return np.array([*values, *[0] * (-len(values) % 4)], np.uint32)
+
+
+def vector_fours(*widths: int) -> int:
+    """Return how many times four halves a thread reads at once: 2 if that divides all widths."""
+    return 1 if any(width % (2 * FOUR) for width in widths) else 2
 
 
 def workgroups(threads: int) -> int:
