@@ -213,6 +213,10 @@ class Buffer:
             raise ValueError(f"{self.label}: no {nbytes} bytes at {offset} of {self.nbytes}")
         return Buffer(self.label, size, self.handle, self.offset + offset)
 
+    def until(self, last: Buffer) -> Buffer:
+        """Return the memory from this part to the end of a later part of the same buffer."""
+        return replace(self, nbytes=last.offset + last.nbytes - self.offset)
+
 
 def aligned(nbytes: int) -> int:
     """Return the size of a buffer for `nbytes` bytes: a multiple of `ALIGNMENT`, not 0."""

@@ -23,6 +23,7 @@ from llmgpu.errors import DeviceError
 from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.config import EMBEDDING, OUTPUT, ModelConfig, Weight
 from llmgpu.lm.ops.activations import BY_NAME
+from llmgpu.lm.ops.adjacent import adjacent_tensors
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.tensor import (
@@ -220,18 +221,28 @@ def make_weights(
 ) -> tuple[dict[str, Tensor], dict[str, Packed]]:
     """Create a tensor for each weight. Matrices of a layer with the same input are packed.
 
+    On a device, weights of one shape are adjacent, see `adjacent_tensors`.
+
     label: format of a tensor's name, with {} for the weight's name. Returns the tensors by weight
     name, and the packed matrices by the prefix of their names, such as "model.layers.0.mlp".
     """
+    packs = {key: list(members) for key, members in groupby(weights, _pack_of)}
+    layouts = {key: Packed.layout(each.shape for each in packs[key]) for key in packs if key[1]}
+    shapes = {
+        label.format(key[0]): layouts[key][1] if key[1] else members[0].shape
+        for key, members in packs.items()
+    }
+    kinds = [members[0].shape for members in packs.values()]
+    made = adjacent_tensors(operations, shapes, dtype, kinds)
     tensors, packed = {}, {}
-    for (prefix, is_packed), members in groupby(weights, _pack_of):
-        group = list(members)
+    for (prefix, is_packed), whole in zip(packs, made, strict=True):
         if not is_packed:
-            tensors[prefix] = operations.tensor(label.format(prefix), group[0].shape, dtype)
+            tensors[prefix] = whole
             continue
-        shapes = {label.format(weight.name): weight.shape for weight in group}
-        packed[prefix], parts = operations.packed(label.format(prefix), shapes, dtype)
-        tensors |= {weight.name: part for weight, part in zip(group, parts, strict=True)}
+        members = packs[prefix, True]
+        packed[prefix] = Packed(whole, layouts[prefix, True][0])
+        parts = packed[prefix].parts({label.format(each.name): each.shape for each in members})
+        tensors |= {weight.name: part for weight, part in zip(members, parts, strict=True)}
     return tensors, packed
 
 

@@ -88,9 +88,7 @@ class Updates:
         made, self.packed_gradients = make_weights(ops, whole, np.float32, "gradient of {}")
         self.gradients |= made
         self._optimizer = OPTIMIZERS[options.optimizer]
-        self.states = {
-            weight.name: self._make_state(weight, tensor) for weight, tensor in trained.items()
-        }
+        self.states = self._make_states()
         self.partials = ops.tensor("partial norms", (len(self.gradients), NORM_PARTIALS))
         self.stats = ops.tensor("gradient statistics", (4,))
         self.history = ops.tensor("history", (slots, 8))
@@ -100,13 +98,22 @@ class Updates:
         self._output_hyper = ops.parameters("hyperparameters of the output layer", (), HYPER)
         self.loss_scaling = LossScaling(ops) if options.is_mixed else None
 
-    def _make_state(self, weight: Weight, tensor: Tensor) -> WeightState:
+    def _make_states(self) -> dict[str, WeightState]:
         operations, optimizer = self._model.operations, self._optimizer
-        if self.rows is not None and weight.name == EMBEDDING and optimizer.make_rows is not None:
-            return optimizer.make_rows(operations, tensor, self.rows)
-        if weight.is_hidden and optimizer.make_hidden is not None:
-            return optimizer.make_hidden(operations, tensor)
-        return optimizer.make(operations, tensor)
+        made: dict[str, WeightState] = {}
+        hidden, others = dict[str, Tensor](), dict[str, Tensor]()
+        for weight, tensor in self.trained.items():
+            is_table = self.rows is not None and weight.name == EMBEDDING
+            if is_table and self.rows is not None and optimizer.make_rows is not None:
+                made[weight.name] = optimizer.make_rows(operations, tensor, self.rows)
+            elif weight.is_hidden and optimizer.make_hidden is not None:
+                hidden[weight.name] = tensor
+            else:
+                others[weight.name] = tensor
+        for make, some in ((optimizer.make_hidden, hidden), (optimizer.make, others)):
+            if make is not None:
+                made |= zip(some, make(operations, [*some.values()]), strict=True)
+        return {weight.name: made[weight.name] for weight in self.trained}
 
     @property
     def scale(self) -> float:
@@ -144,9 +151,8 @@ class Updates:
 
     def record_clear(self, written: Collection[str] = ()) -> None:
         """Record operations that set all gradients to zero, except those named in `written`."""
-        for name, gradient in self.gradients.items():
-            if name not in written:
-                self._model.operations.fill_zero(gradient)
+        left = [tensor for name, tensor in self.gradients.items() if name not in written]
+        self._model.operations.fill_zeros(left)
 
     def record_update(self) -> None:
         """Record a step: norm, clipping, and the update of all weights and their half copies."""

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from llmgpu.kernel_source import struct_dtype
+from llmgpu.kernel_source import constant, struct_dtype
+from llmgpu.lm.ops.adjacent import adjacent_runs, joined
 from llmgpu.lm.ops.recording import (
     GpuRecorder,
     Recorder,
@@ -41,8 +43,8 @@ LOSS = 3
 LOSS_PARTS = 3  # number of fields of `Losses`
 
 NORM_PARTIALS = 128  # number of sums to which the squares of one tensor are added
-# gradients in a dispatch: a kernel has 8 storage buffers, one of them for the sums
-NORMS_AT_ONCE = 7
+NORM_BUFFERS = 7  # runs of gradients in a dispatch: a kernel has 8 buffers, one of them for sums
+NORMS_AT_ONCE = constant("lm/12_reduce_norms.wgsl", "GRADIENTS")  # gradients in a dispatch
 MIN_PIECE = 1 << 16  # least number of squares in a sum on the CPU, if the gradient has so many
 CLIP_EPSILON = 1e-6
 NORM_EPSILON = 1e-12  # least divisor in `scale_to_norm`
@@ -104,6 +106,13 @@ class WeightState(ABC):
         Not called for a bad step.
         """
 
+    elements: ClassVar[tuple[str, ...]] = ()
+    """Fields with a tensor that has an element for each element of the weight.
+
+    A device computes the steps of weights together if these tensors are adjacent, and if all other
+    fields are equal.
+    """
+
     def adamw_moments(self, update: WeightUpdate) -> tuple[Tensor, Tensor] | None:
         """Return both moments if the step is AdamW's, of all elements in float32; else None."""
         return None
@@ -121,6 +130,9 @@ def piece_of_norm(grad: Tensor) -> int:
     return max(-(-grad.size // NORM_PARTIALS), MIN_PIECE)
 
 
+Steps = Sequence[tuple[WeightState, WeightUpdate]]  # an optimizer's step of each weight
+
+
 class UpdateOperations(Recorder):
     """Norms of gradients and updates of weights, computed by NumPy."""
 
@@ -136,6 +148,11 @@ class UpdateOperations(Recorder):
         with np.errstate(over="ignore"):
             for k, start in enumerate(range(0, grad.size, piece)):
                 sums[k] = np.square(flat[start : start + piece]).sum()
+
+    def fill_zeros(self, tensors: Sequence[Tensor]) -> None:
+        """Write zeros to all tensors."""
+        for tensor in tensors:
+            self.fill_zero(tensor)
 
     def reduce_norms(self, grads: Sequence[Tensor], partials: Tensor) -> None:
         """Apply `reduce_norm_sq` to all gradients; gradient k uses row k."""
@@ -175,6 +192,11 @@ class UpdateOperations(Recorder):
             if update.half_copy is not None:
                 saturate_to_half(update.parameter.array, update.half_copy.array)
 
+    def update_weights(self, steps: Steps) -> None:
+        """Apply `update_weight` to all weights."""
+        for state, update in steps:
+            self.update_weight(state, update)
+
     def scale_to_norm(self, matrices: Tensor) -> None:
         """Divide each of S matrices (S, N, O) by its Frobenius norm, if the norm is not 0."""
         partials = self.scratch("squares of a matrix", (1, NORM_PARTIALS))
@@ -205,20 +227,46 @@ class GpuUpdates(GpuRecorder, UpdateOperations):
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:
         self._norms(grad, partials, index, 1)
 
+    def fill_zeros(self, tensors: Sequence[Tensor]) -> None:
+        for run in adjacent_runs([(each,) for each in tensors]):
+            self.fill_zero(joined([tensors[k] for k in run]))
+
     def reduce_norms(self, grads: Sequence[Tensor], partials: Tensor) -> None:
-        for first in range(0, len(grads), NORMS_AT_ONCE):
-            some = grads[first : first + NORMS_AT_ONCE]
-            missing = NORMS_AT_ONCE - len(some)
-            sizes = [*(grad.size for grad in some), *[0] * missing, first]
-            bound = {f"grad_{k}": grad for k, grad in enumerate([*some, *[some[0]] * missing])}
-            self.dispatch(
-                "lm/12_reduce_norms.wgsl",
-                len(some) * NORM_PARTIALS,
-                {"NORM_PARTIALS": NORM_PARTIALS},
-                **bound,
-                partials=partials,
-                dims=np.array(sizes, np.uint32),
-            )
+        batch: list[list[int]] = []
+        count = 0
+        for run in adjacent_runs([(grad,) for grad in grads]):
+            for first in range(0, len(run), NORMS_AT_ONCE):
+                part = run[first : first + NORMS_AT_ONCE]
+                if len(batch) == NORM_BUFFERS or count + len(part) > NORMS_AT_ONCE:
+                    self._reduce_runs(grads, batch, partials)
+                    batch, count = [], 0
+                batch.append(part)
+                count += len(part)
+        if batch:
+            self._reduce_runs(grads, batch, partials)
+
+    def _reduce_runs(
+        self, grads: Sequence[Tensor], runs: Sequence[Sequence[int]], partials: Tensor
+    ) -> None:
+        """Dispatch `reduce_norms` for the gradients with some numbers, up to NORM_BUFFERS runs."""
+        table = np.zeros((NORMS_AT_ONCE, 4), np.uint32)
+        rows = []
+        for buffer, run in enumerate(runs):
+            start = 0
+            for k in run:
+                rows.append((buffer, start // 4, grads[k].size, k))
+                start += grads[k].size
+        table[: len(rows)] = rows
+        memory = [joined([grads[k] for k in run]) for run in runs]
+        memory += memory[:1] * (NORM_BUFFERS - len(memory))
+        self.dispatch(
+            "lm/12_reduce_norms.wgsl",
+            len(rows) * NORM_PARTIALS,
+            {"NORM_PARTIALS": NORM_PARTIALS},
+            **{f"grads_{k}": tensor for k, tensor in enumerate(memory)},
+            partials=partials,
+            gradients=table,
+        )
 
     def _norms(self, grad: Tensor, partials: Tensor, index: int, count: int) -> None:
         """Dispatch `reduce_norm_sq` for `count` adjacent matrices of a tensor.
@@ -251,6 +299,21 @@ class GpuUpdates(GpuRecorder, UpdateOperations):
     def update_weight(self, state: WeightState, update: WeightUpdate) -> None:
         state.dispatch(self, update)
 
+    def update_weights(self, steps: Steps) -> None:
+        alike: dict[tuple[object, ...], list[tuple[WeightState, WeightUpdate]]] = {}
+        for state, update in steps:
+            others = (value for name, value in vars(state).items() if name not in state.elements)
+            alone = () if state.elements else (id(state),)
+            shared = update.stats, update.hyper, update.decays, update.half_copy is None
+            alike.setdefault((type(state), *shared, *others, *alone), []).append((state, update))
+        for group in alike.values():
+            rows = [_element_tensors(*step) for step in group]
+            for run in adjacent_runs([[*row.values()] for row in rows]):
+                whole = {name: joined([rows[k][name] for k in run]) for name in rows[run[0]]}
+                state, update = cast("tuple[Any, Any]", group[run[0]])
+                of_state = {name: whole.pop(name) for name in state.elements}
+                self.update_weight(replace(state, **of_state), replace(update, **whole))
+
     def scale_to_norm(self, matrices: Tensor) -> None:
         count = matrices.shape[0]
         size = matrices.size // count
@@ -274,3 +337,10 @@ class GpuUpdates(GpuRecorder, UpdateOperations):
             square=square,
             dims=dims(gram.size, gram.shape[-1]),
         )
+
+
+def _element_tensors(state: WeightState, update: WeightUpdate) -> dict[str, Tensor]:
+    """Return all tensors of a step that have an element for each element of the weight."""
+    names = ("parameter", "gradient") + (() if update.half_copy is None else ("half_copy",))
+    of_update = {name: getattr(update, name) for name in names}
+    return of_update | {name: getattr(state, name) for name in state.elements}

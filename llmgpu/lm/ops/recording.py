@@ -9,7 +9,6 @@ and half precision.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.lm.ops.products import FixedProducts
-from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, AnyArray, FloatArray, Packed, Tensor
+from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
 if TYPE_CHECKING:
     from llmgpu.gpu.adapters import Buffer
@@ -176,27 +175,6 @@ class Recorder:
     ) -> Tensor:
         """Create a small tensor of numbers that the host writes between runs."""
         return self.tensor(name, shape, dtype, uniform=True)
-
-    def packed(
-        self, name: str, shapes: Mapping[str, tuple[int, ...]], dtype: DTypeLike
-    ) -> tuple[Packed, list[Tensor]]:
-        """Create matrices (rows, C) in one tensor; return that tensor, and a tensor for each.
-
-        shapes: by the matrices' names. The positions of matrices in the tensor do not depend on
-        `dtype`.
-        """
-        width = next(iter(shapes.values()))[1]
-        multiple = PACKED_ELEMENTS // math.gcd(width, PACKED_ELEMENTS)
-        starts, end = [], 0
-        for rows, _ in shapes.values():
-            starts.append(-(-end // multiple) * multiple)
-            end = starts[-1] + rows
-        tensor = self.tensor(name, (end, width), dtype)
-        parts = [
-            replace(tensor.rows(start, start + rows), name=part)
-            for start, (part, (rows, _)) in zip(starts, shapes.items(), strict=True)
-        ]
-        return Packed(tensor, tuple(starts)), parts
 
     def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
         """Return the tensor with memory, set to zero, as its `data`."""

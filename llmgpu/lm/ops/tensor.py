@@ -6,6 +6,7 @@ A tensor is a name, a shape and a type for an array or for memory of a device.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -99,6 +100,28 @@ class Packed:
 
     tensor: Tensor
     starts: tuple[int, ...]
+
+    @staticmethod
+    def layout(
+        shapes: Iterable[tuple[int, ...]],
+    ) -> tuple[tuple[int, ...], tuple[int, int]]:
+        """Return the rows at which matrices of some shapes start, and the shape of all together.
+
+        Neither depends on the type of elements.
+        """
+        starts, end, width = [], 0, 1
+        for rows, width in shapes:
+            multiple = PACKED_ELEMENTS // math.gcd(width, PACKED_ELEMENTS)
+            starts.append(-(-end // multiple) * multiple)
+            end = starts[-1] + rows
+        return tuple(starts), (end, width)
+
+    def parts(self, shapes: Mapping[str, tuple[int, ...]]) -> list[Tensor]:
+        """Return the matrices; shapes: those given to `layout`, by the matrices' names."""
+        return [
+            replace(self.tensor.rows(start, start + rows), name=name)
+            for start, (name, (rows, _)) in zip(self.starts, shapes.items(), strict=True)
+        ]
 
 
 @dataclass(frozen=True)

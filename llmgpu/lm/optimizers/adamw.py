@@ -9,41 +9,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from llmgpu.lm.ops.adjacent import adjacent_tensors
 from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.optimizer import WeightState, WeightUpdate
+from llmgpu.lm.ops.optimizer import Steps, WeightState, WeightUpdate
 from llmgpu.lm.ops.recording import GpuRecorder, dims, workgroups
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
 PIECE = 1 << 16  # elements that NumPy updates at a time, so that they fit in a processor's cache
 
-Steps = Sequence[tuple[WeightState, WeightUpdate]]  # an optimizer's step of each weight
-
-
-def update_each(operations: Operations, steps: Steps) -> None:
-    """Record the step of each weight separately, and no other operations."""
-    for state, update in steps:
-        operations.update_weight(state, update)
+Make = Callable[[Operations, Sequence[Tensor]], Sequence[WeightState]]
 
 
 @dataclass(frozen=True)
 class Optimizer:
     """An optimizer, an entry of `llmgpu.lm.optimizers`.
 
-    name: a value of --optimizer, also stored in checkpoints. make: makes the state of a weight.
+    name: a value of --optimizer, also stored in checkpoints. make: makes the states of weights.
     make_rows: makes the state of a table whose steps update only the rows in a list (uint32;
         numbers beyond the table are skipped); None: the optimizer can't update single rows.
-    make_hidden: makes the state of a matrix inside a layer; None: `make` does. record: records the
+    make_hidden: makes the states of matrices inside layers; None: `make` does. record: records the
         steps of all weights. keeps_codes: whether some moments are stored as 8-bit codes.
     """
 
     name: str
-    make: Callable[[Operations, Tensor], WeightState]
+    make: Make
     make_rows: Callable[[Operations, Tensor, Tensor], WeightState] | None = None
-    make_hidden: Callable[[Operations, Tensor], WeightState] | None = None
-    record: Callable[[Operations, Steps], None] = update_each
+    make_hidden: Make | None = None
+    record: Callable[[Operations, Steps], None] = Operations.update_weights
     keeps_codes: bool = False
 
 
@@ -88,13 +84,16 @@ class Moments(WeightState):
     first: Tensor
     second: Tensor
 
-    @classmethod
-    def make(cls, operations: Operations, weight: Tensor) -> Moments:
-        """Make the moments of a weight, zeros at first."""
-        return cls(
-            operations.tensor(f"{weight.name}.first", weight.shape),
-            operations.tensor(f"{weight.name}.second", weight.shape),
+    elements: ClassVar[tuple[str, ...]] = ("first", "second")
+
+    @staticmethod
+    def make(operations: Operations, weights: Sequence[Tensor]) -> list[Moments]:
+        """Make the moments of weights, zeros at first."""
+        made = (
+            adjacent_tensors(operations, {f"{each.name}.{role}": each.shape for each in weights})
+            for role in Moments.elements
         )
+        return [Moments(*of_weight) for of_weight in zip(*made, strict=True)]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -133,10 +132,12 @@ class RowMoments(Moments):
 
     rows: Tensor
 
+    elements = ()
+
     @classmethod
     def make_rows(cls, operations: Operations, weight: Tensor, rows: Tensor) -> RowMoments:
         """Make the moments of a table, zeros at first."""
-        moments = Moments.make(operations, weight)
+        (moments,) = Moments.make(operations, [weight])
         return cls(moments.first, moments.second, rows)
 
     def compute(self, update: WeightUpdate) -> None:

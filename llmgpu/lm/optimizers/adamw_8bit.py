@@ -14,6 +14,7 @@ has the unsigned code 0: a denominator of 0 would let the step explode.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,13 +98,16 @@ class CodedMoments(WeightState):
     first: BlockCodes
     second: BlockCodes
 
-    @classmethod
-    def make(cls, operations: Operations, weight: Tensor) -> CodedMoments:
-        """Make the moments of a weight, zeros at first."""
-        return cls(
-            block_codes(operations, f"{weight.name}.first", weight.size),
-            block_codes(operations, f"{weight.name}.second", weight.size),
-        )
+    @staticmethod
+    def make(operations: Operations, weights: Sequence[Tensor]) -> list[CodedMoments]:
+        """Make the moments of weights, zeros at first."""
+        return [
+            CodedMoments(
+                block_codes(operations, f"{weight.name}.first", weight.size),
+                block_codes(operations, f"{weight.name}.second", weight.size),
+            )
+            for weight in weights
+        ]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

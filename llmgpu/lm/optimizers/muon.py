@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import DTypeLike
 
+from llmgpu.lm.ops.adjacent import adjacent_tensors
 from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.optimizer import WeightState, WeightUpdate
+from llmgpu.lm.ops.optimizer import Steps, WeightState, WeightUpdate
 from llmgpu.lm.ops.recording import GpuRecorder, dims, workgroups
 from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, Tensor
-from llmgpu.lm.optimizers.adamw import Moments, Optimizer, RowMoments, Steps
+from llmgpu.lm.optimizers.adamw import Moments, Optimizer, RowMoments
 
 UPDATE_RMS = 0.2  # root mean square of a step's elements, about that of AdamW's steps
 ITERATIONS = 5
@@ -37,10 +38,13 @@ class Momentum(WeightState):
     momentum: Tensor
     direction: Tensor | None = None
 
-    @classmethod
-    def make(cls, operations: Operations, weight: Tensor) -> Momentum:
-        """Make the momentum of a matrix, zeros at first."""
-        return cls(operations.tensor(f"{weight.name}.momentum", weight.shape))
+    elements = ("momentum", "direction")
+
+    @staticmethod
+    def make(operations: Operations, weights: Sequence[Tensor]) -> list[Momentum]:
+        """Make the momenta of matrices, zeros at first."""
+        shapes = {f"{weight.name}.momentum": weight.shape for weight in weights}
+        return [Momentum(tensor) for tensor in adjacent_tensors(operations, shapes)]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -76,9 +80,15 @@ class Momentum(WeightState):
 
 @dataclass(frozen=True)
 class OrthogonalStep(WeightState):
-    """The step of a matrix along `direction`, an orthogonal matrix of the same shape."""
+    """The step of a matrix along `direction`, an orthogonal matrix of the same shape.
+
+    side: the longer side of the matrix.
+    """
 
     direction: Tensor
+    side: int
+
+    elements = ("direction",)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -89,7 +99,7 @@ class OrthogonalStep(WeightState):
         parameter, rate = update.parameter.array, float(update.hyper.array["learning_rate"])
         if update.decays:
             parameter *= 1 - rate * float(update.hyper.array["weight_decay"])
-        size = rate * UPDATE_RMS * max(parameter.shape) ** 0.5
+        size = rate * UPDATE_RMS * self.side**0.5
         parameter -= np.float32(size) * self.direction.array
 
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
@@ -102,7 +112,7 @@ class OrthogonalStep(WeightState):
             workgroups(-(-parameter.size // 4)),
             update.settings,
             **bindings,
-            dims=dims(parameter.size, int(update.decays), max(parameter.shape)),
+            dims=dims(parameter.size, int(update.decays), self.side),
         )
 
 
@@ -156,11 +166,13 @@ HiddenStep = tuple[Momentum, WeightUpdate]
 def _record(operations: Operations, steps: Steps) -> None:
     """Record the steps of all weights; hidden matrices of one shape are stacked."""
     by_shape: dict[tuple[int, ...], list[HiddenStep]] = {}
+    others: list[tuple[WeightState, WeightUpdate]] = []
     for state, update in steps:
         if isinstance(state, Momentum):
             by_shape.setdefault(update.parameter.shape, []).append((state, update))
         else:
-            operations.update_weight(state, update)
+            others.append((state, update))
+    operations.update_weights(others)
     most = operations.stack_elements
     stacks = [stack for equal in by_shape.values() for stack in _stacks(equal, most)]
     memory = max((len(stack) * stack[0][1].parameter.size for stack in stacks), default=0)
@@ -183,13 +195,18 @@ def _record_stack(operations: Operations, stack: Sequence[HiddenStep], memory: i
     """Record the directions of all matrices into one stack, make them orthogonal, and update."""
     shape, half = stack[0][1].parameter.shape, stack[0][1].half_copy is not None
     directions = _scratch(operations, "directions", (len(stack), *shape), memory, np.float32)
-    for k, (state, update) in enumerate(stack):
-        direction = directions.rows(k, k + 1).reshaped(*shape)
-        operations.update_weight(replace(state, direction=direction), update)
+    parts = _matrices(directions)
+    momenta = [replace(state, direction=parts[k]) for k, (state, _) in enumerate(stack)]
+    updates = [update for _, update in stack]
+    operations.update_weights([*zip(momenta, updates, strict=True)])
     orthogonal = record_orthogonal(operations, directions, half=half, memory=memory)
-    for k, (_, update) in enumerate(stack):
-        direction = orthogonal.rows(k, k + 1).reshaped(*shape)
-        operations.update_weight(OrthogonalStep(direction), update)
+    along = [OrthogonalStep(direction, max(shape)) for direction in _matrices(orthogonal)]
+    operations.update_weights([*zip(along, updates, strict=True)])
+
+
+def _matrices(stack: Tensor) -> list[Tensor]:
+    """Return the matrices of a stack (S, rows, columns)."""
+    return [stack.rows(k, k + 1).reshaped(*stack.shape[1:]) for k in range(stack.shape[0])]
 
 
 MUON = Optimizer("muon", Moments.make, RowMoments.make_rows, Momentum.make, _record)

@@ -141,7 +141,7 @@ def _loss(new: Tensors, shape: AttentionShape, vocabulary: int) -> Callable[[], 
 def _update(new: Tensors, shape: AttentionShape, vocabulary: int) -> Callable[[], None]:
     ops, rows = new.operations, shape.batch * shape.seq
     parameter, gradient = new("parameter", rows, vocabulary), new("gradient", rows, vocabulary)
-    state = Moments.make(ops, parameter)
+    (state,) = Moments.make(ops, [parameter])
     hyper = ops.parameters("hyper", (), hyper_parameters(TrainOptions(), 0, 0.1, 1.0, 0).dtype)
     ops.write(hyper, hyper_parameters(TrainOptions(), 3, 0.1, 1.0, 0))
     stats = tensor_of(ops, "stats", np.array([0.5, 1, 0, 0], np.float32))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from llmgpu.lm.config import ACTIVATIONS
 from llmgpu.lm.ops.activations import BY_NAME
@@ -43,6 +44,13 @@ def name_of(shape: AttentionShape) -> str:
     return f"{shape.heads}-{shape.kv_heads}-{shape.head_dim}"
 
 
+def packed_tensor(
+    operations: Operations, shapes: Mapping[str, tuple[int, ...]], kind: DTypeLike
+) -> Packed:
+    starts, shape = Packed.layout(shapes.values())
+    return Packed(operations.tensor("packed", shape, kind), starts)
+
+
 def packed_of(
     operations: Operations, arrays: list[Array], *, half: bool = False
 ) -> tuple[Packed, list[Array]]:
@@ -51,8 +59,8 @@ def packed_of(
     if half:
         arrays = [np.rint(array * 256) / 256 for array in arrays]
     shapes = {f"weight {k}": array.shape for k, array in enumerate(arrays)}
-    packed, parts = operations.packed("weights", shapes, kind)
-    for part, array in zip(parts, arrays, strict=True):
+    packed = packed_tensor(operations, shapes, kind)
+    for part, array in zip(packed.parts(shapes), arrays, strict=True):
         operations.write(part, array.astype(kind))
     return packed, [array.astype(kind).astype(np.float64) for array in arrays]
 
@@ -271,9 +279,9 @@ def test_packed_matrices_start_where_a_device_can_bind_them(operations: Operatio
     for width in (4, 12, 20, 128, 768):
         shapes = {"first": (width, width), "second": (3, width), "third": (1, width)}
         for kind in (np.float32, np.float16):
-            packed, parts = operations.packed("all", shapes, kind)
+            packed = packed_tensor(operations, shapes, kind)
             assert packed.starts[0] == 0 and packed.tensor.shape[1] == width
-            for number, part in enumerate(parts):
+            for number, part in enumerate(packed.parts(shapes)):
                 operations.write(part, np.full(part.shape, number + 1, kind))
             array = operations.read(packed.tensor)
             for number, (start, (rows, _)) in enumerate(

@@ -93,7 +93,7 @@ def test_muon(
     rng = np.random.default_rng(shape[0])
     expected = (matrix(rng, *shape), np.zeros(shape))
     steps = Steps(operations, expected[0])
-    state = Momentum.make(operations, steps.parameter)
+    (state,) = Momentum.make(operations, [steps.parameter])
     for number in range(6):
         gradient = matrix(rng, *shape)
         steps.begin(options, number, gradient)
@@ -110,7 +110,7 @@ def test_a_momentum_of_95_hundredths_keeps_its_bits_on_the_cpu() -> None:
     """Runs of earlier versions, whose momentum is a constant, resume to the same bits."""
     operations, rng = Operations(FixedProducts(1)), np.random.default_rng(4)
     steps = Steps(operations, matrix(rng, 40, 30))
-    state = Momentum.make(operations, steps.parameter)
+    (state,) = Momentum.make(operations, [steps.parameter])
     expected = np.zeros((40, 30), np.float32)
     for number in range(3):
         gradient = matrix(rng, 40, 30).astype(np.float32)
@@ -127,7 +127,7 @@ def test_matrices_of_several_shapes(operations: Operations) -> None:
     for shape in shapes:
         values, gradient = matrix(rng, *shape), matrix(rng, *shape)
         steps.append(Steps(operations, values))
-        states.append(Momentum.make(operations, steps[-1].parameter))
+        states += Momentum.make(operations, [steps[-1].parameter])
         steps[-1].begin(OPTIONS, 0, gradient)
         before = values, np.zeros(shape)
         expected.append(reference.muon(before, gradient, OPTIONS, 0, LEARNING_RATE, decay=True)[0])
@@ -145,7 +145,7 @@ def test_muon_changes_nothing_in_a_bad_step(operations: Operations, with_half_co
     rng = np.random.default_rng(2)
     steps = Steps(operations, matrix(rng, 9, 7))
     half = tensor_of(operations, "half copy", np.zeros((9, 7), np.float16))
-    state = Momentum.make(operations, steps.parameter)
+    (state,) = Momentum.make(operations, [steps.parameter])
     steps.begin(OPTIONS, 0, matrix(rng, 9, 7))
     copy = half if with_half_copy else None
     step(operations, steps, state, decay=True, half=copy)

@@ -1,0 +1,118 @@
+"""Tensors side by side in a device's memory, which one kernel can compute as a single tensor.
+
+A dispatch takes several microseconds even if it has little to compute, and a small tensor does not
+keep a device busy. So the weights of a model that have one shape, their gradients and the state of
+the optimizer are adjacent in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from llmgpu.lm.ops.recording import Recorder
+from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, Tensor
+
+Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by their names
+
+
+def adjacent_tensors(
+    operations: Recorder,
+    shapes: Shapes,
+    dtype: DTypeLike = np.float32,
+    kinds: Sequence[Hashable] = (),
+) -> list[Tensor]:
+    """Create tensors; on a device, those of one kind are adjacent in groups.
+
+    A group has up to `stack_elements` elements, or is a single tensor. The places of tensors in a
+    group do not depend on `dtype`.
+
+    kinds: the kind of each tensor; by default its shape.
+    """
+    if not operations.stack_elements:
+        return [operations.tensor(name, shape, dtype) for name, shape in shapes.items()]
+    by_kind: dict[Hashable, dict[str, tuple[int, ...]]] = {}
+    for (name, shape), kind in zip(shapes.items(), kinds or shapes.values(), strict=True):
+        by_kind.setdefault(kind, {})[name] = shape
+    most = min(operations.stack_elements, operations.max_tensor_bytes // 4)
+    made: dict[str, Tensor] = {}
+    for of_kind in by_kind.values():
+        for group in _groups(of_kind, most):
+            made |= _side_by_side(operations, group, dtype)
+    return [made[name] for name in shapes]
+
+
+def _groups(shapes: Shapes, most: int) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Divide tensors, in order, into groups of similar sizes, each of up to `most` elements."""
+    total = sum(map(_places, shapes.values()))
+    limit = -(-total // -(-total // most))
+    group: dict[str, tuple[int, ...]] = {}
+    size = 0
+    for name, shape in shapes.items():
+        if group and size + _places(shape) > limit:
+            yield group
+            group, size = {}, 0
+        group[name] = shape
+        size += _places(shape)
+    yield group
+
+
+def _side_by_side(
+    operations: Recorder, shapes: Shapes, dtype: DTypeLike
+) -> Iterator[tuple[str, Tensor]]:
+    """Create tensors in the memory of a single tensor; yield each with its name."""
+    first, *more = shapes
+    if not more:
+        yield first, operations.tensor(first, shapes[first], dtype)
+        return
+    elements = sum(map(_places, shapes.values()))
+    whole = operations.tensor(f"{first} and {len(more)} more", (elements,), dtype)
+    start = 0
+    for name, shape in shapes.items():
+        part = whole.part(start, start + math.prod(shape)).reshaped(*shape)
+        yield name, replace(part, name=name)
+        start += _places(shape)
+
+
+def _places(shape: tuple[int, ...]) -> int:
+    """Return the number of elements from the start of a tensor to where the next may start."""
+    return -(-math.prod(shape) // PACKED_ELEMENTS) * PACKED_ELEMENTS
+
+
+def adjacent_runs(rows: Sequence[Sequence[Tensor]]) -> list[list[int]]:
+    """Divide rows of tensors into runs; the tensors of a column of a run can be `joined`.
+
+    Returns the numbers of the rows of each run. All rows have the same number of tensors.
+    """
+    runs: list[list[int]] = []
+    ends: dict[tuple[int, int], list[int]] = {}  # runs, by the end of their first column in memory
+    for number, row in enumerate(rows):
+        run: list[int] = []
+        if not isinstance(row[0].data, np.ndarray):
+            buffer = row[0].buffer
+            before = ends.get((id(buffer.handle), buffer.offset))
+            if before and all(map(_follows, row, rows[before[-1]])):
+                run = before
+            ends[id(buffer.handle), buffer.offset + row[0].nbytes] = run
+        if not run:
+            runs.append(run)
+        run.append(number)
+    return runs
+
+
+def _follows(tensor: Tensor, before: Tensor) -> bool:
+    """Whether a tensor starts in memory where another one ends, with no gap in between."""
+    mine, other = tensor.buffer, before.buffer
+    return mine.handle is other.handle and mine.offset == other.offset + before.nbytes
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the tensors of a run's column as one tensor of all their elements, (n,)."""
+    if len(tensors) == 1:
+        return tensors[0]
+    memory = tensors[0].buffer.until(tensors[-1].buffer)
+    return replace(tensors[0], shape=(sum(each.size for each in tensors),), data=memory)
