@@ -49,11 +49,11 @@ def adjacent_tensors(
 def _groups(shapes: Shapes, most: int) -> Iterator[dict[str, tuple[int, ...]]]:
     """Divide tensors, in order, into groups of similar sizes, each of up to `most` elements."""
     total = sum(map(_places, shapes.values()))
-    limit = -(-total // -(-total // most))
+    enough = -(-total // -(-total // most))
     group: dict[str, tuple[int, ...]] = {}
     size = 0
     for name, shape in shapes.items():
-        if group and size + _places(shape) > limit:
+        if group and (size >= enough or size + _places(shape) > most):
             yield group
             group, size = {}, 0
         group[name] = shape

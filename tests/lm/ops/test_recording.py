@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.commands import MAX_TIMED
-from llmgpu.gpu.device import Device
+from llmgpu.gpu.device import HALVES, Device
 from llmgpu.lm.ops import recording
 from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
 from llmgpu.lm.ops.recording import Program
@@ -260,3 +260,38 @@ def test_a_kernel_that_does_not_compile_fails_when_its_program_runs(device: Devi
         operations.dispatch("lm/00_fill_zero.wgsl", 1, {"NO_SUCH": 1}, words=tensor)
     with pytest.raises(DeviceError):
         operations.run(program)
+
+
+@np.errstate(under="ignore")
+@pytest.mark.parametrize("file", ["lm/four_halves.wgsl", "lm/packed_halves.wgsl"])
+def test_both_ways_to_round_give_the_same_bits(
+    device: Device, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    if "shader-f16" not in device.features:
+        pytest.skip("the adapter has no half-precision numbers")
+    device.choose_halves()
+    if file not in (HALVES, device.source_choices[HALVES]):
+        pytest.skip("the device's own conversion is not the nearest number")
+    monkeypatch.setattr(device, "source_choices", device.source_choices | {HALVES: file})
+    monkeypatch.setattr(device, "_kernels", {})
+    test_rounding_lets_an_overflow_be_seen(open_operations(device))
+
+
+@np.errstate(under="ignore")
+def test_a_device_rounds_itself_where_it_gives_the_nearest_numbers(any_device: Device) -> None:
+    """The choice is that of a comparison with all halves, made here once more."""
+    any_device.choose_halves()
+    halves = np.sort(ALL_HALVES[np.isfinite(ALL_HALVES)].astype(np.float32))
+    middle = (halves[1:] + halves[:-1]) / 2
+    around = [np.nextafter(middle, np.float32(bound)) for bound in (-np.inf, np.inf)]
+    numbers = np.concatenate([halves, middle, *around])
+    numbers = np.resize(numbers, -(-len(numbers) // 1024) * 1024)
+    source, target = any_device.upload("numbers", numbers), any_device.upload("halves", numbers)
+    kernel = any_device.kernel("common/probe_halves.wgsl").bind(numbers=source, halves=target)
+    commands = any_device.record()
+    commands.dispatch(kernel, len(numbers) // 1024)
+    commands.submit()
+    found = any_device.read(target, len(numbers), np.float16)
+    is_nearest = found.tobytes() == numbers.astype(np.float16).tobytes()
+    chosen = "lm/packed_halves.wgsl" if is_nearest else HALVES
+    assert any_device.source_choices[HALVES] == chosen
