@@ -74,7 +74,7 @@ def test_groups_are_similar_and_no_larger_than_a_stack(
 ) -> None:
     if not operations.stack_elements:
         pytest.skip("the CPU has a tensor of its own for each")
-    monkeypatch.setattr(operations, "stack_elements", 500)
+    monkeypatch.setattr(operations, "stack_elements", 520)
     equal = {f"tensor {k}": (128,) for k in range(5)}
     assert runs_of(operations, adjacent_tensors(operations, equal)) == [[0, 1, 2], [3, 4]]
     # A single tensor may be larger; the kinds, not the shapes, decide.
@@ -90,9 +90,8 @@ def test_a_run_ends_where_any_column_does(operations: Operations) -> None:
     shapes = {f"tensor {k}": (64, 2) for k in range(4)}
     first, second = (adjacent_tensors(operations, shapes) for _ in range(2))
     turned = [second[k] for k in (0, 1, 3, 2)]
-    found = [
-        runs_of(operations, *columns) for columns in ((first, turned), (turned,), (first[::-1],))
-    ]
+    columns = (first, turned), (turned,), (first[::-1],)
+    found = [runs_of(operations, *each) for each in columns]
     if isinstance(operations, GpuOperations):
         assert found == [[[0, 1], [2], [3]], [[0, 1, 3], [2]], [[0], [1], [2], [3]]]
 

@@ -101,7 +101,8 @@ def test_rms_norm_backward_adds(operations: Operations, shape: tuple[int, int]) 
         assert_close(actual, before + added)
 
 
-@pytest.mark.parametrize("shape", [(1, 4), (19, 132), (1031, 768), (7, 33)])
+# A workgroup takes one row of 8192 elements at a time, and 32 rows of 8, the last of them twice.
+@pytest.mark.parametrize("shape", [(1, 4), (19, 132), (1031, 768), (16_500, 8), (3, 8192), (7, 33)])
 @np.errstate(all="ignore")
 def test_gradients_and_their_rounding(operations: Operations, shape: tuple[int, int]) -> None:
     x, weight, grad_out = inputs(shape)
@@ -120,6 +121,30 @@ def test_gradients_and_their_rounding(operations: Operations, shape: tuple[int, 
     for actual, before, added in zip((grad_x, grad_weight), begun(shape), expected, strict=True):
         assert_close(operations.read(actual), before + added)
     assert_rounded(operations.read(half), operations.read(grad_x).astype(np.float64))
+
+
+def test_half_precision_leaves_the_rows_after_the_last(operations: Operations) -> None:
+    """The memory of 5 rows ends with other rows, which a device binds, too."""
+    x, weight, grad_out = inputs((16, 8))
+    given = [tensor_of(operations, "input", array) for array in (x, weight, grad_out)]
+    out, half = (poisoned_halves(operations, name, x.shape) for name in ("out", "half"))
+    inverse_rms = poisoned(operations, "inverse_rms", (len(x),))
+    grad_x = tensor_of(operations, "grad_x", np.full(x.shape, 7.0))
+    grad_weight = operations.tensor("grad_weight", weight.shape)
+    rows = [t.rows(0, 5) for t in (given[0], out, inverse_rms, given[2], grad_x, half)]
+    norm = Norm(rows[0], given[1], rows[1], rows[2])
+
+    def record() -> None:
+        operations.rms_norm(norm, EPSILON)
+        operations.rms_norm_backward_to_half(norm, rows[3], rows[4], grad_weight, rows[5])
+
+    run(operations, record)
+    for tensor in (out, inverse_rms, half):
+        found = np.isnan(operations.read(tensor).reshape(16, -1)).all(axis=1)
+        np.testing.assert_array_equal(found, np.arange(16) >= 5)
+    assert (operations.read(grad_x)[5:] == 7).all()
+    expected = reference.rms_norm_backward(x[:5], weight, EPSILON, grad_out[:5])[1]
+    assert_close(operations.read(grad_weight)[None], expected[None])
 
 
 def test_gradients_repeat_bit_for_bit(operations: Operations) -> None:

@@ -66,17 +66,27 @@ def test_rotary_into_half_precision(operations: Operations, inverse: bool) -> No
     np.testing.assert_array_equal(operations.read(tensor), x)
 
 
-@pytest.mark.parametrize("starts", [(0, 96, 144), (0, 128, 192)], ids=str)
+SIDE_BY_SIDE = [
+    (24, (0, 96, 144)),
+    (24, (0, 128, 192)),
+    (16, (0, 64, 96)),  # a thread takes eight pairs
+    (16, (0, 72, 120)),
+    (16, (0, 68, 100)),  # but not where parts start at other columns
+]
+
+
+@pytest.mark.parametrize(("head_dim", "starts"), SIDE_BY_SIDE, ids=str)
 @np.errstate(under="ignore")
-def test_heads_side_by_side(operations: Operations, starts: tuple[int, ...]) -> None:
-    """Four heads of queries, two of keys and of values; the second time with columns between."""
+def test_heads_side_by_side(operations: Operations, head_dim: int, starts: tuple[int, ...]) -> None:
+    """Four heads of queries, two of keys and of values; columns between them, too."""
     rng = np.random.default_rng(0)
-    widths, rows = (96, 48, 48), 33
+    widths, rows = (4 * head_dim, 2 * head_dim, 2 * head_dim), 33
     positions = rng.integers(0, 100, rows).astype(np.uint32)
     tables = [
-        tensor_of(operations, "table", a) for a in rotary_tables(100, rotary_frequencies(24, THETA))
+        tensor_of(operations, "table", a)
+        for a in rotary_tables(100, rotary_frequencies(head_dim, THETA))
     ]
-    rotation = Rotation(*tables, tensor_of(operations, "positions", positions), 24)
+    rotation = Rotation(*tables, tensor_of(operations, "positions", positions), head_dim)
     shape = (rows, starts[2] + widths[2])
     x = rng.standard_normal(shape).astype(np.float16)
     gradients = [float32_values(rng, rows, width) for width in widths]
@@ -97,8 +107,8 @@ def test_heads_side_by_side(operations: Operations, starts: tuple[int, ...]) -> 
         part = x[:, start : start + width].astype(np.float64)
         turned, back = part, gradients[k]
         if k < 2:
-            turned = reference.rotary(part, positions, 24, THETA)
-            back = reference.rotary(back, positions, 24, THETA, inverse=True)
+            turned = reference.rotary(part, positions, head_dim, THETA)
+            back = reference.rotary(back, positions, head_dim, THETA, inverse=True)
         assert_rounded(operations.read(outs[k]), turned)
         assert_rounded(found[:, start : start + width], back)
         found[:, start : start + width] = 0
