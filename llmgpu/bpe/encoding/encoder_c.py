@@ -234,10 +234,13 @@ def _leads(text: NDArray[np.uint8]) -> int:
     return int(np.count_nonzero(text >= _FIRST_LEAD))
 
 
-def host_slices(vocabulary: Vocabulary) -> HostSlices:
-    """Return the encoder on the CPU for slices and words that are too long for a device."""
+def host_slices(vocabulary: Vocabulary, threads: int = 1) -> HostSlices:
+    """Return the encoder on the CPU for slices and words that a device can't encode, or not fast.
+
+    threads: threads of the engine that encode a slice.
+    """
     if library() is not None:
-        return CSliceEncoder(vocabulary)
+        return CSliceEncoder(vocabulary, threads=threads, part_bytes=SLICE_BYTES // PARTS)
     from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
 
     return SliceEncoder(vocabulary)

@@ -5,6 +5,9 @@
   the tokens to the positions that follow from the counts. The table is kept from slice to slice and
   from text to text. A full table is emptied.
 - Long words are merged on the host. The device writes LONG_WORD in place of their ids.
+- The host encodes a whole slice if the device left starts of words undecided, or if long words are
+  such a share of the slice that one thread would merge them more slowly than all threads encode the
+  slice. The host then encodes some of the next slices, too, before the device is tried again.
 - In a vocabulary of SentencePiece's kind, a further kernel replaces the symbols that are left of a
   new word by their items, see `llmgpu.bpe.vocabulary.symbols`.
 """
@@ -22,6 +25,7 @@ from weakref import WeakKeyDictionary, proxy
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, new_ids
 from llmgpu.bpe.encoding.encoder_c import host_slices, make_c_vocabulary
 from llmgpu.bpe.encoding.encoder_host import HostSlices, require_tokens
@@ -46,7 +50,7 @@ from llmgpu.bpe.words.word_table_gpu import (
     WordSlot,
     prepare_kernels,
 )
-from llmgpu.cpu.library import insert_pairs, library
+from llmgpu.cpu.library import default_threads, insert_pairs, library
 from llmgpu.gpu.adapters import Buffer
 from llmgpu.gpu.commands import Commands, Download, parallel_copy
 from llmgpu.gpu.device import Device
@@ -67,6 +71,8 @@ SLICE_BYTES, SOFTWARE_SLICE_BYTES = 64 << 20, 2 << 20
 # second. Larger slices would take more time to allocate than they save. Texts of unknown length are
 # cut as the last row says.
 SHORTER_SLICES = ((256 << 20, 12 << 20), (4 << 30, 32 << 20))
+# Most slices that the host encodes before a device that was bad at slices is tried again.
+MOST_SPARED = 16
 # A slice's number of ids is estimated as its bytes times the last slice's ids per byte times this.
 MORE_IDS = 1.05
 FREE = constant("encode/02_merge.wgsl", "FREE")  # rank that marks a free slot of the pair table
@@ -81,6 +87,7 @@ class GpuEncoder:
         vocabulary: Vocabulary,
         slice_bytes: int | None = None,
         *,
+        threads: int | None = None,
         text_bytes: int | None = None,
         first_words: int = 4 * FIRST_WORDS,
         table_bytes: int = TABLE_BYTES,
@@ -89,13 +96,16 @@ class GpuEncoder:
     ) -> None:
         """Compile the kernels, upload the pairs that merge, and make an empty table.
 
-        slice_bytes: bytes of text to encode at a time. first_words, table_bytes: the table's first
-            capacity and its largest size. text_bytes: see `expect`. hash_mask: bits of the words'
-            hashes to use. The ids depend on none of these.
+        slice_bytes: bytes of text to encode at a time. threads: CPU threads that encode the slices
+            left to the host; by default one per processor. first_words, table_bytes: the table's
+            first capacity and its largest size. text_bytes: see `expect`. hash_mask: bits of the
+            words' hashes to use. The ids depend on none of these.
 
         Raises the errors of `llmgpu.bpe.encoding.open.open_encoder`.
         """
         self._device, self._vocabulary = device, vocabulary
+        # Threads that encode a slice on the host; NumPy has one.
+        self._threads = 1 if library() is None else threads or default_threads()
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         # The largest buffer, the ids of distinct words, has up to 8 bytes for each byte of a slice.
@@ -105,9 +115,9 @@ class GpuEncoder:
         self._longest = SOFTWARE_LONGEST if device.is_software else LONGEST
         self._wg = workgroup_size
         # Compile kernels, pack pairs and allocate slots at the same time, because each takes long.
-        with ThreadPoolExecutor(thread_name_prefix="llmgpu-pack") as threads:
-            packing = threads.submit(packed_pairs, vocabulary)
-            slots = begin_slots(device, threads, lambda: _Slot(self))
+        with ThreadPoolExecutor(thread_name_prefix="llmgpu-pack") as packers:
+            packing = packers.submit(packed_pairs, vocabulary)
+            slots = begin_slots(device, packers, lambda: _Slot(self))
             self._kernels = self._prepare_kernels(hash_mask)
             self._table = GpuWordTable(
                 device,
@@ -130,6 +140,7 @@ class GpuEncoder:
         self._idle = made_slots(slots)  # slots that no text uses
         self._empty = True
         self._ids_per_byte = 0.0  # ids per byte of the last finished slice
+        self._spared = Spared()
 
     def expect(self, text_bytes: int | None) -> None:
         """Announce the length of the next text in bytes; None if unknown."""
@@ -205,22 +216,34 @@ class GpuEncoder:
         size = slots[0].slice_bytes if slots else self._slot_bytes
         self._share_buffers(size)
         first = 4 * self._table.fresh_capacity if self._empty else None
-        for slot, piece in submitted_slices(reader, slots, lambda: _Slot(self), size, first):
-            if piece.oversized:
-                yield self._host.encode(piece, 0)[0]
-            else:
-                yield self._fetch(slot, piece, self._finish(slot), allocate)
+        for slot, piece in submitted_slices(
+            reader, slots, lambda: _Slot(self), size, first, self._spared.take
+        ):
+            if piece.apart:
+                yield self._encode_on_host(piece, allocate)
+                continue
+            state = self._finish(slot)
+            encoded = None if state["undecided"] else self._fetch(slot, piece, state, allocate)
+            self._spared.judge(is_bad=encoded is None)
+            if encoded is None:
+                slot.drop()
+                encoded = self._encode_on_host(slot.read_slice(), allocate)
+            yield encoded
             self._empty = False
         self._idle = slots
 
+    def _encode_on_host(self, piece: Slice, allocate: Allocate) -> EncodedSlice:
+        return self._host.encode(piece, 0, allocate(piece.main_end + PADDING))[0]
+
     def _finish(self, slot: _Slot) -> NDArray[Any]:
-        """Wait for a slice, rerun it until the table has all its words, and return its counters."""
+        """Wait for a slice, rerun it until the table has all its words, and return its counters.
+
+        A slice with undecided starts of words is not run again.
+        """
         state = slot.collect()
         before, cleared = 0, False
-        while pending := int(state["pending"]):
+        while not state["undecided"] and (pending := int(state["pending"])):
             with self._lock:
-                if state["undecided"]:
-                    slot.mark_on_host()
                 # Words are missing because the table is full, or no slot near their hashes is free.
                 stuck = state["full"] or pending == before
                 if stuck and not self._table.grow(state, beyond_limit=cleared):
@@ -236,13 +259,19 @@ class GpuEncoder:
 
     def _fetch(
         self, slot: _Slot, piece: Slice, state: NDArray[Any], allocate: Allocate
-    ) -> EncodedSlice:
+    ) -> EncodedSlice | None:
+        """Return the ids of a slice; None if its long words take longer than the whole slice.
+
+        One thread of the host merges long words, and all threads encode whole slices.
+        """
         tokens = int(state["tokens"])
-        self._ids_per_byte = tokens / max(1, piece.main_end)
-        long_words = LongWords([], None)
-        if state["long"]:
-            long_words = slot.take_long_words(int(state["long"]), self._longest)
+        most_bytes = piece.main_end // self._threads
+        long_words = slot.take_long_words(int(state["long"]), self._longest, most_bytes)
+        if long_words is None:
+            return None
+        if long_words.texts:
             long_words.ids = self._host.match_words(long_words.texts)
+        self._ids_per_byte = tokens / max(1, piece.main_end)
         ids, starts = slot.fetch(tokens, allocate, long_words)
         if self._has_gaps:
             require_tokens(self._vocabulary, piece, ids, 0, slot.read_byte)
@@ -250,13 +279,35 @@ class GpuEncoder:
 
     @cached_property
     def _host(self) -> HostSlices:
-        return host_slices(self._vocabulary)
+        return host_slices(self._vocabulary, self._threads)
 
     @cached_property
     def _has_gaps(self) -> bool:
         """Whether a byte of a text may be without a token."""
         is_bytes = self._vocabulary.pieces is None
         return is_bytes and bool((byte_ids(self._vocabulary) < 0).any())
+
+
+class Spared:
+    """Decides how many slices the host encodes before a device is tried again.
+
+    The number doubles with each slice that is bad for the device, up to MOST_SPARED: a long bad
+    text costs the device little time, and a bad slice between good slices costs one good slice.
+    """
+
+    def __init__(self) -> None:
+        self._next = 1  # slices to spare the device after the next bad slice
+        self._left = 0
+
+    def judge(self, *, is_bad: bool) -> None:
+        """Tell whether a slice was bad for the device."""
+        self._left = self._next if is_bad else 0
+        self._next = min(2 * self._next, MOST_SPARED) if is_bad else 1
+
+    def take(self) -> bool:
+        """Return whether the host encodes the next slice."""
+        self._left -= 1
+        return self._left >= 0
 
 
 @dataclass
@@ -311,10 +362,14 @@ class _Slot(WordSlot):
             self._generation = 0  # makes `bound` bind the kernels to the new buffer
         self.device.write(self.buffers["documents"], starts.astype(np.uint32))
 
-    def run_again(self) -> None:
-        """Submit the slice again. The words that it inserted before are in the table."""
+    def drop(self) -> None:
+        """Discard the results of the last run."""
         self._ids_copy.cancel()
         self._starts_copy.cancel()
+
+    def run_again(self) -> None:
+        """Submit the slice again. The words that it inserted before are in the table."""
+        self.drop()
         commands = self.device.record()
         self.all_pending(commands)
         self._record(commands)
@@ -351,13 +406,16 @@ class _Slot(WordSlot):
         self._ids_copy.begin()
         self._starts_copy.begin()
 
-    def take_long_words(self, count: int, longest: int) -> LongWords:
+    def take_long_words(self, count: int, longest: int, most_bytes: int) -> LongWords | None:
         """Return the slice's words of more than `longest` bytes, without their ids.
 
-        count: number of these words, 1 or more. The device lists the text of up to LISTED words. If
-        there are more, the words are read from the slice's text on the device, which waits for all
-        slices submitted so far.
+        None if the device does not list them and they have more than `most_bytes` bytes in all.
+        count: number of these words. The device lists the text of up to LISTED words. If there are
+        more, the words are read from the slice's text on the device, which waits for all slices
+        submitted so far.
         """
+        if not count:
+            return LongWords([], None)
         if count <= LISTED:
             listed = np.empty(count, LISTED_WORD)
             self._long_copy.begin()
@@ -366,7 +424,10 @@ class _Slot(WordSlot):
             if listed["length"].all():
                 texts = [word["text"].view(np.uint8)[: word["length"]] for word in listed]
                 return LongWords(texts, listed["place"].astype(np.int64))
-        return LongWords(self.read_long_words(longest), None)
+        spans = self.long_spans(longest)
+        if sum(end - begin for begin, end in spans) > most_bytes:
+            return None
+        return LongWords(self.read_words(spans), None)
 
     def fetch(
         self, tokens: int, allocate: Allocate, long_words: LongWords

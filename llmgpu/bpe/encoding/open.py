@@ -111,7 +111,9 @@ def _open_new(
         if vocabulary.match == "bpe":
             from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 
-            encoder = GpuEncoder(backend.device, vocabulary, slice_bytes, text_bytes=text_bytes)
+            encoder = GpuEncoder(
+                backend.device, vocabulary, slice_bytes, threads=threads, text_bytes=text_bytes
+            )
         else:
             from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
 
@@ -256,7 +258,7 @@ class _InFlight:
             # An empty slice is not sent to the device.
             if piece.main_end or len(piece.document_starts):
                 self._kept.append((piece, memory))
-            if piece.oversized:
+            if piece.apart:
                 return piece
             text = buffer[: piece.length]
             parallel_copy(text, piece.text)

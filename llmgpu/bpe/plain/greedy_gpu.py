@@ -8,7 +8,6 @@ The position of the next slice's first token stays on the device.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import replace
 from functools import cached_property
 from weakref import proxy
 
@@ -20,7 +19,7 @@ from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, NoTokenError, ne
 from llmgpu.bpe.encoding.encoder_c import host_slices
 from llmgpu.bpe.encoding.encoder_host import HostSlices, stream_lookahead
 from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
-from llmgpu.bpe.pretokens.slice_pipeline import submitted_slices
+from llmgpu.bpe.pretokens.slice_pipeline import read_back, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CapacityError
@@ -164,12 +163,12 @@ class GpuGreedyEncoder:
         carry = 0  # offset of the first token in the next slice
         for slot, piece in submitted_slices(reader, slots, lambda: _Slot(self, shared, size), size):
             # The device can't encode this slice.
-            if piece.oversized:
+            if piece.apart:
                 yield self.encode_on_host(piece)
                 continue
             is_decided, state = slot.wait()
             if not is_decided:
-                yield self.encode_on_host(slot.read_slice(piece))
+                yield self.encode_on_host(read_back(self._device, slot.input, piece))
                 continue
             ids = allocate(int(state[STATE_TOTAL]))
             slot.fetch(ids)
@@ -209,16 +208,16 @@ class _Slot:
         self.shared, self.slice_bytes = shared, slice_bytes
         device = self._device = encoder._device
         self.staging = Staging(device, slice_bytes)
-        self._input = device.create_buffer("text", slice_bytes)
+        self.input = device.create_buffer("text", slice_bytes)
         cut = encoder._vocabulary.cut
-        self._pretokenizer = GpuPretokenizer(device, cut, self._input, slice_bytes)
+        self._pretokenizer = GpuPretokenizer(device, cut, self.input, slice_bytes)
         self.state, self._long_args = shared["slice_state"], shared["long_args"]
         self._compact = device.create_buffer("compact output", 4 * slice_bytes)
         self._params = device.create_uniform("trie params", PARAMS.itemsize)
         self._state_copy, self._undecided_copy = Download(device), Download(device)
         self._ids_copy = Download(device)
         buffers = shared | {
-            "input": self._input,
+            "input": self.input,
             "start_bits": self._pretokenizer.start_bits,
             "compact_output": self._compact,
             "params": self._params,
@@ -233,7 +232,7 @@ class _Slot:
         self._write_params(piece, chunks)
         chunk_groups = -(-chunks // encoder._wg)
         commands = device.record()
-        self.staging.copy_to(commands, self._input, piece.length)
+        self.staging.copy_to(commands, self.input, piece.length)
         self._pretokenizer.record(commands, piece)
         commands.dispatch(chunk_entry, chunk_groups)
         commands.dispatch_indirect(long_exit, self._long_args, 0)
@@ -273,12 +272,6 @@ class _Slot:
         self._state_copy.finish(state.view(np.uint8))
         self._undecided_copy.finish(undecided.view(np.uint8))
         return not undecided[0], state
-
-    def read_slice(self, piece: Slice) -> Slice:
-        """Return the slice with its text, read back from the device."""
-        buffer = np.zeros(piece.length + PADDING, np.uint8)
-        buffer[: piece.length] = self._device.read(self._input, piece.length, np.uint8)
-        return replace(piece, buffer=buffer, text=buffer[: piece.length])
 
     def fetch(self, ids: NDArray[np.uint32]) -> None:
         """Copy the slice's ids to `ids`, whose length is the number of ids."""

@@ -11,13 +11,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens.slices import Slice, SliceSource
+from llmgpu.gpu.adapters import Buffer
 from llmgpu.gpu.commands import Staging
 from llmgpu.gpu.device import Device
 from llmgpu.pipeline import in_order
@@ -61,6 +64,7 @@ def submitted_slices(
     make_slot: Callable[[], _Slot],
     slice_bytes: int,
     first_bytes: int | None = None,
+    is_for_host: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[_Slot, Slice]]:
     """Yield slots with their submitted slices, in order.
 
@@ -71,11 +75,13 @@ def submitted_slices(
     slice_bytes: largest size of a slice. first_bytes: largest size of the first slice, if smaller;
         the limit then doubles from slice to slice, up to `slice_bytes`.
 
-    An oversized slice is yielded but not submitted; the caller must process it on the host.
+    is_for_host: tells before a slice is read whether the host processes it.
+
+    A slice that is `apart` is yielded but not submitted; the caller must process it on the host.
 
     If reading or submitting a slice fails, the error is raised in place of the slice.
     """
-    submitter = _Submitter(reader, slots, make_slot)
+    submitter = _Submitter(reader, slots, make_slot, is_for_host)
     taken = submitter.slices(min(first_bytes or slice_bytes, slice_bytes), slice_bytes)
     submitted = in_order(taken, lambda each: each, SLOTS, threads=0, reader_thread=True)
     try:
@@ -94,9 +100,13 @@ class _Submitter(Generic[_Slot]):
     """
 
     def __init__(
-        self, reader: SliceSource, slots: list[_Slot], make_slot: Callable[[], _Slot]
+        self,
+        reader: SliceSource,
+        slots: list[_Slot],
+        make_slot: Callable[[], _Slot],
+        is_for_host: Callable[[], bool],
     ) -> None:
-        self._reader, self._slots = reader, slots
+        self._reader, self._slots, self._is_for_host = reader, slots, is_for_host
         self._make_slot: Callable[[], _Slot] | None = make_slot
         self.free: SimpleQueue[_Slot | None] = SimpleQueue()
         self._driver = threading.Lock()  # held while the thread calls the driver
@@ -127,12 +137,15 @@ class _Submitter(Generic[_Slot]):
         with self._driver:
             if self._make_slot is None:
                 return None
-            buffer = slot.staging.array()[:size]
+            is_for_host = self._is_for_host()
+            buffer = np.empty(size, np.uint8) if is_for_host else slot.staging.array()[:size]
         piece = _read(self._reader, buffer)
+        if piece is not None and is_for_host:
+            piece = replace(piece, apart=True)
         with self._driver:
             if piece is None or self._make_slot is None:
                 return None
-            if not piece.oversized:
+            if not piece.apart:
                 slot.submit(piece)
         return piece
 
@@ -141,6 +154,13 @@ class _Submitter(Generic[_Slot]):
         with self._driver:
             self._make_slot = None  # lets the caller free the object that owns `make_slot`
         self.free.put(None)
+
+
+def read_back(device: Device, text: Buffer, piece: Slice) -> Slice:
+    """Return a submitted slice with its text, which is read back from a buffer of the device."""
+    buffer = np.zeros(piece.length + PADDING, np.uint8)
+    buffer[: piece.length] = device.read(text, piece.length, np.uint8)
+    return replace(piece, buffer=buffer, text=buffer[: piece.length])
 
 
 def _read(reader: SliceSource, buffer: NDArray[np.uint8]) -> Slice | None:

@@ -54,15 +54,15 @@ class Slice(Piece):
     main_end: the end of the main part. Pre-tokens of the slice end there or before, unless the text
         is cut anywhere.
     continues: whether the slice begins inside a pre-token, because the text is cut anywhere.
-    oversized: whether the text did not fit into the caller's buffer; if so, `buffer` is a larger
-        array.
+    apart: whether `buffer` is a separate array, because the text did not fit into the caller's
+        buffer, or because the slice is not for the device to which that buffer belongs.
     """
 
     buffer: NDArray[np.uint8]
     main_end: int
     offset: int = 0
     continues: bool = False
-    oversized: bool = False
+    apart: bool = False
     file: FileBytes | None = None
 
     @property
@@ -128,12 +128,12 @@ class SliceReader:
         Raises InputError if the source can't be read, or if a pre-token has more than
         MAX_WORD_BYTES.
         """
-        oversized = False
+        apart = False
         while not self._ended:
             most = MAX_WORD_BYTES + _MORE_BYTES + PADDING
             if len(buffer) < min(2 * len(self._tail) + PADDING + 1, most):
                 buffer = np.empty(min(2 * len(buffer) + PADDING, most), np.uint8)
-                oversized = True
+                apart = True
                 continue
             piece, cut = self._fill(buffer[:-PADDING])
             found = Slice(
@@ -145,7 +145,7 @@ class SliceReader:
                 main_end=cut,
                 offset=self._offset,
                 continues=self._continues,
-                oversized=oversized,
+                apart=apart,
             )
             own = len(found.document_starts)
             if not (cut or own or piece.end):

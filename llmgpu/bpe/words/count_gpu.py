@@ -128,14 +128,14 @@ class GpuWordCounter:
         for slot, piece in submitted_slices(
             reader, self._slots, lambda: _Slot(self), self._slice_bytes, first
         ):
-            if piece.oversized:
+            if piece.apart:
                 self._words.add(count_slice(piece, self._pattern))
                 continue
             state = slot.collect()
             if state["undecided"]:
                 state = self._mark_on_host(slot)
             if state["long"]:
-                long_words = slot.read_long_words(MAX_WORD)
+                long_words = slot.read_words(slot.long_spans(MAX_WORD))
                 self._words.add(list_words(Counter(word.tobytes() for word in long_words)))
             with self._lock:
                 left = 0

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
+from llmgpu.bpe.pretokens.slice_pipeline import read_back
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.adapters import ALIGNMENT, Buffer
@@ -223,6 +224,11 @@ class WordSlot:
         """Length of the main part of the uploaded slice in bytes, see `Slice.main_end`."""
         return self._piece.main_end if self._piece else 0
 
+    def read_slice(self) -> Slice:
+        """Return the uploaded slice with its text, read back from the device."""
+        assert self._piece is not None
+        return read_back(self.device, self._text, self._piece)
+
     def mark_on_host(self) -> None:
         """Mark the starts of words that the device could not decide."""
         if self._piece is not None:
@@ -268,19 +274,22 @@ class WordSlot:
         """Return the byte at a position of the slice's text."""
         return int(self.device.read(self._text, position + 1, np.uint8)[position])
 
-    def read_long_words(self, longest: int) -> list[NDArray[np.uint8]]:
-        """Return the slice's words of more than `longest` bytes, in order."""
-        starts = self._pretokenizer.start_bits
-        bits = self.device.read(starts, -(-self.main_end // 8), np.uint8)
-        if self.main_end % 8:
-            bits[-1] &= (1 << self.main_end % 8) - 1
-        spans = long_spans(bits, self.main_end, longest)
+    def read_words(self, spans: Sequence[tuple[int, int]]) -> list[NDArray[np.uint8]]:
+        """Return words of the slice, given by begin and end in ascending order."""
         if not spans:
             return []
         first = spans[0][0] // ALIGNMENT * ALIGNMENT
         count = spans[-1][1] - first
         text = self.device.read(self._text.view(first, count), count, np.uint8)
         return [text[begin - first : end - first] for begin, end in spans]
+
+    def long_spans(self, longest: int) -> list[tuple[int, int]]:
+        """Return begin and end of each word of the slice of more than `longest` bytes."""
+        starts = self._pretokenizer.start_bits
+        bits = self.device.read(starts, -(-self.main_end // 8), np.uint8)
+        if self.main_end % 8:
+            bits[-1] &= (1 << self.main_end % 8) - 1
+        return long_spans(bits, self.main_end, longest)
 
 
 def long_spans(start_bits: NDArray[np.uint8], length: int, longest: int) -> list[tuple[int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 
@@ -16,12 +17,20 @@ from pytest import MonkeyPatch
 
 from llmgpu.backend import Backend
 from llmgpu.bpe.encoding import encoder_gpu
-from llmgpu.bpe.encoding.encoder import RESERVED_FROM, CollectedIds, Encoder
-from llmgpu.bpe.encoding.encoder_gpu import LISTED, LONGEST, GpuEncoder
+from llmgpu.bpe.encoding.encoder import (
+    RESERVED_FROM,
+    Allocate,
+    CollectedIds,
+    EncodedSlice,
+    Encoder,
+)
+from llmgpu.bpe.encoding.encoder_gpu import LISTED, LONGEST, GpuEncoder, Spared
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.matching import NO_RANK, pair_ranks
-from llmgpu.bpe.encoding.open import open_encoder
+from llmgpu.bpe.encoding.open import open_encoder, open_host_encoder
 from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.pretoken_gpu import REACH
+from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.word_table_gpu import WordSlot
@@ -72,6 +81,7 @@ def encode(encoder: Encoder, documents: list[bytes]) -> list[list[int]]:
     first_words=st.sampled_from([1, 64, 4096]),
     table_bytes=st.sampled_from([1, 10_000, 1 << 20]),
     workgroup_size=st.sampled_from([64, 256]),
+    threads=st.sampled_from([1, 2, 8]),
 )
 def test_ids_of_merging(
     any_device: Device,
@@ -82,12 +92,14 @@ def test_ids_of_merging(
     first_words: int,
     table_bytes: int,
     workgroup_size: int,
+    threads: int,
 ) -> None:
     vocabulary = with_pattern(vocabulary, pattern)
     encoder = GpuEncoder(
         any_device,
         vocabulary,
         slice_bytes,
+        threads=threads,
         first_words=first_words,
         table_bytes=table_bytes,
         workgroup_size=workgroup_size,
@@ -185,15 +197,20 @@ def test_ids_are_put_where_the_caller_says(any_device: Device) -> None:
     assert ids.take().tolist() == expected
 
 
-def test_a_byte_without_a_token_is_named(device: Device) -> None:
+@pytest.mark.parametrize("long_words", [0, 200])
+def test_a_byte_without_a_token_is_named(device: Device, long_words: int) -> None:
+    """The byte is in a slice that the device encodes, or in one that the host encodes."""
     tokens = (b"a", b" ", b"aa")
     expression = PATTERNS["class"].expression
     vocabulary = Vocabulary(
         tokens, np.empty((0, 3), np.uint32), "class", expression, match="bpe", ignore_merges=True
     )
-    text = b"aa " * 40 + b"aaba"
-    for encoder in (GpuEncoder(device, vocabulary, 64), NumpyEncoder(vocabulary, 50)):
-        with pytest.raises(InputError, match="byte 0x62 at offset 122 "):
+    before = (b"a" * 600 + b" ") * long_words + b"aa " * 40 + b"aa"
+    text = before + b"ba" + b" aa" * 10_000
+    sizes = (64, 1 << 18)
+    encoders = [GpuEncoder(device, vocabulary, size, threads=8) for size in sizes]
+    for encoder in (*encoders, NumpyEncoder(vocabulary, 50)):
+        with pytest.raises(InputError, match=f"byte 0x62 at offset {len(before)} "):
             encode(encoder, [text])
 
 
@@ -226,22 +243,119 @@ def test_long_words_between_documents(
 ) -> None:
     """The device lists their text, or the host reads it where there is too much of it."""
     read: list[int] = []
-    read_long_words = WordSlot.read_long_words
+    read_words = WordSlot.read_words
 
-    def recorded(slot: WordSlot, longest: int) -> list[NDArray[np.uint8]]:
-        read.append(longest)
-        return read_long_words(slot, longest)
+    def recorded(slot: WordSlot, spans: list[tuple[int, int]]) -> list[NDArray[np.uint8]]:
+        read.append(len(spans))
+        return read_words(slot, spans)
 
-    monkeypatch.setattr(WordSlot, "read_long_words", recorded)
+    monkeypatch.setattr(WordSlot, "read_words", recorded)
     rng = np.random.default_rng(words)
     lengths = [*rng.integers(LONGEST + 1, longest + 1, words - 1).tolist(), longest]
     texts = [b"abc" * (length // 3) + b"a" * (length % 3) for length in lengths]
     documents = [b"a bc\n" * int(rng.integers(9)) + text for text in texts] + [b"", b"abc a"]
     vocabulary = train(b"abc abcabc a bc " * 500)
     expected = encode(NumpyEncoder(vocabulary), documents)
-    encoder = GpuEncoder(any_device, vocabulary, 1 << 19)
+    encoder = GpuEncoder(any_device, vocabulary, 1 << 19, threads=1)
     assert encode(encoder, documents) == encode(encoder, documents) == expected
     assert bool(read) != is_listed
+
+
+def long_runs(size: int) -> bytes:
+    """Return words that are too long for the device to list."""
+    longer = LISTED_BYTES + 2
+    return b"".join(bytes([97 + k % 3]) * (longer + k) + b" " for k in range(size // longer))
+
+
+def undecided_runs(size: int) -> bytes:
+    """Return letters whose words depend on runs that are longer than a device looks back."""
+    run = b"aA" * REACH + b" "
+    return run * (size // len(run))
+
+
+def spans_on_host(monkeypatch: MonkeyPatch) -> list[tuple[int, int]]:
+    """Return the list to which begin and end of each slice are added that the host encodes."""
+    found: list[tuple[int, int]] = []
+    encode_on_host = GpuEncoder._encode_on_host
+
+    def recorded(encoder: GpuEncoder, piece: Slice, allocate: Allocate) -> EncodedSlice:
+        assert piece.length <= len(piece.text)
+        found.append((piece.offset, piece.offset + piece.main_end))
+        return encode_on_host(encoder, piece, allocate)
+
+    monkeypatch.setattr(GpuEncoder, "_encode_on_host", recorded)
+    return found
+
+
+def submitted_slices(monkeypatch: MonkeyPatch) -> set[int]:
+    """Return the set to which the begin of each slice is added that a device gets."""
+    found: set[int] = set()
+    submit = encoder_gpu._Slot.submit
+
+    def recorded(slot: encoder_gpu._Slot, piece: Slice) -> None:
+        found.add(piece.offset)
+        submit(slot, piece)
+
+    monkeypatch.setattr(encoder_gpu._Slot, "submit", recorded)
+    return found
+
+
+@pytest.mark.skipif(library() is None, reason="NumPy has one thread and takes no slices")
+@pytest.mark.parametrize(
+    ("pattern", "make_bad"), [("class", long_runs), ("o200k", undecided_runs), ("gpt2", long_runs)]
+)
+def test_the_host_encodes_slices_that_a_device_is_bad_at(
+    any_device: Device, monkeypatch: MonkeyPatch, pattern: str, make_bad: Callable[[int], bytes]
+) -> None:
+    """The device encodes the slices before these, and soon it encodes slices after them.
+
+    Some of the slices in between are not even sent to the device.
+    """
+    monkeypatch.setattr(encoder_gpu, "MOST_SPARED", 2)
+    good = b"".join(b"word%d ab abc,\n" % (k % 500) for k in range(10_000))
+    bad = make_bad(300_000)
+    vocabulary = with_pattern(train(good[:20_000] + bad[:20_000]), pattern)
+    documents = [good, b"", bad[:100_000], bad[100_000:], good, good, b""]
+    expected = encode(open_host_encoder(vocabulary, threads=1), documents)
+    encoder = GpuEncoder(any_device, vocabulary, size := 1 << 15, threads=8)
+    spans, submitted = spans_on_host(monkeypatch), submitted_slices(monkeypatch)
+    assert encode(encoder, documents) == expected
+    begin, end = len(good), len(good + bad)
+    assert sum(max(0, min(high, end) - max(low, begin)) for low, high in spans) > 0.9 * len(bad)
+    assert 2 < sum(low not in submitted for low, _ in spans) < len(spans)
+    assert begin - size < min(spans)[0] and max(spans)[1] < end + 6 * size < len(
+        b"".join(documents)
+    )
+
+
+def test_a_few_long_words_leave_their_slice_to_the_device(
+    any_device: Device, monkeypatch: MonkeyPatch
+) -> None:
+    word, rest = b"b" * 600 + b" ", b"a bc abc " * 1000
+    documents = [word * 4 + rest] * 50
+    vocabulary = train(rest)
+    encoder = GpuEncoder(any_device, vocabulary, 1 << 19, threads=4)
+    spans = spans_on_host(monkeypatch)
+    assert encode(encoder, documents) == encode(NumpyEncoder(vocabulary), documents)
+    assert spans == []
+
+
+def test_a_device_is_tried_again_after_more_and_more_slices() -> None:
+    spared = Spared()
+    tries = []
+    for _ in range(8):
+        spared.judge(is_bad=True)
+        tries.append(0)
+        while spared.take():
+            tries[-1] += 1
+    assert tries == [1, 2, 4, 8, 16, 16, 16, 16]
+    spared.judge(is_bad=False)
+    assert not spared.take()
+    spared.judge(is_bad=True)
+    spared.judge(is_bad=False)  # a slice that was in flight when the bad slice was found
+    assert not spared.take()
+    spared.judge(is_bad=True)
+    assert spared.take() and not spared.take()
 
 
 def test_no_text(device: Device) -> None:

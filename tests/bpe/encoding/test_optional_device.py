@@ -28,7 +28,13 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import Corpus, TextSource, corpus_from_bytes
-from tests.bpe.encoding.test_encoder_gpu import encode, hostile_text, train, with_pattern
+from tests.bpe.encoding.test_encoder_gpu import (
+    encode,
+    hostile_text,
+    long_runs,
+    train,
+    with_pattern,
+)
 
 GONE = "the device was unplugged; the CPU does the rest"
 
@@ -109,6 +115,22 @@ def test_ids_are_put_where_the_caller_says(
     host = open_host_encoder(vocabulary, threads=1)
     expected = np.concatenate([piece.ids for piece in host.encode(corpus_from_bytes([text]))])
     np.testing.assert_array_equal(collected.take(), expected)
+
+
+@pytest.mark.parametrize("slices", [2, 8, 15, None])
+def test_a_device_may_fail_before_between_and_after_slices_that_it_is_bad_at(
+    device: Device, slices: int | None
+) -> None:
+    good = hostile_text(3, 100_000)
+    texts = [good, long_runs(200_000), good[:70_000], b"", long_runs(100_000) + good]
+    vocabulary = train(good)
+    encoder = OptionalDeviceEncoder(
+        FailingDevice(GpuEncoder(device, vocabulary, 1 << 15, threads=8), slices),
+        vocabulary,
+        lambda: open_host_encoder(vocabulary, 2048, 2),
+    )
+    assert encode(encoder, texts) == encode(open_host_encoder(vocabulary, threads=1), texts)
+    assert (host_of(encoder) is None) == (slices is None)
 
 
 def ids_of_file(encoder: Encoder, path: Path) -> NDArray[np.uint32]:

@@ -39,7 +39,7 @@ def read_all(
     reader = SliceReader(corpus_from_bytes(documents), pattern, lookahead)
     found = []
     while (piece := reader.read(np.zeros(size + PADDING, np.uint8))) is not None:
-        assert piece.oversized == (len(piece.buffer) > size + PADDING)
+        assert piece.apart == (len(piece.buffer) > size + PADDING)
         assert len(piece.buffer) >= piece.length + PADDING
         found.append(piece)
     assert reader.read(np.zeros(size + PADDING, np.uint8)) is None
@@ -119,8 +119,8 @@ def test_cut_anywhere_the_lookahead_follows(
 
 def test_a_long_pre_token_gets_memory_of_its_own() -> None:
     found = read_all([b"a" * 300 + b" b" * 400], 64, "class")
-    assert found[0].oversized and found[0].main_end >= 300
-    assert not found[-1].oversized
+    assert found[0].apart and found[0].main_end >= 300
+    assert not found[-1].apart
 
 
 def test_a_pre_token_beyond_the_limit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,7 @@ def test_text_that_is_read_later_is_that_of_slices_read_at_once(
         assert one is not None
         np.testing.assert_array_equal(one.text, other.text)
         np.testing.assert_array_equal(one.document_starts, other.document_starts)
-        for name in ("main_end", "offset", "end", "closed", "continues", "oversized"):
+        for name in ("main_end", "offset", "end", "closed", "continues", "apart"):
             assert getattr(one, name) == getattr(other, name)
 
 
