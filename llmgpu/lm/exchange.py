@@ -33,7 +33,7 @@ from llmgpu.processors import usable_processors
 BUCKET = 1 << 23  # most numbers in a bucket
 AHEAD = 3  # buckets that the device copies to the host while the host reads another bucket
 _SLOTS = 3  # slots, of one bucket each, in the memory that a worker shares
-# Parts of a tensor, and shares of a bucket, start at multiples of this many numbers (256 bytes).
+# Parts of a tensor, and shares of threads, start at multiples of this many numbers (256 bytes).
 _START = 64
 _BLOCK = 1 << 16  # numbers added up at a time, so that they fit in a processor's cache
 # Random bytes by which another worker recognizes this worker's memory; the slots after them start
@@ -188,39 +188,24 @@ def buckets(tensors: Sequence[Tensor], most: int) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-def _shares(part: slice, count: int) -> list[slice]:
-    """Divide a range into `count` shares of about the same size; the last ones may be empty."""
-    size = -(-(part.stop - part.start) // (count * _START)) * _START
-    return [
-        slice(first, min(first + size, part.stop))
-        for first in (min(part.start + k * size, part.stop) for k in range(count))
-    ]
-
-
 class BlockThreads:
     """Threads that work on blocks of arrays; a block fits in a processor's cache."""
 
     def __init__(self, workers: int) -> None:
         """Divide this machine's processors among its workers; the threads start later."""
         self._count = max(1, min(usable_processors() // workers, _MOST_THREADS))
-        # While some threads add up a bucket, others copy the next one.
-        self._pool = ThreadPoolExecutor(2 * self._count, "sums")
+        self._pool = ThreadPoolExecutor(self._count, "sums")
 
-    def run(self, work: Sequence[tuple[slice, Callable[[slice], None]]]) -> None:
-        """Call functions for the blocks of ranges; work: each range with its function."""
-        each = -(-self._count // max(len(work), 1))
-        jobs = [
-            (share, do)
-            for part, do in work
-            for share in _shares(part, max(1, min(each, (part.stop - part.start) // _BLOCK)))
-        ]
-        list(self._pool.map(_over_blocks, jobs) if len(jobs) > 1 else map(_over_blocks, jobs))
+    def run(self, count: int, do: Callable[[slice], None]) -> None:
+        """Call a function for the blocks of an array of `count` numbers."""
+        size = max(_BLOCK, -(-count // (self._count * _START)) * _START)
+        shares = [range(first, min(first + size, count)) for first in range(0, count, size)]
 
+        def over_blocks(share: range) -> None:
+            for start in share[::_BLOCK]:
+                do(slice(start, min(start + _BLOCK, share.stop)))
 
-def _over_blocks(job: tuple[slice, Callable[[slice], None]]) -> None:
-    share, do = job
-    for start in range(share.start, share.stop, _BLOCK):
-        do(slice(start, min(start + _BLOCK, share.stop)))
+        list((self._pool.map if len(shares) > 1 else map)(over_blocks, shares))
 
 
 def _pass_on(sums: FloatArray, use: Use) -> Callable[[slice], None]:
@@ -230,13 +215,9 @@ def _pass_on(sums: FloatArray, use: Use) -> Callable[[slice], None]:
 class SharedSums:
     """Sums over the workers of one machine, through shared memory.
 
-    Each worker adds up one share of the array. The bandwidth of memory is the limit, so a worker
-    reads as little as possible: its own share where the array is, and the shares of others as sums.
-
-    A worker writes to its slots in turn. In a slot it writes what others add up, and the sums of
-    its own share. The workers wait for each other after either. A worker writes to the first slot
-    again only after the first wait for the second slot. At that wait all workers have finished
-    reading the first slot.
+    A worker writes to its slots in turn. Before the workers read a slot, they wait until all have
+    written to this slot. A worker writes to the first slot again only after the wait for the second
+    slot. At that wait all workers have finished reading the first slot.
     """
 
     def __init__(
@@ -248,42 +229,24 @@ class SharedSums:
         self._slots = deque(zip(*(array.reshape(_SLOTS, BUCKET) for array in arrays), strict=True))
 
     def __call__(self, own: FloatArray) -> Callable[[Use], None]:
-        """Write this worker's numbers to its next slot, without its own share.
+        """Write this worker's numbers to its next slot.
 
-        The returned function waits until all workers have written, and adds up.
+        The returned function waits until all workers have written, and adds up their slots.
         """
-        slot, number = self._slots[0], self._communicator.rank
+        slot = self._slots[0]
         self._slots.rotate(-1)
-        shares = _shares(slice(0, len(own)), len(slot))
+        slot[self._communicator.rank][: len(own)] = own
+        return partial(self._add_up, slot, len(own))
 
-        def copy(block: slice) -> None:
-            slot[number][block] = own[block]
-
-        self._threads.run([(share, copy) for k, share in enumerate(shares) if k != number])
-        given = [*slot[:number], own, *slot[number + 1 :]]
-        return partial(self._add_up, slot, given, shares)
-
-    def _add_up(
-        self,
-        slot: Sequence[FloatArray],
-        given: Sequence[FloatArray],
-        shares: Sequence[slice],
-        use: Use,
-    ) -> None:
-        number = self._communicator.rank
-
+    def _add_up(self, slot: Sequence[FloatArray], count: int, use: Use) -> None:
         def add(block: slice) -> None:
-            sums = given[0][block] + given[1][block]
-            for other in given[2:]:
+            sums = slot[0][block] + slot[1][block]
+            for other in slot[2:]:
                 sums += other[block]
-            slot[number][block] = sums
             use(block, sums)
 
         self._communicator.Barrier()
-        self._threads.run([(shares[number], add)])
-        self._communicator.Barrier()
-        others = [(share, _pass_on(slot[k], use)) for k, share in enumerate(shares) if k != number]
-        self._threads.run(others)
+        self._threads.run(count, add)
 
 
 def collective_sums(
@@ -305,7 +268,7 @@ def collective_sums(
         for other in taken[1:]:
             total += other
         communicator.Allgather(total, given)
-        threads.run([(slice(0, count), _pass_on(given.reshape(-1), use))])
+        threads.run(count, _pass_on(given.reshape(-1), use))
 
     return add_up
 
@@ -317,7 +280,7 @@ def open_sums(communicator: Any, local_count: int) -> Sums:
     """
     threads = BlockThreads(local_count)
     if communicator is None:  # the sum is this worker's array itself
-        return lambda own: lambda use: threads.run([(slice(0, len(own)), _pass_on(own, use))])
+        return lambda own: lambda use: threads.run(len(own), _pass_on(own, use))
     memory = share_memory(communicator) if local_count == communicator.size else None
     if memory is None:
         return partial(collective_sums, communicator, threads)
@@ -439,4 +402,5 @@ def local_memory(parameters: int) -> int:
 
     The memory in which workers exchange their numbers is included. parameters: number of weights.
     """
-    return 4 * parameters + exchange_memory(2 * parameters)
+    blocks = 6 * _MOST_THREADS * 4 * _BLOCK  # an outer step has up to 6 arrays in each thread
+    return 4 * parameters + exchange_memory(2 * parameters) + blocks
