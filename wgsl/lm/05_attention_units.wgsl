@@ -7,7 +7,8 @@
 // and sums are kept, in float32. Exponentials are divided by the exponential of the largest score
 // of a row. Sums in matrices can't be scaled row by row, so the maximum is only replaced when a row
 // has a score 8 powers of two larger; the sums are then scaled by way of workgroup memory (as in
-// FlashAttention-4). Weights are at most 2^8, far from the largest half-precision number.
+// FlashAttention-4). Weights are at most 2^8, far from the largest half-precision number. A NaN
+// among them is in their sum, too.
 //
 // binding 0  params       uniform     sizes, see attention_sizes.wgsl
 // binding 1  q            read        (N, H, D), 8 halves an element
@@ -24,7 +25,9 @@
 //!let others = 0 k next, 1 v first
 //!include lm/attention_units.wgsl
 
-//!let lowest = -3.0e38
+// Exponents of 2 are far above those of masked scores, and below those of all other scores.
+//!let lowest = -1.0e30
+//!let masked = -3.0e38
 //!let own = q
 //!let sums = out
 //!let width = {head_dim}
@@ -56,13 +59,15 @@ fn attention(
 //!include load_own
 //!include part_of_row
         let place = sequence + min(row, params.seq - 1u);
+        // The largest score of the row, as an exponent of 2.
         var largest = {lowest};
         var sum = 0.0;
         atomicStore(&grown, 0u);
-        // A row may see nothing of its first steps: its sums there are finite, and multiplied by 0
-        // at the first score that it sees.
+        // A row may see nothing of its first steps: its sums there are 0.
         let begin = starts[sequence + own_first] / STEP * STEP;
         let own_start = vec4<u32>(starts[place]);
+//!include keys_of_all_rows
+        let last_start = starts[sequence + last_row];
 //!include declare_sums
         var next = begin;
 //!include declare_rows
@@ -77,14 +82,16 @@ fn attention(
 //!let side = 0
 //!include multiply_rows
             workgroupBarrier();
-            // All subgroups have read the step's keys, and the values of the step before.
-//!include store_rows
 //!for c in 0..part_quads
-            let keys{c} = first + 4u * (part_quad + {c}u) + FOUR;
-  //!let seen = (keys{c} <= vec4<u32>(row)) & (keys{c} >= own_start)
-  //!let score = bitcast<vec4<f32>>(scores[part_row * SCORE_STRIDE + part_quad + {c}u])
-            let s{c} = select(vec4<f32>({lowest}), {score}, {seen});
+            var s{c} = bitcast<vec4<f32>>(scores[part_row * SCORE_STRIDE + part_quad + {c}u]);
 //!end
+            if (next > end_of_common || first < last_start) {
+//!for c in 0..part_quads
+                let keys{c} = first + 4u * (part_quad + {c}u) + FOUR;
+  //!let seen = (keys{c} <= vec4<u32>(row)) & (keys{c} >= own_start)
+                s{c} = select(vec4<f32>({masked}), s{c}, {seen});
+//!end
+            }
             var four = s0;
 //!for c in 1..part_quads
             four = max(four, s{c});
@@ -97,21 +104,24 @@ fn attention(
             top = max(top, subgroupShuffleXor(top, 2u));
 //!end
             var factor = 1.0;
-            if (params.log2_scale * (top - largest) > 8.0) {
-                factor = exp2(params.log2_scale * (largest - top));
-                largest = top;
+            let exponent = params.log2_scale * top;
+            if (exponent - largest > 8.0) {
+                factor = exp2(largest - exponent);
+                largest = exponent;
                 atomicStore(&grown, first + 1u);
             }
-            // exp(scale * (score - largest)); the difference first, since large scores have few
-            // digits.
+            // Exponents are rounded once. A rounding of `largest` is the same factor in all weights.
             var total = vec4<f32>();
 //!for c in 0..part_quads
-            let p{c} = exp2(params.log2_scale * (s{c} - largest));
+            let p{c} = exp2(fma(s{c}, vec4<f32>(params.log2_scale), vec4<f32>(-largest)));
             total += p{c};
   //!if c % 2
-            weights[part_row * WEIGHT_STRIDE + part_quad / 2u + {c / 2}u] = halves_of(p{c - 1}, p{c});
+            weights[part_row * WEIGHT_STRIDE + part_quad / 2u + {c / 2}u] = packed(p{c - 1}, p{c});
   //!end
 //!end
+            // All subgroups have read the step's keys, and the values of the step before. The loads
+            // had all the time since the step began.
+//!include store_rows
             sum = fma(sum, factor, (total.x + total.y) + (total.z + total.w));
             // The first step has no sums yet. Loading `grown` also waits for all weights.
             if (workgroupUniformLoad(&grown) == first + 1u && first > begin) {
@@ -137,7 +147,7 @@ fn attention(
 //!end
         let number = place * params.heads + head;
         if (row < params.seq && lane % {row_threads}u == 0u) {
-            log_sum_exp[number] = params.scale * largest + log(sum);
+            log_sum_exp[number] = (largest + log2(sum)) / LOG2_E;
         }
 //!for c in 0..chunks
   //!include chunk_of_sums

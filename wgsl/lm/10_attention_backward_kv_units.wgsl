@@ -39,10 +39,15 @@ var<workgroup> logs: array<vec4<f32>, {step / 4}>;
 var<workgroup> deltas: array<vec4<f32>, {step / 4}>;
 var<workgroup> firsts: array<vec4<f32>, {step / 4}>;
 
-//!block weights_of_four
-  //!let queries = logs[part_quad + {q}u], vec4<u32>(row), at{q}, firsts[part_quad + {q}u]
-            let p{q} = probabilities(s{q}, {queries});
-            let ds{q} = p{q} * (slope{q} - deltas[part_quad + {q}u]);
+// All queries of most steps see all keys of a subgroup.
+//!let after = first >= own_first + own_row + {subgroup_rows - 1}u && next <= params.seq
+//!let masks = !({after} && firsts[{step / 4 - 1}u].w <= f32(own_first + own_row))
+//!block numbers_of_four
+  //!let log = logs[part_quad + {q}u]
+  //!let delta = deltas[part_quad + {q}u]
+  //!let keys = vec4<u32>(row)
+  //!let queries = at{q}
+  //!let firsts = firsts[part_quad + {q}u]
 //!end
 
 // Load the numbers of the next step's queries, four a thread.
@@ -54,7 +59,7 @@ var<workgroup> firsts: array<vec4<f32>, {step / 4}>;
                 let start = params.starts + sequence + queries;
                 next_logs = vec4<f32>(
                     log_sum_exp[i.x], log_sum_exp[i.y], log_sum_exp[i.z], log_sum_exp[i.w]
-                ) / params.scale;
+                ) * LOG2_E;
                 next_deltas = vec4<f32>(delta[i.x], delta[i.y], delta[i.z], delta[i.w]);
                 next_firsts = vec4<f32>(
                     delta[start.x], delta[start.y], delta[start.z], delta[start.w]

@@ -29,9 +29,13 @@
 //!let heads = heads
 //!let factor = params.scale *
 
-//!block weights_of_four
-            let p{q} = probabilities(s{q}, own_log, at{q}, vec4<u32>(row), own_start);
-            let ds{q} = p{q} * (slope{q} - own_delta);
+//!let masks = next > end_of_common || first < last_start
+//!block numbers_of_four
+  //!let log = own_log
+  //!let delta = own_delta
+  //!let keys = at{q}
+  //!let queries = vec4<u32>(row)
+  //!let firsts = own_start
 //!end
 
 @compute @workgroup_size({threads})
@@ -50,9 +54,11 @@ fn attention_backward_q(
 //!include load_own
 //!include part_of_row
         let number = (sequence + min(row, params.seq - 1u)) * params.heads + head;
-        let own_log = vec4<f32>(log_sum_exp[number] / params.scale);
+        let own_log = vec4<f32>(log_sum_exp[number] * LOG2_E);
         let own_delta = delta[number];
         let own_start = vec4<f32>(delta[params.starts + sequence + min(row, params.seq - 1u)]);
+//!include keys_of_all_rows
+        let last_start = u32(delta[params.starts + sequence + last_row]);
         let begin = u32(delta[params.starts + sequence + own_first]) / STEP * STEP;
 //!include declare_sums
         var next = begin;

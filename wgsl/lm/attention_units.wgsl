@@ -39,6 +39,7 @@ const ROWS: u32 = {rows}u;
 const STEP: u32 = {step}u;
 const THREADS: u32 = {threads}u;
 const FOUR: vec4<u32> = vec4<u32>(0u, 1u, 2u, 3u);
+const LOG2_E: f32 = 1.4426950408889634;
 
 //!include lm/attention_sizes.wgsl
 //!for binding name heads in {inputs}
@@ -65,6 +66,16 @@ fn halves_of(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
     );
 }
 
+// The same for weights, which are too small to overflow.
+fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
+    return vec4<u32>(
+        pack2x16float(first.xy),
+        pack2x16float(first.zw),
+        pack2x16float(second.xy),
+        pack2x16float(second.zw)
+    );
+}
+
 // Where a workgroup is in the dispatch.
 //!block place_of_workgroup
     let group = workgroup.y * workgroups.x + workgroup.x;
@@ -88,6 +99,13 @@ fn halves_of(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
         // Products start from `zero`: drivers were seen to keep the old value of a variable of a
         // loop.
         var zero: Sum;
+//!end
+
+// All queries of a subgroup see the keys from the start of their last row to `end_of_common`: most
+// steps need no masks.
+//!block keys_of_all_rows
+        let end_of_common = own_first + own_row + 1u;
+        let last_row = min(own_first + own_row + {subgroup_rows}u, params.seq) - 1u;
 //!end
 
 // Threads that share a row of scores, and vectors of four scores that each has.

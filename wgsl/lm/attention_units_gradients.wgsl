@@ -13,17 +13,19 @@
 @group(0) @binding({binding}) var<storage, read_write> {name}: array<vec4<f32>>;
 //!end
 
-fn probabilities(
-    scores: vec4<f32>, logs: vec4<f32>, keys: vec4<u32>, queries: vec4<u32>, firsts: vec4<f32>
-) -> vec4<f32> {
-    let after = vec4<f32>(keys) >= firsts;
-    let seen = (keys <= queries) & after & (queries < vec4<u32>(params.seq));
-    return select(vec4<f32>(), exp2(params.log2_scale * (scores - logs)), seen);
+// logs: log_sum_exp as exponents of 2.
+fn probabilities(scores: vec4<f32>, logs: vec4<f32>) -> vec4<f32> {
+    return exp2(fma(scores, vec4<f32>(params.log2_scale), -logs));
+}
+
+fn are_seen(keys: vec4<u32>, queries: vec4<u32>, firsts: vec4<f32>) -> vec4<bool> {
+    return (keys <= queries) & (vec4<f32>(keys) >= firsts) & (queries < vec4<u32>(params.seq));
 }
 
 // Make weights of the products of own rows and a step's rows: of `own_0` and side 0, scores; of
-// `own_1` and side 1, slopes. The block `weights_of_four` makes p{q} and ds{q} of s{q} and
-// slope{q}.
+// `own_1` and side 1, slopes. The block `numbers_of_four` sets the numbers `log` and `delta` of
+// s{q} and slope{q}, and the `keys`, `queries` and `firsts` that decide whether a query sees a key.
+// masks: whether a query may not see a key of the step.
 //
 // One array holds all of these, so that two workgroups find room on a processor: a thread has its
 // scores in variables before their slopes take the place of these, and then puts the weights there,
@@ -43,11 +45,22 @@ fn probabilities(
             workgroupBarrier();
   //!for q in 0..part_quads
             let slope{q} = bitcast<vec4<f32>>(scores[part_row * SCORE_STRIDE + part_quad + {q}u]);
-            let at{q} = first + 4u * (part_quad + {q}u) + FOUR;
-    //!include weights_of_four
+    //!include numbers_of_four
+            var p{q} = probabilities(s{q}, {log});
+  //!end
+            if ({masks}) {
+  //!for q in 0..part_quads
+                let at{q} = first + 4u * (part_quad + {q}u) + FOUR;
+    //!include numbers_of_four
+                p{q} = select(vec4<f32>(), p{q}, are_seen({keys}, {queries}, {firsts}));
+  //!end
+            }
+  //!for q in 0..part_quads
+    //!include numbers_of_four
+            let ds{q} = p{q} * (slope{q} - {delta});
   //!end
   //!for n in 0..part_quads / 2
-            scores[part_row * SCORE_STRIDE + part_quad + {n}u] = halves_of(p{2 * n}, p{2 * n + 1});
+            scores[part_row * SCORE_STRIDE + part_quad + {n}u] = packed(p{2 * n}, p{2 * n + 1});
             scores[part_row * SCORE_STRIDE + part_quad + {part_quads / 2 + n}u] =
                 halves_of(ds{2 * n}, ds{2 * n + 1});
   //!end
