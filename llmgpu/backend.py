@@ -192,7 +192,7 @@ class Opening(Closing):
     Forks in other threads wait until the device is open, see `llmgpu.forking`.
 
     wanted: a value of --device.
-    growth: estimates the memory that the job has used since `begin`; None before `begin`.
+    growth: estimates the memory that the job has used since the first `begin`; None before.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class Opening(Closing):
           of Vulkan's loader and wait for the lock for loading libraries. Then the process would
           never end.
         """
-        self.growth = Growth()
+        self.growth = self.growth or Growth()  # measuring takes as long as encoding 100 kB
         if self.wanted == "cpu" or self._is_begun:
             return
         self._is_begun = True

@@ -150,7 +150,7 @@ class ProcessEncoders:
                 self._vocabulary, backend, text_bytes=text_bytes
             )
         encoder = self._long[on_device]
-        if isinstance(encoder, Expecting):
+        if on_device and isinstance(encoder, Expecting):
             encoder.expect(text_bytes)
         return encoder
 
