@@ -12,6 +12,7 @@ import ctypes
 import importlib
 import inspect
 import os
+import platform
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -79,6 +80,8 @@ def load(path: Path) -> tuple[Any, str]:
         return None, f"{path} was built from other sources: install llmgpu again"
     if _numpy_version() not in _NUMPY_VERSIONS:
         return None, f"NumPy {np.__version__} has another binary interface"
+    if not _finds_items([None]):
+        return None, f"lists of Python {platform.python_version()} have another form"
     return module, ""
 
 
@@ -97,6 +100,14 @@ def _numpy_version() -> int:
     """Return the version of NumPy's binary interface, by calling the table's first function."""
     table = ctypes.cast(_numpy_table(), ctypes.POINTER(ctypes.c_void_p))
     return int(ctypes.CFUNCTYPE(ctypes.c_uint)(table[0])())
+
+
+def _finds_items(one: list[None]) -> bool:
+    """Whether a list points to its items where `items_of` of calls.h reads; one: a list of None."""
+    place = id(one) + tuple.__basicsize__  # a tuple's items, too, follow the number of items
+    has_pointer = list.__basicsize__ == tuple.__basicsize__ + 2 * ctypes.sizeof(ctypes.c_void_p)
+    items = ctypes.c_void_p.from_address(place).value if has_pointer else None
+    return items is not None and ctypes.c_void_p.from_address(items).value == id(None)
 
 
 @dataclass(frozen=True)

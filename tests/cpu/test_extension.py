@@ -120,6 +120,15 @@ def test_another_interface_of_numpy_is_not_used(monkeypatch: pytest.MonkeyPatch)
     assert "has another binary interface" in extension.load(build.MODULE)[1]
 
 
+@needs_module
+def test_lists_of_another_form_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert extension._finds_items([None])
+    for other in ([None, None], [[None]], []):  # the place of a None is looked at
+        assert extension._finds_items(other) == (other[:1] == [None])
+    monkeypatch.setattr(extension, "_finds_items", lambda one: False)
+    assert "lists of Python" in extension.load(build.MODULE)[1]
+
+
 def test_the_numbers_of_functions_are_those_of_numpy() -> None:
     header = Path(np.get_include(), "numpy", "__multiarray_api.h")
     found = re.sub(r"\\\n", " ", header.read_text())

@@ -39,9 +39,10 @@ static int fill_module(PyObject *module)
         coder_type = (PyTypeObject *)PyType_FromSpec(&coder_spec);
         stream_type = (PyTypeObject *)PyType_FromSpec(&stream_spec);
         ascii_method = PyObject_GetAttrString((PyObject *)&PyUnicode_Type, "isascii");
+        coder_name = PyUnicode_InternFromString("_coder");
         pthread_atfork(NULL, NULL, count_fork);
     }
-    if (coder_type == NULL || stream_type == NULL || ascii_method == NULL || fill_methods() != 0)
+    if (coder_type == NULL || stream_type == NULL || ascii_method == NULL || coder_name == NULL)
         return -1;
     if (PyModule_AddObject(module, "sources", PyLong_FromUnsignedLong(LLMGPU_SOURCES)) != 0)
         return -1;

@@ -20,7 +20,6 @@
 #define SAMPLE (1 << 16)
 #define LEAST_SHARE 32
 #define FIRST_LEAD 0xC0
-#define AHEAD 16         /* ids between an int object that is put into a list and one that is fetched */
 #define FEW_IDS 64       /* the most ids that are decoded without memory of the heap */
 #define TOKEN_BYTES 256  /* the most bytes of a token that is looked up here */
 
@@ -61,23 +60,15 @@ typedef PyObject *(*NewArray)(void *type, int dimensions, const Py_ssize_t *shap
                               PyObject *owner);
 typedef int (*SetBase)(PyObject *array, PyObject *base);
 
-/* ---- Coders (coders.c) ---- */
+/* ---- Coders (encoding.c) ---- */
 
-/* A table of words with ids. users: the calls that use it, and the coder whose table it is. In a
- * forked process, a call of another thread stays a user. */
-typedef struct {
-    void *words;
-    int64_t users;
-} Table;
-
-/* An encoder with its buffers, for one call at a time. next: the next tool in the list of idle
- * tools. */
+/* An encoder with memory for ids, for one call at a time. table: a reference that keeps the table of
+ * the words with their ids until the call ends. next: the next tool in the list of idle tools. */
 typedef struct Tool {
-    void *encoder;
-    uint32_t *ids; /* room for the ids of a text of up to KEPT_BYTES */
-    int64_t room;
-    Table *table;
+    void *encoder, *words;
+    PyObject *table;
     struct Tool *next;
+    uint32_t ids[KEPT_BYTES + 3]; /* as the engine needs for a text of KEPT_BYTES */
 } Tool;
 
 /* The facts that Python packs for a coder: pointers, then numbers, in the order of `make_coder`.
@@ -102,15 +93,17 @@ typedef struct {
  * find_cuts: called before the first long text with many characters beyond ASCII; NULL after that.
  * special: ids of special tokens by text.
  * usual: the result of encode(text), see `enum result`.
+ * table: owns the words. A call in another thread may use them after they were replaced; in a forked
+ * process, the calls of the parent's other threads keep them.
  * forks: the value of `forks` when the words were made. ready: int objects of ids, made when
  * needed. */
 typedef struct {
     PyObject_HEAD
     Facts facts;
-    PyObject *owners, *find_cuts, *special;
+    PyObject *owners, *find_cuts, *special, *table;
     int usual;
     pthread_mutex_t lock;
-    Table *table;
+    void *words;
     Tool *idle;
     long forks;
     PyObject **ready;
@@ -130,14 +123,7 @@ void count_fork(void);
 PyObject *coder_new(PyTypeObject *type, PyObject *args, PyObject *named);
 void coder_dealloc(PyObject *object);
 
-/* Return a tool for encoding until `put_back`; NULL without memory. */
-Tool *take_tool(Coder *self);
-void put_back(Coder *self, Tool *tool);
-
-/* Return room for `count` ids, whose memory `put_back` may keep; NULL without memory. */
-uint32_t *room_for(Tool *tool, int64_t count);
-
-/* ---- Texts and ids (values.c) ---- */
+/* ---- Texts and arrays (values.c) ---- */
 
 /* A text in UTF-8, or any bytes. owner: owns the memory if the argument does not. is_ascii: whether
  * the text is known to be ASCII. */
@@ -156,16 +142,20 @@ int take_text(PyObject *text, Taken *taken);
 /* Return an array of `data`, or of new memory if it is NULL. number: NumPy's number of the type. */
 PyObject *new_array(const Coder *self, int dimensions, const Py_ssize_t *shape, int64_t number,
                     void *data);
-PyObject *array_of(const Coder *self, const uint32_t *ids, Py_ssize_t count);
-PyObject *list_of(Coder *self, const uint32_t *ids, int64_t count);
 
 /* Return the data of an array. The pointer is the array's first field. */
 static inline void *data_of(PyObject *array)
 {
-    void *data;
+    return *(void **)(array + 1);
+}
 
-    memcpy(&data, (char *)array + sizeof(PyObject), sizeof data);
-    return data;
+/* Return the items of a tuple, which are its only field, or of a list, whose first field points to
+ * them; extension.py checks the latter. Functions of CPython take longer for an item. */
+static inline PyObject **items_of(PyObject *object)
+{
+    void *first = (PyVarObject *)object + 1;
+
+    return Py_TYPE(object) == &PyTuple_Type ? first : *(void **)first;
 }
 
 /* ---- Encoding (encoding.c) ---- */
@@ -202,8 +192,7 @@ extern PyTypeObject *stream_type;
 
 /* ---- Methods of Tokenizer (methods.c) ---- */
 
-/* Make the names that methods look up; -1 after an error. */
-int fill_methods(void);
+extern PyObject *coder_name; /* "_coder" */
 
 /* method(type, name, function, doc): return a method of the type that replaces a function. All
  * calls for a name have the same function. */

@@ -33,27 +33,23 @@ static inline int add_number(const Facts *facts, Numbers *numbers, int64_t k, ui
     return length > 0;
 }
 
-static inline int take_list(const Facts *facts, PyObject *list, Numbers *numbers)
+static int take_list(const Facts *facts, PyObject *list, Numbers *numbers)
 {
-    int is_tuple = Py_TYPE(list) == &PyTuple_Type;
-    Py_ssize_t count = is_tuple ? PyTuple_Size(list) : PyList_Size(list);
-
-    if (!make_room(numbers, count))
-        return 0;
-    for (Py_ssize_t k = 0; k < count; k++) {
-#ifdef Py_GIL_DISABLED /* another thread may remove the item */
-        PyObject *item = PySequence_GetItem(list, k), *owned = item;
+#ifdef Py_GIL_DISABLED /* another thread may change a list */
+    PyObject *held = PySequence_Tuple(list);
 #else
-        PyObject *item = is_tuple ? PyTuple_GetItem(list, k) : PyList_GetItem(list, k), *owned = NULL;
+    PyObject *held = Py_NewRef(list);
 #endif
-        long long number = item && PyLong_CheckExact(item) ? PyLong_AsLongLong(item) : -1;
-        Py_XDECREF(owned);
-        if (!add_number(facts, numbers, k, (uint64_t)number)) {
-            PyErr_Clear();
-            return 0;
-        }
+    int fits = held && make_room(numbers, Py_SIZE(held)), overflow;
+    PyObject **items = fits ? items_of(held) : NULL;
+
+    for (Py_ssize_t k = 0; fits && k < numbers->count; k++) {
+        int is_int = PyLong_CheckExact(items[k]);
+        long long number = is_int ? PyLong_AsLongLongAndOverflow(items[k], &overflow) : -1;
+        fits = add_number(facts, numbers, k, (uint64_t)number);
     }
-    return 1;
+    Py_XDECREF(held);
+    return fits;
 }
 
 #define TAKE(type)                                                                                  \
@@ -89,7 +85,7 @@ static int take_array(const Facts *facts, PyObject *array, Numbers *numbers)
  * object, and for unknown ids. */
 static inline int take_ids(const Facts *facts, PyObject *ids, Numbers *numbers)
 {
-    numbers->ids = numbers->few;
+    make_room(numbers, 0);
     if (Py_TYPE(ids) == &PyList_Type || Py_TYPE(ids) == &PyTuple_Type)
         return take_list(facts, ids, numbers);
     if ((void *)Py_TYPE(ids) == facts->numpy[NDARRAY_TYPE])
@@ -113,38 +109,23 @@ static void spell(const Facts *facts, const Numbers *numbers, uint8_t *out)
     }
 }
 
-static PyObject *spelled_bytes(const Facts *facts, const Numbers *numbers)
-{
-    PyObject *bytes = PyBytes_FromStringAndSize(NULL, numbers->bytes);
-
-    if (bytes)
-        spell(facts, numbers, (uint8_t *)PyBytes_AsString(bytes));
-    return bytes;
-}
-
-static PyObject *spelled_text(const Facts *facts, const Numbers *numbers, const char *errors)
-{
-    uint8_t few[FEW_IDS * TEXT_PADDING];
-    uint8_t *bytes = numbers->bytes <= (int64_t)sizeof few ? few : malloc((size_t)numbers->bytes);
-
-    if (bytes == NULL)
-        return PyErr_NoMemory();
-    spell(facts, numbers, bytes);
-    PyObject *text = PyUnicode_DecodeUTF8((const char *)bytes, numbers->bytes, errors);
-    if (bytes != few)
-        free(bytes);
-    return text;
-}
-
 PyObject *decode(const Facts *facts, PyObject *ids, const char *errors)
 {
+    uint8_t few[FEW_IDS * TEXT_PADDING];
     Numbers numbers;
-    PyObject *result;
+    PyObject *bytes = NULL, *result = NULL;
 
-    if (!take_ids(facts, ids, &numbers))
+    if (!take_ids(facts, ids, &numbers)) {
         result = nothing();
-    else
-        result = errors ? spelled_text(facts, &numbers, errors) : spelled_bytes(facts, &numbers);
+    } else if (errors && numbers.bytes <= (int64_t)sizeof few) {
+        spell(facts, &numbers, few);
+        result = PyUnicode_DecodeUTF8((const char *)few, numbers.bytes, errors);
+    } else if ((bytes = PyBytes_FromStringAndSize(NULL, numbers.bytes)) != NULL) {
+        char *first = PyBytes_AsString(bytes);
+        spell(facts, &numbers, (uint8_t *)first);
+        result = errors ? PyUnicode_DecodeUTF8(first, numbers.bytes, errors) : Py_NewRef(bytes);
+    }
+    Py_XDECREF(bytes);
     free_numbers(&numbers);
     return result;
 }
@@ -201,7 +182,6 @@ static void write_spans(const Facts *facts, const Numbers *numbers, const uint8_
 PyObject *coder_spans(PyObject *object, PyObject *const *args, Py_ssize_t given)
 {
     const Coder *self = (Coder *)object;
-    PyObject *array = NULL;
     Numbers numbers;
     Taken text;
 
@@ -213,14 +193,11 @@ PyObject *coder_spans(PyObject *object, PyObject *const *args, Py_ssize_t given)
     int fits = take_ids(&self->facts, args[1], &numbers);
     for (int64_t k = 0; fits && k < numbers.count; k++)
         rest -= self->facts.spans[numbers.ids[k]];
-    if (fits && rest == 0) {
-        Py_ssize_t shape[] = {numbers.count, 2};
-        array = new_array(self, 2, shape, self->facts.span_number, NULL);
-        if (array)
-            write_spans(&self->facts, &numbers, text.bytes, data_of(array));
-    } else {
-        array = nothing();
-    }
+    Py_ssize_t shape[] = {numbers.count, 2};
+    PyObject *array = fits && rest == 0 ? new_array(self, 2, shape, self->facts.span_number, NULL)
+                                        : nothing();
+    if (array && array != Py_None)
+        write_spans(&self->facts, &numbers, text.bytes, data_of(array));
     free_numbers(&numbers);
     Py_XDECREF(text.owner);
     return array;

@@ -3,16 +3,17 @@
 
 enum method { ENCODE, COUNT_IDS, DECODE, DECODE_BYTES, TOKEN_TO_ID, METHODS };
 
-static PyObject *replaced[METHODS];
+PyObject *coder_name; /* of an attribute */
+
+static PyObject *replaced[METHODS], *names_of_methods[METHODS]; /* NULL for functions that stay */
 static PyMethodDef tokenizer_methods[METHODS];
-static PyObject *names_of_methods[METHODS];
-static PyObject *coder_name, *dtype_name; /* of an attribute, and of an argument */
 
 /* Return whether a method of a tokenizer is the method made here, not one of a subclass or
  * object. */
 static int is_ours(PyObject *tokenizer, enum method method)
 {
-    PyObject *found = PyObject_GetAttr(tokenizer, names_of_methods[method]);
+    PyObject *name = names_of_methods[method];
+    PyObject *found = name ? PyObject_GetAttr(tokenizer, name) : NULL;
     int is_same = found && Py_TYPE(found) == &PyCFunction_Type &&
                   PyCFunction_GetFunction(found) == tokenizer_methods[method].ml_meth;
 
@@ -26,7 +27,7 @@ static int is_ours(PyObject *tokenizer, enum method method)
 static int is_list(PyObject *names, PyObject *const *named)
 {
     return PyTuple_Size(names) == 1 && named[0] == (PyObject *)&PyList_Type &&
-           PyUnicode_Compare(PyTuple_GetItem(names, 0), dtype_name) == 0;
+           PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, 0), "dtype") == 0;
 }
 
 /* Return the result of a method; None if this is not a usual case.
@@ -114,34 +115,22 @@ static PyMethodDef tokenizer_methods[METHODS] = {
 
 PyObject *make_method(PyObject *module, PyObject *args)
 {
-    PyObject *type, *function;
-    const char *name, *doc;
+    PyObject *type, *name, *function;
+    const char *doc;
     int k = 0;
 
     (void)module;
-    if (!PyArg_ParseTuple(args, "OsOs", &type, &name, &function, &doc))
+    if (!PyArg_ParseTuple(args, "OUOs", &type, &name, &function, &doc))
         return NULL;
-    while (k < METHODS && strcmp(tokenizer_methods[k].ml_name, name) != 0)
+    while (k < METHODS && PyUnicode_CompareWithASCIIString(name, tokenizer_methods[k].ml_name) != 0)
         k++;
     if (k == METHODS || (replaced[k] && replaced[k] != function))
         return PyErr_Format(PyExc_ValueError,
-                            "there is no method %s, or it replaces another function", name);
+                            "there is no method %U, or it replaces another function", name);
     if (replaced[k] == NULL) {
         tokenizer_methods[k].ml_doc = strdup(doc); /* never freed, like the type */
+        names_of_methods[k] = Py_NewRef(name);
         replaced[k] = Py_NewRef(function);
     }
     return PyDescr_NewMethod((PyTypeObject *)type, &tokenizer_methods[k]);
-}
-
-int fill_methods(void)
-{
-    coder_name = PyUnicode_InternFromString("_coder");
-    dtype_name = PyUnicode_InternFromString("dtype");
-    int is_filled = coder_name && dtype_name;
-
-    for (int k = 0; k < METHODS; k++) {
-        names_of_methods[k] = PyUnicode_InternFromString(tokenizer_methods[k].ml_name);
-        is_filled = is_filled && names_of_methods[k];
-    }
-    return is_filled ? 0 : -1;
 }

@@ -3,10 +3,9 @@
 
 PyTypeObject *stream_type;
 
-/* The objects of a stream. IDS: the iterator over the source, made when the first text is asked for.
- * SPELL: a function for ids that are not known here. */
-enum { SOURCE, ERRORS, SPELL, CODER, IDS, OBJECTS };
-#define GIVEN 3 /* the first objects are the arguments of `stream` */
+/* The objects of a stream; the first are the arguments of `stream`. IDS: the iterator over the source,
+ * made when the first text is asked for. SPELL: a function for ids that are not known here. */
+enum { SOURCE, ERRORS, SPELL, GIVEN, CODER = GIVEN, IDS, OBJECTS };
 
 /* An iterator over the texts of ids. rest: the bytes of an incomplete character. */
 typedef struct {
@@ -40,7 +39,7 @@ static void stream_dealloc(PyObject *object)
 
     PyObject_GC_UnTrack(object);
     stream_clear(object);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    PyObject_GC_Del(object);
     Py_DECREF(type);
 }
 
@@ -78,12 +77,12 @@ static PyObject *feed(Stream *self, const uint8_t *bytes, Py_ssize_t length)
 static PyObject *next_text(Stream *self, PyObject *id)
 {
     const int64_t *offsets = self->facts->offsets;
-    long long number = PyLong_CheckExact(id) ? PyLong_AsLongLong(id) : -1;
+    int overflow;
+    long long number = PyLong_CheckExact(id) ? PyLong_AsLongLongAndOverflow(id, &overflow) : -1;
 
     if (number >= 0 && number < self->facts->size && offsets[number + 1] > offsets[number])
         return feed(self, self->facts->data + offsets[number],
                     (Py_ssize_t)(offsets[number + 1] - offsets[number]));
-    PyErr_Clear();
     PyObject *bytes = PyObject_CallFunctionObjArgs(self->objects[SPELL], id, NULL);
     const char *first = bytes ? PyBytes_AsString(bytes) : NULL;
     PyObject *text = first ? feed(self, (const uint8_t *)first, PyBytes_Size(bytes)) : NULL;
@@ -135,7 +134,7 @@ PyObject *coder_stream(PyObject *coder, PyObject *const *args, Py_ssize_t count)
 
     if (errors == NULL)
         return PyErr_Format(PyExc_TypeError, "stream takes ids, an error handler and a function");
-    Stream *self = (Stream *)((allocfunc)PyType_GetSlot(stream_type, Py_tp_alloc))(stream_type, 0);
+    Stream *self = (Stream *)PyType_GenericAlloc(stream_type, 0);
     if (self == NULL)
         return NULL;
     for (int k = 0; k < GIVEN; k++)

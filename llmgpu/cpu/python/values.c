@@ -1,4 +1,4 @@
-/* Converting Python's texts to UTF-8, and ids to arrays and lists. */
+/* Converting Python's texts to UTF-8, and making NumPy's arrays. */
 #include "calls.h"
 
 PyObject *ascii_method;
@@ -61,45 +61,4 @@ PyObject *new_array(const Coder *self, int dimensions, const Py_ssize_t *shape, 
 
     return ((NewArray)numpy[NEW_ARRAY])(numpy[NDARRAY_TYPE], dimensions, shape, (int)number, NULL,
                                         data, 0, flags, NULL);
-}
-
-PyObject *array_of(const Coder *self, const uint32_t *ids, Py_ssize_t count)
-{
-    PyObject *array = new_array(self, 1, &count, self->facts.id_number, NULL);
-
-    if (array && count)
-        memcpy(data_of(array), ids, (size_t)count * sizeof *ids);
-    return array;
-}
-
-/* Return the int object of an id. */
-static inline PyObject *as_int(const Coder *self, uint32_t id)
-{
-    PyObject **ready = self->ready ? self->ready + id : NULL;
-
-    if (ready == NULL)
-        return PyLong_FromUnsignedLong(id);
-    if (*ready == NULL && (*ready = PyLong_FromUnsignedLong(id)) == NULL)
-        return NULL;
-    return Py_NewRef(*ready);
-}
-
-PyObject *list_of(Coder *self, const uint32_t *ids, int64_t count)
-{
-    PyObject *list = PyList_New(count);
-
-#ifndef Py_GIL_DISABLED /* without the lock, counting references of shared objects is slow */
-    if (self->ready == NULL)
-        self->ready = calloc((size_t)self->facts.size, sizeof *self->ready);
-#endif
-    for (int64_t k = 0; list && k < count; k++) {
-        if (self->ready && k + AHEAD < count)
-            __builtin_prefetch(self->ready[ids[k + AHEAD]], 1); /* its count of references */
-        PyObject *number = as_int(self, ids[k]);
-        if (number == NULL || PyList_SetItem(list, k, number) != 0) {
-            Py_DECREF(list);
-            return NULL;
-        }
-    }
-    return list;
 }
