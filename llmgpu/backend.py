@@ -234,7 +234,7 @@ class Opening(Closing):
           of Vulkan's loader and wait for the lock for loading libraries. Then the process would
           never end.
         """
-        self.growth = self.growth or Growth()  # measuring takes as long as encoding 100 kB
+        self.growth = self.growth or Growth()  # measuring takes as long as encoding 30 kB
         if self.wanted == "cpu" or self._is_begun:
             return
         self._is_begun = True

@@ -16,7 +16,18 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_float, c_int, c_int64, c_uint32, c_void_p
+from ctypes import (
+    PYFUNCTYPE,
+    byref,
+    c_float,
+    c_int,
+    c_int64,
+    c_ssize_t,
+    c_uint32,
+    c_void_p,
+    py_object,
+    pythonapi,
+)
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +50,7 @@ SHORT_TEXT = 1 << 10  # longest text, in bytes, for whose ids memory is kept
 # default number of threads with NumPy: between NumPy's operations only one thread at a time runs
 MOST_NUMPY_THREADS = 4
 PAIR_PARTS = 32  # pairs are found for 1 / PAIR_PARTS of the tokens at a time
+SHARED_FROM = 1 << 17  # shortest text, in bytes, that is encoded in the memory of its str
 MANY_IDS = 1 << 22  # from this number of ids on, copying would take too much memory
 ARITHMETIC = 1  # version of the operations on tensors; increased when a result changes by a bit
 NO_MEMORY = -1  # equal to the constant in engine.h
@@ -195,6 +207,23 @@ def _shortened(ids: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:
         return ids[:count]
     ids.resize(count, refcheck=False)  # in place, because no other code refers to the array yet
     return ids
+
+
+def bytes_of(text: Any) -> memoryview | None:
+    """Return the bytes of a long str of ASCII, which are valid as long as the str; else None.
+
+    Encoding the str instead would take new memory in each call, whose pages the system clears.
+    """
+    if type(text) is not str or len(text) < SHARED_FROM or not text.isascii():
+        return None
+    return _view_memory(_utf8_of(text, None), len(text), _READ_ONLY)
+
+
+# New function objects: types set on functions of `ctypes.pythonapi` would hold for the process.
+_utf8_of = PYFUNCTYPE(c_void_p, py_object, c_void_p)(("PyUnicode_AsUTF8AndSize", pythonapi))
+_VIEW = PYFUNCTYPE(py_object, c_void_p, c_ssize_t, c_int)
+_view_memory: Callable[..., memoryview] = _VIEW(("PyMemoryView_FromMemory", pythonapi))
+_READ_ONLY = 0x100  # PyBUF_READ
 
 
 def address_of(array: NDArray[Any] | None) -> int | None:
@@ -443,7 +472,9 @@ class CEncoder(EngineObject):
         found = ids[:count] if ids is memory else _shortened(ids, count)
         return found, token_starts, stopped.value
 
-    def encode_document(self, words: CSharedWords, text: bytes) -> NDArray[np.uint32] | None:
+    def encode_document(
+        self, words: CSharedWords, text: bytes | memoryview
+    ) -> NDArray[np.uint32] | None:
         """Return the ids of a document, uint32 (n,); None if cutting it takes too many steps.
 
         Not usable with the pattern "marks" without expressions.
@@ -451,8 +482,9 @@ class CEncoder(EngineObject):
         is_short = len(text) <= SHORT_TEXT
         ids = self._room if is_short else np.empty(len(text) + 3, np.uint32)
         address = self._room_address if is_short else ids.ctypes.data
+        given = text if isinstance(text, bytes) else np.frombuffer(text, np.uint8).ctypes.data
         count = self._library.llmgpu_encode_document(
-            self.address, words.address, text, len(text), self._part_bytes, address
+            self.address, words.address, given, len(text), self._part_bytes, address
         )
         if count == TOO_SLOW:
             return None

@@ -376,13 +376,13 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         options = special_options(
             self._vocabulary, allowed_special, disallowed_special, bos, eos, add_special_tokens
         )
-        data = to_bytes(text, "use encode_batch for several")
         encoders = self._current_encoders()
+        data = encoders.bytes_of(text) or to_bytes(text, "use encode_batch for several")
         if not encoders.is_prepared:
             self._open_coder(encodes=True)
         ids = encoders.encode_document(data, options)
         if ids is None:
-            ids = encoders.encode_documents([data], options)[0]
+            ids = encoders.encode_documents([bytes(data)], options)[0]
         return as_asked(ids, self._dtype if dtype is None else dtype)
 
     def encode_ordinary(self, text: str | bytes) -> Ids:

@@ -24,6 +24,7 @@ from llmgpu.bpe.encoding.special_encoding import (
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.encoding.special_search import search_for
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.cpu.library import bytes_of
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.text.normalizing import get_normalizer
 from llmgpu.tokens.tokenizing import encode_corpus, known_bytes, suggesting_gpu
@@ -42,7 +43,7 @@ class DocumentEncoder:
 
     def __init__(
         self,
-        encode: Callable[[bytes], NDArray[np.uint32] | None],
+        encode: Callable[[bytes | memoryview], NDArray[np.uint32] | None],
         vocabulary: Vocabulary,
         options: SpecialOptions,
     ) -> None:
@@ -64,13 +65,13 @@ class DocumentEncoder:
         around = ids_around(vocabulary, options)
         self._before, self._after = (np.array(ids, np.uint32) for ids in around)
 
-    def encode(self, text: bytes) -> NDArray[np.uint32] | None:
+    def encode(self, text: bytes | memoryview) -> NDArray[np.uint32] | None:
         """Return the ids of a document; None if only `Encoder.encode` can encode it."""
         if self._search and self._search.pattern.search(text):
             return None
         if self._normalizer:
             try:
-                text = self._normalizer.apply(text.decode()).encode()
+                text = self._normalizer.apply(str(text, "utf-8")).encode()
             except UnicodeDecodeError:
                 return None
             if self._late and self._late.pattern.search(text):
@@ -92,6 +93,7 @@ class ProcessEncoders:
     """
 
     _coder: Any = None
+    bytes_of = staticmethod(bytes_of)
 
     def __init__(self, vocabulary: Vocabulary, opening: Opening) -> None:
         """Start without encoders; opening: opens the device when the first long text arrives."""
@@ -141,7 +143,7 @@ class ProcessEncoders:
     def _open_long(self, text_bytes: int | None) -> Encoder:
         """Return the encoder for a long text; text_bytes: None if the size is unknown."""
         backend = NUMPY
-        if self._opening.begin_encoding(text_bytes):
+        if self._opening.wanted != "cpu" and self._opening.begin_encoding(text_bytes):
             prepare_vocabulary(self._vocabulary, self._opening)
             backend = self._opening.backend()
         on_device = backend.device is not None
@@ -188,7 +190,9 @@ class ProcessEncoders:
                 progress("tokenizing", source.bytes_read, source.total_bytes)
         return ids.take(), np.concatenate(starts)
 
-    def encode_document(self, text: bytes, options: SpecialOptions) -> NDArray[np.uint32] | None:
+    def encode_document(
+        self, text: bytes | memoryview, options: SpecialOptions
+    ) -> NDArray[np.uint32] | None:
         """Return the ids of a document in one call.
 
         None if only `encode_documents` can encode the document.
@@ -232,11 +236,11 @@ class ProcessEncoders:
         with self._lock:
             return isinstance(self._open_long(text_bytes), CpuEncoder)
 
-    def _encode_plain(self, text: bytes) -> NDArray[np.uint32] | None:
+    def _encode_plain(self, text: bytes | memoryview) -> NDArray[np.uint32] | None:
         """Return the ids of a document without special tokens if `encodes_on_host` is True."""
         coder = self.coder(encodes=True)
         if coder is not None:
-            ids: NDArray[np.uint32] | None = coder.encode(text, True)
+            ids: NDArray[np.uint32] | None = coder.encode(bytes(text), True)
             return ids
         encoder = self._host if len(text) <= HOST_BYTES else self._long[False]
         assert isinstance(encoder, CpuEncoder)

@@ -524,6 +524,37 @@ def test_threads_have_the_ids_of_one(way: str) -> None:
     assert all(ids == expected[k] for results in found.values() for k, ids in results)
 
 
+def test_a_long_str_is_encoded_in_its_own_memory_by_ctypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A str of ASCII, unless special tokens or NumPy need its copy; ids are those of the bytes."""
+    if library.library() is None:
+        pytest.skip("the CPU engine is not built")
+
+    def encode(self: library.CEncoder, words: library.CSharedWords, text: Any) -> Any:
+        given.append(type(text))
+        return original(self, words, text)
+
+    original, given = library.CEncoder.encode_document, list[type]()
+    text = (LONG * 2)[: library.SHARED_FROM]
+    expected = {}
+    with calls.by("ctypes"):
+        made = Tokenizer(vocabulary(), "cpu")
+        for each in (text, text + " <|b|>", text + "é", text[1:]):
+            expected[each] = made.encode(each.encode()).tolist()
+        monkeypatch.setattr(library.CEncoder, "encode_document", encode)
+        found = {each: made.encode(each).tolist() for each in expected}
+        assert given == [memoryview, memoryview, bytes, bytes]
+        special = made.encode(text + " <|b|>", allowed_special="all").tolist()
+        with pytest.raises(InputError, match="b"):
+            made.encode(text + " <|b|>", disallowed_special="all")
+    assert found == expected
+    with calls.by("numpy"):
+        plain = Tokenizer(vocabulary(), "cpu")
+        assert plain.encode(text + " <|b|>").tolist() == expected[text + " <|b|>"]
+        assert plain.encode(text + " <|b|>", allowed_special="all").tolist() == special
+    memory = library.bytes_of(text)
+    assert memory is not None and memory.readonly and bytes(memory) == text.encode()
+
+
 def test_two_documents_are_encoded_at_once_by_ctypes(monkeypatch: pytest.MonkeyPatch) -> None:
     if library.library() is None:
         pytest.skip("the CPU engine is not built")

@@ -79,7 +79,7 @@ class CpuEncoder(HostEncoder):
         slice_bytes *= max(1, engine_threads // MANY_THREADS)
         super().__init__(vocabulary, self._c_slices, slice_bytes, threads)
 
-    def encode_document(self, text: bytes) -> NDArray[np.uint32] | None:
+    def encode_document(self, text: bytes | memoryview) -> NDArray[np.uint32] | None:
         """Return the ids of a document without cutting it into slices.
 
         None if only `encode` can encode the document: a byte has no token and there is no unknown
@@ -158,7 +158,7 @@ class CSliceEncoder:
             require_tokens(self._vocabulary, read, ids, 0)
         return EncodedSlice(ids, starts, main_end), main_end
 
-    def encode_document(self, text: bytes) -> NDArray[np.uint32] | None:
+    def encode_document(self, text: bytes | memoryview) -> NDArray[np.uint32] | None:
         """Return the ids of a document; see `CpuEncoder.encode_document`."""
         if not self.is_immediate:
             return None
