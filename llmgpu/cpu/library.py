@@ -50,7 +50,6 @@ SHORT_TEXT = 1 << 10  # longest text, in bytes, for whose ids memory is kept
 # default number of threads with NumPy: between NumPy's operations only one thread at a time runs
 MOST_NUMPY_THREADS = 4
 PAIR_PARTS = 32  # pairs are found for 1 / PAIR_PARTS of the tokens at a time
-SHARED_FROM = 1 << 17  # shortest text, in bytes, that is encoded in the memory of its str
 MANY_IDS = 1 << 22  # from this number of ids on, copying would take too much memory
 ARITHMETIC = 1  # version of the operations on tensors; increased when a result changes by a bit
 NO_MEMORY = -1  # equal to the constant in engine.h
@@ -210,13 +209,12 @@ def _shortened(ids: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:
 
 
 def bytes_of(text: Any) -> memoryview | None:
-    """Return the bytes of a long str of ASCII, which are valid as long as the str; else None.
+    """Return the bytes of a str of ASCII, which are valid as long as the str; else None.
 
-    Encoding the str instead would take new memory in each call, whose pages the system clears.
+    Encoding a long str takes new memory in each call, whose pages the system clears.
     """
-    if type(text) is not str or len(text) < SHARED_FROM or not text.isascii():
-        return None
-    return _view_memory(_utf8_of(text, None), len(text), _READ_ONLY)
+    is_usual = type(text) is str and text.isascii()
+    return _view_memory(_utf8_of(text, None), len(text), _READ_ONLY) if is_usual else None
 
 
 # New function objects: types set on functions of `ctypes.pythonapi` would hold for the process.

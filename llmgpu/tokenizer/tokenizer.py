@@ -62,6 +62,7 @@ else:
     Ids = TypeVar("Ids")
 
 _log = logging.getLogger("llmgpu")
+SHARED_FROM = 1 << 17  # shortest text, in characters, that is encoded in the memory of its str
 _MOST_SHOWN = 120  # largest number of characters in a repr; up to 40 of them name the device
 
 
@@ -377,7 +378,11 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
             self._vocabulary, allowed_special, disallowed_special, bos, eos, add_special_tokens
         )
         encoders = self._current_encoders()
-        data = encoders.bytes_of(text) or to_bytes(text, "use encode_batch for several")
+        data: bytes | memoryview | None = None
+        if isinstance(text, str) and len(text) >= SHARED_FROM:
+            data = encoders.bytes_of(text)
+        if data is None:
+            data = to_bytes(text, "use encode_batch for several")
         if not encoders.is_prepared:
             self._open_coder(encodes=True)
         ids = encoders.encode_document(data, options)

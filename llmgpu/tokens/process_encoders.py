@@ -240,7 +240,8 @@ class ProcessEncoders:
         """Return the ids of a document without special tokens if `encodes_on_host` is True."""
         coder = self.coder(encodes=True)
         if coder is not None:
-            ids: NDArray[np.uint32] | None = coder.encode(bytes(text), True)
+            given = text if isinstance(text, bytes) else bytes(text)
+            ids: NDArray[np.uint32] | None = coder.encode(given, True)
             return ids
         encoder = self._host if len(text) <= HOST_BYTES else self._long[False]
         assert isinstance(encoder, CpuEncoder)

@@ -534,7 +534,7 @@ def test_a_long_str_is_encoded_in_its_own_memory_by_ctypes(monkeypatch: pytest.M
         return original(self, words, text)
 
     original, given = library.CEncoder.encode_document, list[type]()
-    text = (LONG * 2)[: library.SHARED_FROM]
+    text = (LONG * 2)[: tokenizer_module.SHARED_FROM]
     expected = {}
     with calls.by("ctypes"):
         made = Tokenizer(vocabulary(), "cpu")

@@ -111,23 +111,24 @@ static void spell(const Facts *facts, const Numbers *numbers, uint8_t *out)
 
 PyObject *decode(const Facts *facts, PyObject *ids, const char *errors)
 {
-    uint8_t few[FEW_IDS * TEXT_PADDING];
+    uint8_t few[FEW_IDS * TEXT_PADDING], *more = NULL;
+    PyObject *result = NULL;
     Numbers numbers;
-    PyObject *bytes = NULL, *result = NULL;
+    int fits = take_ids(facts, ids, &numbers);
 
-    if (!take_ids(facts, ids, &numbers)) {
-        result = nothing();
-    } else if (errors && numbers.bytes <= (int64_t)sizeof few) {
-        spell(facts, &numbers, few);
-        result = PyUnicode_DecodeUTF8((const char *)few, numbers.bytes, errors);
-    } else if ((bytes = PyBytes_FromStringAndSize(NULL, numbers.bytes)) != NULL) {
-        char *first = PyBytes_AsString(bytes);
-        spell(facts, &numbers, (uint8_t *)first);
-        result = errors ? PyUnicode_DecodeUTF8(first, numbers.bytes, errors) : Py_NewRef(bytes);
+    if (fits && errors == NULL) {
+        result = PyBytes_FromStringAndSize(NULL, numbers.bytes);
+        if (result)
+            spell(facts, &numbers, (uint8_t *)PyBytes_AsString(result));
+    } else if (fits && (numbers.bytes <= (int64_t)sizeof few ||
+                        (more = malloc((size_t)numbers.bytes)) != NULL)) {
+        uint8_t *bytes = more ? more : few;
+        spell(facts, &numbers, bytes);
+        result = PyUnicode_DecodeUTF8((const char *)bytes, numbers.bytes, errors);
     }
-    Py_XDECREF(bytes);
+    free(more);
     free_numbers(&numbers);
-    return result;
+    return result ? result : nothing(); /* without memory, Python's code runs out of it again */
 }
 
 const char *handler(PyObject *errors)
