@@ -24,6 +24,11 @@ PIECE = 1 << 16  # elements that NumPy updates at a time, so that they fit in a 
 Make = Callable[[Operations, Sequence[Tensor]], Sequence[WeightState]]
 
 
+def update_all(operations: Operations, steps: Steps) -> None:
+    """Record the steps of all weights, and no other operations."""
+    operations.update_weights(steps)
+
+
 @dataclass(frozen=True)
 class Optimizer:
     """An optimizer, an entry of `llmgpu.lm.optimizers`.
@@ -39,7 +44,7 @@ class Optimizer:
     make: Make
     make_rows: Callable[[Operations, Tensor, Tensor], WeightState] | None = None
     make_hidden: Make | None = None
-    record: Callable[[Operations, Steps], None] = Operations.update_weights
+    record: Callable[[Operations, Steps], None] = update_all
     keeps_codes: bool = False
 
 
