@@ -13,7 +13,7 @@ from llmgpu.lm.ops.operations import GpuOperations, Operations
 from llmgpu.lm.ops.optimizer import HYPER, NORM_BUFFERS, NORM_PARTIALS, NORMS_AT_ONCE, WeightUpdate
 from llmgpu.lm.ops.recording import Program
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.optimizers.adamw import Moments
+from llmgpu.lm.optimizers.adamw import ADAMW, Moments
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import hyper_parameters
 from tests.lm.ops.checking import float32_values, poisoned, run, tensor_of
@@ -161,7 +161,7 @@ def test_steps_of_adjacent_weights_are_those_of_each(operations: Operations, hal
             operations.update_weight(state, update)
 
     programs = [
-        recorded_steps(operations, lambda: operations.update_weights(together)),
+        recorded_steps(operations, lambda: ADAMW.record(operations, together)),
         recorded_steps(operations, one_by_one),
     ]
     if isinstance(operations, GpuOperations):
