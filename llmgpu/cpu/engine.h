@@ -100,12 +100,21 @@ typedef struct {
     int has_ascii;
 } FirstStep;
 
-/* Expressions that cut text one after the other. bits, ascii: the bits of each class of characters,
- * and of each character of ASCII. */
+/* A table of automata.c: the next state and the flags for each state and column. States are
+ * multiples of `columns`. */
+typedef struct {
+    const uint16_t *next;
+    const uint8_t *flags;
+    uint32_t columns;
+} Automaton;
+
+/* Expressions that cut text one after the other: by automata, or without these by instructions.
+ * bits, ascii: the bits of each class of characters, and of each character of ASCII. */
 typedef struct {
     const Instruction *code;
     FirstStep first[MOST_EXPRESSIONS];
-    int levels;
+    Automaton automata[MOST_EXPRESSIONS];
+    int levels, num_automata;
     uint32_t bits[256], ascii[128];
 } Expressions;
 
@@ -153,6 +162,12 @@ int64_t pretoken_ends(const Pattern *pattern, const uint8_t *text, const uint8_t
  * if matching takes too many steps. starts: where documents start. marks: uint8_t (length,). */
 int64_t mark_expressions(const Pattern *pattern, const uint8_t *text, int64_t length,
                          const int64_t *starts, int64_t num_starts, uint8_t *marks);
+
+/* Mark the bounds of pre-tokens in a text by an automaton (automata.c). Return `steps` less the
+ * characters that were read again; a negative number if there were more than `steps`. classes: of
+ * the pattern. */
+int64_t run_automaton(const Automaton *automaton, const uint8_t *classes, const uint8_t *text,
+                      int64_t length, uint8_t *marks, int64_t steps);
 
 /* Return the last position in (from, at] at which a pre-token certainly starts; `from` if none is
  * found.

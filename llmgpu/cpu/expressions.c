@@ -163,12 +163,17 @@ int64_t mark_expressions(const Pattern *pattern, const uint8_t *text, int64_t le
     for (int64_t k = 0; k < num_starts; k++)
         if (starts[k] < length)
             marks[starts[k]] = 1;
-    for (int level = 0; level < expressions->levels; level++) {
+    int levels = expressions->num_automata ? expressions->num_automata : expressions->levels;
+    for (int level = 0; level < levels; level++) {
         for (int64_t at = 0, next; at < length && search.left >= 0; at = next) {
             const uint8_t *found = memchr(marks + at + 1, 1, (size_t)(length - at - 1));
             next = found ? found - marks : length;
             search.end = text + next;
-            mark_matches(&search, expressions->first + level, text + at, marks, text);
+            if (expressions->num_automata)
+                search.left = run_automaton(expressions->automata + level, pattern->classes, text + at,
+                                            next - at, marks + at, search.left);
+            else
+                mark_matches(&search, expressions->first + level, text + at, marks, text);
         }
     }
     return search.left < 0 ? TOO_SLOW : 0;
@@ -180,6 +185,20 @@ API int64_t llmgpu_mark_expressions(const Pattern *pattern, const uint8_t *text,
                                     const int64_t *starts, int64_t num_starts, uint8_t *marks)
 {
     return mark_expressions(pattern, text, length, starts, num_starts, marks);
+}
+
+/* Let a pattern with expressions cut by `count` automata, of which each cuts the stretches left by
+ * those before it. next, flags: the tables of the automata, which must outlive the pattern.
+ * places: int64_t (count,), where each automaton's entries start. */
+API void llmgpu_pattern_set_automata(Pattern *pattern, const uint16_t *next, const uint8_t *flags,
+                                     const int64_t *places, int64_t count, int64_t columns)
+{
+    Expressions *expressions = pattern->expressions;
+
+    for (int64_t k = 0; k < count; k++)
+        expressions->automata[k] =
+            (Automaton){next + places[k], flags + places[k], (uint32_t)columns};
+    expressions->num_automata = (int)count;
 }
 
 /* Let a pattern without a rule cut by expressions; return 0, or NO_MEMORY.

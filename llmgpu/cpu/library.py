@@ -260,6 +260,19 @@ class CPattern(EngineObject):
         self._call("pattern_set_expressions", code, first, len(first), bits)
         self.has_expressions = True
 
+    def set_automata(
+        self, tables: Sequence[tuple[NDArray[np.uint16], NDArray[np.uint8]]], columns: int
+    ) -> None:
+        """Let a pattern with expressions cut by automata, one after the other.
+
+        tables: for each automaton the next states and the flags, see `llmgpu/cpu/automata.c`:
+            uint16 and uint8 (states * columns,).
+        """
+        following, flags = (np.concatenate(arrays) for arrays in zip(*tables, strict=True))
+        places = np.cumsum([0, *(len(table) for table, _ in tables[:-1])])
+        self._tables = following, flags  # keeps the arrays alive, because the engine reads them
+        self._call("pattern_set_automata", following, flags, places, len(tables), columns)
+
     def mark(self, text: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Mark the starts of pre-tokens by the expressions: bool (n,).
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.pretokens.automata import automata
 from llmgpu.cpu.library import CPattern, library
 
 _CODE_POINTS = 0x110000
@@ -247,4 +248,8 @@ def compiled(expressions: tuple[str, ...], regex: Any) -> CPattern | None:
         return None
     made = CPattern("", classes)
     made.set_expressions(np.array(program, np.int32), np.array(first, np.int32), bits)
+    symbols = bits[: classes.max() + 1].tolist()
+    tables = automata(program, [at for at, _ in first], symbols)
+    if tables:
+        made.set_automata(tables, len(symbols) + 3)
     return made
