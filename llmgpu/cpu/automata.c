@@ -1,21 +1,22 @@
 /* Cutting text by automata that automata.py made of expressions.
  *
- * A step reads one character: the entry of the state and the character's class has the next state
- * and flags. The flags of most steps are not branched on, because text is hard to predict. A step
- * with STOP leaves the text before its character to a branch:
+ * A step reads one character, or two of ASCII. The entry of the state and the classes of the
+ * characters has the next state, and flags for each character. Only STOP is branched on, because
+ * branches on text are hard to predict. The flags are written to the marks, and cleaned at the end. A
+ * step with STOP is not done:
  *
- * - STOP with BEGIN: a match may start at the character, outside of matches.
- * - The last match ended before the characters that the automaton has read: go back to its end.
- * - No match has ended since `last`, where one might start: go on after the character there.
- *
- * The last three columns of a table are for the end of the text, for the state at a bound, and for
- * the state in which the next character is outside of matches.
+ * - Outside of matches, a match may start before the character (STOP and LAST).
+ * - The last match ended at the last character with LAST: the automaton goes back there.
+ * - No match has ended since the last MARK: the automaton goes on after the character there.
  */
 #include "engine.h"
 
-/* Flags of a step. MARK: a bound is before the character. LAST: the same, or a match may end
- * there. */
-enum { MARK = 1, LAST = 2, STOP = 4, BEGIN = 8 };
+/* Flags of a character. MARK: a bound is before it. LAST: the same, or a match may end there. The
+ * other bits are the place in the heads, by which an automaton goes on at the character. */
+enum { MARK = 1, LAST = 2, STOP = 0x80, PLACE = 2 };
+
+#define STOPS (STOP << 8 | STOP)
+#define OUTERS 32 /* a table begins with this many states at a bound, then as many that skip a character */
 
 /* Return the class of the character at p < end; length: set to its bytes. */
 static inline uint32_t class_at(const uint8_t *classes, const uint8_t *p, const uint8_t *end,
@@ -24,7 +25,7 @@ static inline uint32_t class_at(const uint8_t *classes, const uint8_t *p, const 
     uint32_t point = *p;
 
     *length = 1;
-    if (UNLIKELY(point >= 0x80)) {
+    if (point >= 0x80) {
         int decoded = decode(p, end, &point);
         if (decoded)
             *length = decoded;
@@ -34,45 +35,60 @@ static inline uint32_t class_at(const uint8_t *classes, const uint8_t *p, const 
     return classes[point];
 }
 
-int64_t run_automaton(const Automaton *automaton, const uint8_t *classes, const uint8_t *text,
+int64_t run_automaton(const Pattern *pattern, const Automaton *automaton, const uint8_t *text,
                       int64_t length, uint8_t *marks, int64_t steps)
 {
-    const uint16_t *next = automaton->next;
-    const uint8_t *flags = automaton->flags, *end = text + length, *p = text;
-    const uint8_t *last = p, *begun = NULL; /* begun: a match may start there, outside of matches */
-    uint32_t state = 0, last_state = 0, at = 0;
-    uint32_t at_end = automaton->columns - 3, at_bound = at_end + 1, at_skip = at_end + 2;
+    const uint16_t *next = automaton->next, *flags = automaton->flags;
+    const uint16_t(*pairs)[128] = pattern->expressions->pairs;
+    const uint8_t *classes = pattern->classes, *p = text, *end = text + length, *begun = NULL;
+    const uint8_t *last_pair = pairs ? end - 1 : text;
+    uint32_t state = 2 * OUTERS, at, flag, at_end = (uint32_t)pattern->expressions->num_classes;
     int bytes;
 
     for (;;) {
-        uint8_t flag = 0;
-        while (p < end) {
-            at = state + class_at(classes, p, end, &bytes);
+        while (p < last_pair && !((p[0] | p[1]) & 0x80)) {
+            at = state + pairs[0][p[0]] + pairs[1][p[1]];
             flag = flags[at];
-            if (UNLIKELY(flag & STOP))
+            if (UNLIKELY(flag & STOPS))
                 break;
-            marks[p - text] = flag & MARK;
-            last = flag & LAST ? p : last;
-            last_state = flag & LAST ? state : last_state;
+            marks[p - text] = (uint8_t)flag;
+            marks[p - text + 1] = (uint8_t)(flag >> 8);
+            state = next[at];
+            p += 2;
+        }
+        at = state + (p < end ? class_at(classes, p, end, &bytes) : at_end);
+        flag = flags[at];
+        if (LIKELY(!(flag & STOP))) {
+            if (p == end)
+                break;
+            marks[p - text] = (uint8_t)flag;
             state = next[at];
             p += bytes;
+            continue;
         }
-        if (p == end && !((flag = flags[state + at_end]) & STOP))
-            return steps;
+        if (flag & LAST) {
+            begun = p;
+            state = next[(flag & ~STOP) >> PLACE];
+            continue;
+        }
+        const uint8_t *last = p - 1;
+        while (!(marks[last - text] & LAST))
+            last--;
         steps -= p - last;
         if (steps < 0)
             return steps;
-        if (flag & BEGIN) {
-            begun = p;
-            state = next[state + at_bound];
-        } else if (!marks[last - text]) {
-            p = last;
-            state = next[last_state + at_bound];
-        } else {
-            marks[last - text] = last != begun;
-            state = next[last_state + at_skip];
+        flag = marks[last - text];
+        p = last;
+        state = next[flag >> PLACE];
+        if (flag & MARK) {
+            if (last == begun)
+                marks[last - text] = 0;
+            state = next[OUTERS + (flag >> PLACE)];
             state = next[state + class_at(classes, last, end, &bytes)];
-            p = last + bytes;
+            p += bytes;
         }
     }
+    for (int64_t k = 0; k < length; k++)
+        marks[k] &= MARK;
+    return steps;
 }

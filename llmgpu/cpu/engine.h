@@ -100,21 +100,22 @@ typedef struct {
     int has_ascii;
 } FirstStep;
 
-/* A table of automata.c: the next state and the flags for each state and column. States are
- * multiples of `columns`. */
+/* The tables of automata.c: two states for each of OUTERS places, then for each state and column the
+ * next state and the flags. A state is the number of its first entry. */
 typedef struct {
-    const uint16_t *next;
-    const uint8_t *flags;
-    uint32_t columns;
+    const uint16_t *next, *flags;
 } Automaton;
 
 /* Expressions that cut text one after the other: by automata, or without these by instructions.
- * bits, ascii: the bits of each class of characters, and of each character of ASCII. */
+ * bits, ascii: the bits of each class of characters, and of each character of ASCII.
+ * num_classes: also the column of the end of a text. pairs: the sum of pairs[0][a] and pairs[1][b] is
+ * the column of two characters of ASCII; NULL without such columns. */
 typedef struct {
     const Instruction *code;
     FirstStep first[MOST_EXPRESSIONS];
     Automaton automata[MOST_EXPRESSIONS];
-    int levels, num_automata;
+    int levels, num_automata, num_classes;
+    const uint16_t (*pairs)[128];
     uint32_t bits[256], ascii[128];
 } Expressions;
 
@@ -163,10 +164,10 @@ int64_t pretoken_ends(const Pattern *pattern, const uint8_t *text, const uint8_t
 int64_t mark_expressions(const Pattern *pattern, const uint8_t *text, int64_t length,
                          const int64_t *starts, int64_t num_starts, uint8_t *marks);
 
-/* Mark the bounds of pre-tokens in a text by an automaton (automata.c). Return `steps` less the
- * characters that were read again; a negative number if there were more than `steps`. classes: of
- * the pattern. */
-int64_t run_automaton(const Automaton *automaton, const uint8_t *classes, const uint8_t *text,
+/* Mark the bounds of pre-tokens in a text by an automaton of the pattern (automata.c). Return `steps`
+ * less the bytes that were read again; a negative number if there were more than `steps`. marks:
+ * uint8_t (length,), zeros. */
+int64_t run_automaton(const Pattern *pattern, const Automaton *automaton, const uint8_t *text,
                       int64_t length, uint8_t *marks, int64_t steps);
 
 /* Return the last position in (from, at] at which a pre-token certainly starts; `from` if none is

@@ -170,7 +170,7 @@ int64_t mark_expressions(const Pattern *pattern, const uint8_t *text, int64_t le
             next = found ? found - marks : length;
             search.end = text + next;
             if (expressions->num_automata)
-                search.left = run_automaton(expressions->automata + level, pattern->classes, text + at,
+                search.left = run_automaton(pattern, expressions->automata + level, text + at,
                                             next - at, marks + at, search.left);
             else
                 mark_matches(&search, expressions->first + level, text + at, marks, text);
@@ -188,17 +188,19 @@ API int64_t llmgpu_mark_expressions(const Pattern *pattern, const uint8_t *text,
 }
 
 /* Let a pattern with expressions cut by `count` automata, of which each cuts the stretches left by
- * those before it. next, flags: the tables of the automata, which must outlive the pattern.
- * places: int64_t (count,), where each automaton's entries start. */
-API void llmgpu_pattern_set_automata(Pattern *pattern, const uint16_t *next, const uint8_t *flags,
-                                     const int64_t *places, int64_t count, int64_t columns)
+ * those before it. next, flags: the tables of the automata end to end. places: int64_t (count,), where
+ * each table starts. num_classes, pairs: see `Expressions`. The arrays must outlive the pattern. */
+API void llmgpu_pattern_set_automata(Pattern *pattern, const uint16_t *next, const uint16_t *flags,
+                                     const int64_t *places, int64_t count, int64_t num_classes,
+                                     const uint16_t *pairs)
 {
     Expressions *expressions = pattern->expressions;
 
     for (int64_t k = 0; k < count; k++)
-        expressions->automata[k] =
-            (Automaton){next + places[k], flags + places[k], (uint32_t)columns};
+        expressions->automata[k] = (Automaton){next + places[k], flags + places[k]};
     expressions->num_automata = (int)count;
+    expressions->num_classes = (int)num_classes;
+    expressions->pairs = (const uint16_t(*)[128])pairs;
 }
 
 /* Let a pattern without a rule cut by expressions; return 0, or NO_MEMORY.

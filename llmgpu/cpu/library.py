@@ -261,17 +261,23 @@ class CPattern(EngineObject):
         self.has_expressions = True
 
     def set_automata(
-        self, tables: Sequence[tuple[NDArray[np.uint16], NDArray[np.uint8]]], columns: int
+        self,
+        tables: Sequence[tuple[NDArray[np.uint16], NDArray[np.uint16]]],
+        num_classes: int,
+        pairs: NDArray[np.uint16] | None,
     ) -> None:
         """Let a pattern with expressions cut by automata, one after the other.
 
-        tables: for each automaton the next states and the flags, see `llmgpu/cpu/automata.c`:
-            uint16 and uint8 (states * columns,).
+        tables: for each automaton the next states and the flags, uint16 (n,), see
+            `llmgpu/cpu/automata.c`. num_classes: of characters.
+        pairs: uint16 (2, 128), the sum of two entries is the column of two characters of ASCII; None
+            without such columns.
         """
         following, flags = (np.concatenate(arrays) for arrays in zip(*tables, strict=True))
         places = np.cumsum([0, *(len(table) for table, _ in tables[:-1])])
-        self._tables = following, flags  # keeps the arrays alive, because the engine reads them
-        self._call("pattern_set_automata", following, flags, places, len(tables), columns)
+        self._tables = following, flags, pairs  # keeps the arrays alive, because the engine reads them
+        arguments = following, flags, places, len(tables), num_classes, pairs
+        self._call("pattern_set_automata", *arguments)
 
     def mark(self, text: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Mark the starts of pre-tokens by the expressions: bool (n,).

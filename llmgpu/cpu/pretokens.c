@@ -301,6 +301,29 @@ static inline int64_t write_block(const Pattern *pattern, const uint8_t *text, c
     return count;
 }
 
+/* Return a bit for each of the 64 marks from `marks` on. */
+static inline uint64_t mark_bits(const uint8_t *marks)
+{
+    uint64_t bits = 0;
+
+    for (int k = 0; k < 8; k++) /* the product moves bit 8 * n to bit 56 + n */
+        bits |= (load64(marks + 8 * k) * UINT64_C(0x0102040810204080)) >> 56 << 8 * k;
+    return bits;
+}
+
+/* Write the marked positions from `from` on, 64 marks at a time, before `stop` and as long as there
+ * is room; return their number. */
+static int64_t write_marked(const uint8_t *marks, int64_t from, int64_t stop, int64_t *ends,
+                            int64_t room)
+{
+    int64_t count = 0;
+
+    for (; stop - from >= BLOCK && room - count >= BLOCK; from += BLOCK)
+        for (uint64_t bits = mark_bits(marks + from); bits; bits &= bits - 1)
+            ends[count++] = from + __builtin_ctzll(bits);
+    return count;
+}
+
 #define LONGEST_PAIR 8 /* bytes of two characters */
 
 #define WRITE_END(next)                                                                            \
@@ -339,7 +362,11 @@ int64_t pretoken_ends(const Pattern *pattern, const uint8_t *text, const uint8_t
     case RULE_CL100K: WRITE_BLOCKS(next_cl100k(pattern, p, end));
     case RULE_O200K: WRITE_BLOCKS(next_o200k(pattern, p, end));
     case RULE_NEIGHBOURS: WRITE_ENDS(neighbours_end(pattern->classes, p, end));
-    case RULE_MARKS: WRITE_ENDS(marked_end(text, marks, p, end));
+    case RULE_MARKS:
+        count = write_marked(marks, at + 1, stop, ends, room);
+        if (count)
+            break;
+        WRITE_ENDS(marked_end(text, marks, p, end));
     case RULE_NONE: WRITE_ENDS(end);
     }
     return count;

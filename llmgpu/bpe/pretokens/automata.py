@@ -30,9 +30,10 @@ from numpy.typing import NDArray
 # As in llmgpu/cpu/expressions.c. AHEAD is any other operation.
 _MATCH, _TAKE, _REPEAT, _TRY, _JUMP = range(5)
 NO_LIMIT = 2**31 - 1
-# Flags of a step, as in llmgpu/cpu/automata.c.
-_MARK, _LAST, _STOP, _BEGIN = 1, 2, 4, 8
-_MOST_ENTRIES = 1 << 14  # of a table, so that it stays in a processor's first cache
+# Flags of a step, as in llmgpu/cpu/automata.c. BOUND is MARK and LAST; BEGIN is STOP and LAST.
+_BOUND, _LAST, _STOP, _BEGIN, _PLACE = 3, 2, 0x80, 0x82, 2
+_MOST_OUTERS = 32  # equal to OUTERS in automata.c
+_MOST_ENTRIES = 1 << 15  # of a table; numbers of entries are uint16
 _MOST_VISITS = 1 << 20  # of instructions, while tables are made
 
 _Threads = tuple[tuple[int, int], ...]
@@ -45,9 +46,13 @@ class TooLargeError(Exception):
     """An expression has no automaton of the permitted size."""
 
 
-# The next states and the flags of an automaton, see `llmgpu/cpu/automata.c`: uint16 and uint8
-# (states * columns,).
-Automaton = tuple[NDArray[np.uint16], NDArray[np.uint8]]
+_States = tuple[_Threads, ...]  # of each expression
+# For each state and class, and for the end of a text: the number of the next state, and the flags.
+# Then for each list of states of all expressions but the last: the state in which the last one is at
+# a bound, and the state in which it skips a character.
+_Single = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]
+# The next states and the flags, see `llmgpu/cpu/automata.c`: uint16 (n,).
+Automaton = tuple[NDArray[np.uint16], NDArray[np.uint16]]
 
 
 class _Expression:
@@ -58,9 +63,7 @@ class _Expression:
         self._known: dict[tuple[_Threads, int], tuple[_Threads, bool]] = {}
         self._visits = 0
         self.is_certain = False
-        self.is_certain = not any(
-            flags & _STOP and not flags & _BEGIN for _, flags in self._all_steps()
-        )
+        self.is_certain = all(flags != _STOP for _, flags in self._all_steps())
 
     def _all_steps(self) -> Iterator[tuple[_Threads, int]]:
         states, known = [_START], {_START}
@@ -78,13 +81,13 @@ class _Expression:
             return _GAP, 0
         begun, _ = self._moved(((self._first, 0),), bits)
         if state == _START:
-            return begun, _MARK
+            return begun, _BOUND
         if state == _GAP:
-            return begun, 0 if not begun else _MARK if self.is_certain else _STOP | _BEGIN
+            return begun, 0 if not begun else _BOUND if self.is_certain else _BEGIN
         following, ends = self._moved(state, bits)
         if following:
             return following, _LAST * ends
-        return (begun, _MARK) if ends else (_GAP, _STOP)
+        return (begun, _BOUND) if ends else (_GAP, _STOP)
 
     def _moved(self, threads: _Threads, bits: int) -> tuple[_Threads, bool]:
         """Return the threads after a character, and whether a match ends before it."""
@@ -125,46 +128,90 @@ class _Expression:
         return ends or bool(moved)
 
 
-def _combined(expressions: Sequence[_Expression], symbols: Sequence[int]) -> Automaton:
-    """Return the automaton of expressions of which all but the last are certain."""
-    numbers: dict[tuple[_Threads, ...], int] = {(_START,) * len(expressions): 0}
-    states, columns = [*numbers], len(symbols) + 3
-    table: list[int] = []
-    flags: list[int] = []
+def _step(
+    expressions: Sequence[_Expression], state: _States, bits: int
+) -> tuple[_States, int]:
+    """Do a step of several expressions, of which all but the last are certain."""
+    following, flags = [], 0
+    for expression, threads in zip(expressions, state, strict=True):
+        # At a bound, the text of the later expressions ends, and a text begins.
+        if flags == _BOUND and threads != _SKIP:
+            if expression.step(threads, 0)[1] == _STOP:
+                return state, _STOP
+            threads = _START
+        after, more = expression.step(threads, bits)
+        following.append(after)
+        if more == _BOUND or expression is expressions[-1]:
+            flags |= more
+    return tuple(following), flags
 
-    def number(state: tuple[_Threads, ...]) -> int:
-        if state not in numbers:
-            numbers[state] = len(states) * columns
+
+def _single(expressions: Sequence[_Expression], symbols: Sequence[int]) -> _Single:
+    """Return the automaton of expressions of which all but the last are certain."""
+    states = [(_START,) * len(expressions)]
+    numbers, outers = {states[0]: 0}, dict[_States, int]()
+    following: list[list[int]] = []
+    flags: list[list[int]] = []
+
+    def number(*state: _Threads) -> int:
+        if numbers.setdefault(state, len(states)) == len(states):
             states.append(state)
-            if len(states) * columns > _MOST_ENTRIES:
-                raise TooLargeError
         return numbers[state]
 
     for state in states:
         *outer, last = state
-        for bits in symbols:
-            following, flag = [], 0
-            for expression, threads in zip(expressions, state, strict=True):
-                is_bound = flag & _MARK and threads != _SKIP
-                if is_bound and expression.step(threads, 0)[1] & _STOP:
-                    flag |= _STOP
-                after, more = expression.step(_START if is_bound else threads, bits)
-                following.append(after)
-                flag |= more if expression is expressions[-1] else more & _MARK
-            flags.append(flag | _LAST if flag & _MARK else flag)
-            table.append(0 if flag & _STOP else number(tuple(following)))
-        flags += [expressions[-1].step(last, 0)[1], 0, 0]
-        table += [0, number((*outer, _START)), number((*outer, _SKIP))]
-    return np.array(table, np.uint16), np.array(flags, np.uint8)
+        place = outers.setdefault(tuple(outer), len(outers))
+        steps = [_step(expressions, state, bits) for bits in symbols]
+        following.append([number(*after) for after, _ in steps] + [0])
+        ends = [flag for _, flag in steps] + [expressions[-1].step(last, 0)[1]]
+        flags.append([flag | place << _PLACE for flag in ends])
+        number(*outer, _START)
+        number(*outer, _SKIP)
+        if len(outers) > _MOST_OUTERS or len(states) * (len(symbols) + 1) > _MOST_ENTRIES:
+            raise TooLargeError
+    heads = [[number(*outer, after) for outer in outers] for after in (_START, _SKIP)]
+    return np.array(following), np.array(flags), np.array([_padded(head) for head in heads])
+
+
+def _padded(head: list[int]) -> list[int]:
+    return head + [0] * (_MOST_OUTERS - len(head))
+
+
+def _with_pairs(automaton: _Single, classes: NDArray[np.uint8]) -> _Single:
+    """Append the columns of two characters of some classes."""
+    following, flags, heads = automaton
+    middle, first = following[:, classes], flags[:, classes, None]
+    both = first | flags[middle][:, :, classes] << 8
+    ends = following[middle][:, :, classes]
+    columns = len(following), len(classes) ** 2
+    return (
+        np.hstack([following, ends.reshape(columns)]),
+        np.hstack([flags, both.reshape(columns)]),
+        heads,
+    )
+
+
+def _written(automaton: _Single) -> Automaton:
+    """Replace the numbers of states by those of their entries, and put the heads before them."""
+    following, flags, heads = automaton
+    places = heads.size + following.shape[1] * np.arange(len(following))
+    table = np.concatenate([places[heads].reshape(-1), places[following].reshape(-1)])
+    return table.astype(np.uint16), np.pad(flags.reshape(-1), (heads.size, 0)).astype(np.uint16)
 
 
 def automata(
-    program: Sequence[Sequence[int]], firsts: Sequence[int], symbols: Sequence[int]
-) -> list[Automaton] | None:
+    program: Sequence[Sequence[int]],
+    firsts: Sequence[int],
+    symbols: Sequence[int],
+    ascii_classes: NDArray[np.uint8],
+) -> tuple[list[Automaton], NDArray[np.uint16] | None] | None:
     """Return automata that cut by expressions one after the other; None if one is too large.
 
     program: instructions. firsts: the first instruction of each expression. symbols: the bits of
-    each class of characters, at least one.
+    each class of characters. ascii_classes: uint8 (128,).
+
+    Also returns uint16 (2, 128): the sum of two entries is the column of two characters of ASCII;
+    None without such columns.
     """
     groups: list[list[_Expression]] = []
     try:
@@ -173,6 +220,12 @@ def automata(
             if not groups or not groups[-1][-1].is_certain:
                 groups.append([])
             groups[-1].append(expression)
-        return [_combined(group, symbols) for group in groups]
+        made = [_single(group, symbols) for group in groups]
     except TooLargeError:
         return None
+    classes, places = np.unique(ascii_classes, return_inverse=True)
+    columns = len(symbols) + 1 + len(classes) ** 2
+    if max(len(following) for following, *_ in made) * columns > _MOST_ENTRIES:
+        return [_written(each) for each in made], None
+    pairs = np.array([len(symbols) + 1 + len(classes) * places, places], np.uint16)
+    return [_written(_with_pairs(each, classes)) for each in made], pairs

@@ -248,8 +248,9 @@ def compiled(expressions: tuple[str, ...], regex: Any) -> CPattern | None:
         return None
     made = CPattern("", classes)
     made.set_expressions(np.array(program, np.int32), np.array(first, np.int32), bits)
-    symbols = bits[: classes.max() + 1].tolist()
-    tables = automata(program, [at for at, _ in first], symbols)
+    symbols = bits[: int(classes.max()) + 1].tolist()
+    tables = automata(program, [at for at, _ in first], symbols, classes[:128])
     if tables:
-        made.set_automata(tables, len(symbols) + 3)
+        found, pairs = tables
+        made.set_automata(found, len(symbols), pairs)
     return made
