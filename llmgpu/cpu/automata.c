@@ -18,12 +18,21 @@ enum { MARK = 1, LAST = 2, STOP = 0x80, PLACE = 2 };
 #define STOPS (STOP << 8 | STOP)
 #define OUTERS 32 /* a table begins with this many states at a bound, then as many that skip a character */
 
-/* Return the class of the character at p < end; length: set to its bytes. */
-static inline uint32_t class_at(const uint8_t *classes, const uint8_t *p, const uint8_t *end,
+/* Return the class of the character at p < end; length: set to its bytes. Characters of one to three
+ * bytes take no branch on their length. */
+static inline uint32_t class_at(const Pattern *pattern, const uint8_t *p, const uint8_t *end,
                                 int *length)
 {
-    uint32_t point = *p;
+    uint32_t point = p[0];
 
+    if (LIKELY(end - p >= 3)) {
+        const Lead *lead = pattern->expressions->leads + p[0];
+        if (LIKELY(((p[1] << 8 | p[2]) & lead->mask) == lead->valid)) {
+            *length = 1 + (p[0] >= 0x80) + (p[0] >= 0xE0);
+            point = (p[0] & lead->own) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3Fu);
+            return pattern->classes[point >> lead->unused];
+        }
+    }
     *length = 1;
     if (point >= 0x80) {
         int decoded = decode(p, end, &point);
@@ -32,7 +41,7 @@ static inline uint32_t class_at(const uint8_t *classes, const uint8_t *p, const 
         else
             point = 0xDC00u + *p;
     }
-    return classes[point];
+    return pattern->classes[point];
 }
 
 int64_t run_automaton(const Pattern *pattern, const Automaton *automaton, const uint8_t *text,
@@ -40,7 +49,7 @@ int64_t run_automaton(const Pattern *pattern, const Automaton *automaton, const 
 {
     const uint16_t *next = automaton->next, *flags = automaton->flags;
     const uint16_t(*pairs)[128] = pattern->expressions->pairs;
-    const uint8_t *classes = pattern->classes, *p = text, *end = text + length, *begun = NULL;
+    const uint8_t *p = text, *end = text + length, *begun = NULL;
     const uint8_t *last_pair = pairs ? end - 1 : text;
     uint32_t state = 2 * OUTERS, at, flag, at_end = (uint32_t)pattern->expressions->num_classes;
     int bytes;
@@ -56,7 +65,7 @@ int64_t run_automaton(const Pattern *pattern, const Automaton *automaton, const 
             state = next[at];
             p += 2;
         }
-        at = state + (p < end ? class_at(classes, p, end, &bytes) : at_end);
+        at = state + (LIKELY(p < end) ? class_at(pattern, p, end, &bytes) : at_end);
         flag = flags[at];
         if (LIKELY(!(flag & STOP))) {
             if (p == end)
@@ -84,7 +93,7 @@ int64_t run_automaton(const Pattern *pattern, const Automaton *automaton, const 
             if (last == begun)
                 marks[last - text] = 0;
             state = next[OUTERS + (flag >> PLACE)];
-            state = next[state + class_at(classes, last, end, &bytes)];
+            state = next[state + class_at(pattern, last, end, &bytes)];
             p += bytes;
         }
     }

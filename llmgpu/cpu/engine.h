@@ -106,6 +106,15 @@ typedef struct {
     const uint16_t *next, *flags;
 } Automaton;
 
+/* The bytes that may follow a first byte: the second and third byte have the bits `valid` in `mask`. The
+ * bits `own` of the first byte and the low six bits of the next two, without the last `unused` bits,
+ * are the code point. No bytes have the bits `valid` if the first byte begins no character of up to
+ * three bytes. */
+typedef struct {
+    uint16_t mask, valid;
+    uint8_t own, unused;
+} Lead;
+
 /* Expressions that cut text one after the other: by automata, or without these by instructions.
  * bits, ascii: the bits of each class of characters, and of each character of ASCII.
  * num_classes: also the column of the end of a text. pairs: the sum of pairs[0][a] and pairs[1][b] is
@@ -117,6 +126,7 @@ typedef struct {
     int levels, num_automata, num_classes;
     const uint16_t (*pairs)[128];
     uint32_t bits[256], ascii[128];
+    Lead leads[256];
 } Expressions;
 
 /* The rules of patterns. RULE_MARKS is for patterns without a rule in pretokens.c. */

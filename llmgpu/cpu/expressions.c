@@ -187,6 +187,22 @@ API int64_t llmgpu_mark_expressions(const Pattern *pattern, const uint8_t *text,
     return mark_expressions(pattern, text, length, starts, num_starts, marks);
 }
 
+static void set_leads(Lead *leads)
+{
+    for (int byte = 0; byte < 256; byte++) {
+        if (byte < ASCII_END)
+            leads[byte] = (Lead){0, 0, 0x7F, 12};
+        else if (byte >= 0xC2 && byte < 0xE0)
+            leads[byte] = (Lead){0xC000, 0x8000, 0x1F, 6};
+        else if (byte >= 0xE0 && byte < 0xF0)
+            leads[byte] = (Lead){0xC0C0, 0x8080, 0x0F, 0};
+        else
+            leads[byte] = (Lead){0, 1, 0, 0};
+    }
+    leads[0xE0] = (Lead){0xE0C0, 0xA080, 0x0F, 0}; /* no code point below 0x800 */
+    leads[0xED] = (Lead){0xE0C0, 0x8080, 0x0F, 0}; /* no surrogate */
+}
+
 /* Let a pattern with expressions cut by `count` automata, of which each cuts the stretches left by
  * those before it. next, flags: the tables of the automata end to end. places: int64_t (count,), where
  * each table starts. num_classes, pairs: see `Expressions`. The arrays must outlive the pattern. */
@@ -198,6 +214,7 @@ API void llmgpu_pattern_set_automata(Pattern *pattern, const uint16_t *next, con
 
     for (int64_t k = 0; k < count; k++)
         expressions->automata[k] = (Automaton){next + places[k], flags + places[k]};
+    set_leads(expressions->leads);
     expressions->num_automata = (int)count;
     expressions->num_classes = (int)num_classes;
     expressions->pairs = (const uint16_t(*)[128])pairs;
