@@ -1,25 +1,28 @@
-/* Cutting text by automata that automata.py made of expressions.
+/* Cutting text by automata, which automata.py makes of expressions.
  *
- * A step reads one character, or two of ASCII. The entry of the state and the classes of the
- * characters has the next state, and flags for each character. Only STOP is branched on, because
- * branches on text are hard to predict. The flags are written to the marks, and cleaned at the end. A
- * step with STOP is not done:
+ * A step reads one character, or two of ASCII. The entry of the state and of the characters' classes
+ * has the next state, and flags for each character. The flags are written to the marks, and become
+ * marks at the end. Only STOP is branched on, because branches on text are hard to predict.
  *
- * - Outside of matches, a match may start before the character (STOP and LAST).
- * - The last match ended at the last character with LAST: the automaton goes back there.
- * - No match has ended since the last MARK: the automaton goes on after the character there.
+ * A step with STOP is not done. Instead:
+ *
+ * - With LAST, a match may start before the character, after text outside of matches.
+ * - Else, if the last character with LAST has no MARK, a match ended there. The automaton goes back
+ *   to that end.
+ * - Else no match starts at that character. The automaton goes on at the next one.
  */
 #include "engine.h"
 
-/* Flags of a character. MARK: a bound is before it. LAST: the same, or a match may end there. The
- * other bits are the place in the heads, by which an automaton goes on at the character. */
+/* Flags of a character. MARK: a bound is before the character. LAST: the same, or a match may end
+ * there. STOP: see above. The bits from PLACE on are a place in the head of the table. */
 enum { MARK = 1, LAST = 2, STOP = 0x80, PLACE = 2 };
 
 #define STOPS (STOP << 8 | STOP)
-#define OUTERS 32 /* a table begins with this many states at a bound, then as many that skip a character */
+#define OUTERS 32 /* places. The head has the state at a bound for each, then the state that skips
+                     a character. */
 
-/* Return the class of the character at p < end; length: set to its bytes. Characters of one to three
- * bytes take no branch on their length. */
+/* Return the class of the character at p < end; length: set to its bytes. There is no branch on the
+ * length of characters of up to three bytes. */
 static inline uint32_t class_at(const Pattern *pattern, const uint8_t *p, const uint8_t *end,
                                 int *length)
 {
@@ -75,9 +78,9 @@ int64_t run_automaton(const Pattern *pattern, const Automaton *automaton, const 
             p += bytes;
             continue;
         }
-        if (flag & LAST) {
+        if (flag & LAST) { /* the mark that the next step writes is taken back without a match */
             begun = p;
-            state = next[(flag & ~STOP) >> PLACE];
+            state = next[(flag ^ STOP) >> PLACE];
             continue;
         }
         const uint8_t *last = p - 1;

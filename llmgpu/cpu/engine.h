@@ -100,16 +100,16 @@ typedef struct {
     int has_ascii;
 } FirstStep;
 
-/* The tables of automata.c: two states for each of OUTERS places, then for each state and column the
- * next state and the flags. A state is the number of its first entry. */
+/* The tables of automata.c: a head, then for each state and column the next state and the flags. A
+ * state is the number of its first entry. */
 typedef struct {
     const uint16_t *next, *flags;
 } Automaton;
 
-/* The bytes that may follow a first byte: the second and third byte have the bits `valid` in `mask`. The
- * bits `own` of the first byte and the low six bits of the next two, without the last `unused` bits,
- * are the code point. No bytes have the bits `valid` if the first byte begins no character of up to
- * three bytes. */
+/* The bytes that may follow a first byte: the second and the third have the bits `valid` in `mask`.
+ * The bits `own` of the first byte and the low six bits of the next two, without the last `unused`
+ * bits, are the code point. No bytes have the bits `valid` if the first byte begins no character of
+ * up to three bytes. */
 typedef struct {
     uint16_t mask, valid;
     uint8_t own, unused;
@@ -117,8 +117,9 @@ typedef struct {
 
 /* Expressions that cut text one after the other: by automata, or without these by instructions.
  * bits, ascii: the bits of each class of characters, and of each character of ASCII.
- * num_classes: also the column of the end of a text. pairs: the sum of pairs[0][a] and pairs[1][b] is
- * the column of two characters of ASCII; NULL without such columns. */
+ * num_classes: also the column of the end of a text.
+ * pairs: pairs[0][a] + pairs[1][b] is the column of the characters a and b of ASCII; NULL without
+ *     such columns. */
 typedef struct {
     const Instruction *code;
     FirstStep first[MOST_EXPRESSIONS];
@@ -174,9 +175,9 @@ int64_t pretoken_ends(const Pattern *pattern, const uint8_t *text, const uint8_t
 int64_t mark_expressions(const Pattern *pattern, const uint8_t *text, int64_t length,
                          const int64_t *starts, int64_t num_starts, uint8_t *marks);
 
-/* Mark the bounds of pre-tokens in a text by an automaton of the pattern (automata.c). Return `steps`
- * less the bytes that were read again; a negative number if there were more than `steps`. marks:
- * uint8_t (length,), zeros. */
+/* Mark the bounds of pre-tokens in a text by an automaton of the pattern (automata.c). Return
+ * `steps` less the bytes that were read again; a negative number if there were more than `steps`.
+ * marks: uint8_t (length,), zeros. */
 int64_t run_automaton(const Pattern *pattern, const Automaton *automaton, const uint8_t *text,
                       int64_t length, uint8_t *marks, int64_t steps);
 

@@ -1,4 +1,5 @@
-/* Cutting text by regular expressions that programs.py compiled to instructions.
+/* Cutting text by regular expressions that programs.py compiled to instructions. Expressions that
+ * have automata (automata.c) are not cut by instructions.
  *
  * - A character is matched by its bits: one bit for each set of characters in the expressions. A
  *   byte that is not valid UTF-8 has the bits of the lone surrogate as which Python decodes it.
@@ -204,8 +205,10 @@ static void set_leads(Lead *leads)
 }
 
 /* Let a pattern with expressions cut by `count` automata, of which each cuts the stretches left by
- * those before it. next, flags: the tables of the automata end to end. places: int64_t (count,), where
- * each table starts. num_classes, pairs: see `Expressions`. The arrays must outlive the pattern. */
+ * those before it. The arrays must outlive the pattern.
+ *
+ * next, flags: the tables of the automata, end to end. places: int64_t (count,), where each table
+ * starts. num_classes, pairs: see `Expressions`. */
 API void llmgpu_pattern_set_automata(Pattern *pattern, const uint16_t *next, const uint16_t *flags,
                                      const int64_t *places, int64_t count, int64_t num_classes,
                                      const uint16_t *pairs)

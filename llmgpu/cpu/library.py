@@ -270,14 +270,13 @@ class CPattern(EngineObject):
 
         tables: for each automaton the next states and the flags, uint16 (n,), see
             `llmgpu/cpu/automata.c`. num_classes: of characters.
-        pairs: uint16 (2, 128), the sum of two entries is the column of two characters of ASCII; None
-            without such columns.
+        pairs: uint16 (2, 128), the sum of an entry of each row is the column of two characters of
+            ASCII; None without such columns.
         """
-        following, flags = (np.concatenate(arrays) for arrays in zip(*tables, strict=True))
+        joined = [np.concatenate(arrays) for arrays in zip(*tables, strict=True)]
         places = np.cumsum([0, *(len(table) for table, _ in tables[:-1])])
-        self._tables = following, flags, pairs  # keeps the arrays alive, because the engine reads them
-        arguments = following, flags, places, len(tables), num_classes, pairs
-        self._call("pattern_set_automata", *arguments)
+        self._tables = joined, pairs  # keeps the arrays alive, because the engine reads them
+        self._call("pattern_set_automata", *joined, places, len(tables), num_classes, pairs)
 
     def mark(self, text: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Mark the starts of pre-tokens by the expressions: bool (n,).

@@ -22,7 +22,8 @@ which runs on the stretches of text left by those before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,52 +35,53 @@ NO_LIMIT = 2**31 - 1
 _BOUND, _LAST, _STOP, _BEGIN, _PLACE = 3, 2, 0x80, 0x82, 2
 _MOST_OUTERS = 32  # equal to OUTERS in automata.c
 _MOST_ENTRIES = 1 << 15  # of a table; numbers of entries are uint16
-_MOST_VISITS = 1 << 20  # of instructions, while tables are made
+_MOST_VISITS = 1 << 17  # of instructions, while tables are made
 
 _Threads = tuple[tuple[int, int], ...]
 _START: _Threads = ((-1, 0),)  # where a match may start, at a bound
 _SKIP: _Threads = ((-2, 0),)  # no match starts at the next character
 _GAP: _Threads = ()  # after a character outside of matches
-
-
-class TooLargeError(Exception):
-    """An expression has no automaton of the permitted size."""
-
-
 _States = tuple[_Threads, ...]  # of each expression
 # For each state and class, and for the end of a text: the number of the next state, and the flags.
-# Then for each list of states of all expressions but the last: the state in which the last one is at
-# a bound, and the state in which it skips a character.
-_Single = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]
+# Then, by the states of all expressions but the last: the states in which the last one is at a
+# bound, and those in which it skips a character.
+_Numbered = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]
 # The next states and the flags, see `llmgpu/cpu/automata.c`: uint16 (n,).
 Automaton = tuple[NDArray[np.uint16], NDArray[np.uint16]]
+
+
+class _TooLargeError(Exception):
+    """An expression has no automaton of the permitted size."""
 
 
 class _Expression:
     """The states of one expression. symbols: the bits of each class of characters."""
 
     def __init__(self, program: Sequence[Sequence[int]], first: int, symbols: Sequence[int]):
-        self._program, self._first, self._symbols = program, first, [*symbols, 0]
-        self._known: dict[tuple[_Threads, int], tuple[_Threads, bool]] = {}
+        self._program, self._symbols = program, [*symbols, 0]
+        self._first: _Threads = ((first, 0),)
+        self._moved = cache(self._move)
         self._visits = 0
         self.is_certain = False
-        self.is_certain = all(flags != _STOP for _, flags in self._all_steps())
+        self.is_certain = not self._goes_back()
 
-    def _all_steps(self) -> Iterator[tuple[_Threads, int]]:
+    def _goes_back(self) -> bool:
         states, known = [_START], {_START}
         for state in states:
             for bits in self._symbols:
                 following, flags = self.step(state, bits)
-                yield following, flags
+                if flags == _STOP:
+                    return True
                 if following not in known:
                     known.add(following)
                     states.append(following)
+        return False
 
     def step(self, state: _Threads, bits: int) -> tuple[_Threads, int]:
         """Return the state after a character, and the flags of the step; no bits: the text ends."""
         if state == _SKIP:
             return _GAP, 0
-        begun, _ = self._moved(((self._first, 0),), bits)
+        begun, _ = self._moved(self._first, bits)
         if state == _START:
             return begun, _BOUND
         if state == _GAP:
@@ -89,22 +91,14 @@ class _Expression:
             return following, _LAST * ends
         return (begun, _BOUND) if ends else (_GAP, _STOP)
 
-    def _moved(self, threads: _Threads, bits: int) -> tuple[_Threads, bool]:
-        """Return the threads after a character, and whether a match ends before it."""
-        if (threads, bits) not in self._known:
-            self._known[threads, bits] = self._move(threads, bits)
-        return self._known[threads, bits]
-
     def _move(self, threads: _Threads, bits: int) -> tuple[_Threads, bool]:
+        """Return the threads after a character, and whether a match ends before it."""
         waiting, seen, moved = [*reversed(threads)], set(), dict[tuple[int, int], None]()
         while waiting:
             thread = at, count = waiting.pop()
             if thread in seen:
                 continue
             seen.add(thread)
-            self._visits += 1
-            if self._visits > _MOST_VISITS:
-                raise TooLargeError
             operation, a, b, c = self._program[at]
             if operation == _MATCH:
                 return tuple(moved), True
@@ -118,23 +112,24 @@ class _Expression:
                 waiting += [(b, 0), (at + 1, 0)]
             elif operation == _JUMP or self._is_ahead(at + 1, bits) == bool(a):
                 waiting.append((b, 0))
+        self._visits += len(seen)
+        if self._visits > _MOST_VISITS:
+            raise _TooLargeError
         return tuple(moved), False
 
     def _is_ahead(self, at: int, bits: int) -> bool:
-        """Return whether the instructions of a lookahead match; TooLargeError if that is open."""
+        """Return whether a lookahead's instructions match; _TooLargeError if that is undecided."""
         moved, ends = self._moved(((at, 0),), bits)
         if moved and not ends and not all(self._moved(moved, more)[1] for more in self._symbols):
-            raise TooLargeError
+            raise _TooLargeError
         return ends or bool(moved)
 
 
-def _step(
-    expressions: Sequence[_Expression], state: _States, bits: int
-) -> tuple[_States, int]:
-    """Do a step of several expressions, of which all but the last are certain."""
+def _step(expressions: Sequence[_Expression], state: _States, bits: int) -> tuple[_States, int]:
+    """Return the states of expressions after a character, and the flags of the step."""
     following, flags = [], 0
     for expression, threads in zip(expressions, state, strict=True):
-        # At a bound, the text of the later expressions ends, and a text begins.
+        # At a bound, a text of the later expressions ends, and another begins.
         if flags == _BOUND and threads != _SKIP:
             if expression.step(threads, 0)[1] == _STOP:
                 return state, _STOP
@@ -146,8 +141,8 @@ def _step(
     return tuple(following), flags
 
 
-def _single(expressions: Sequence[_Expression], symbols: Sequence[int]) -> _Single:
-    """Return the automaton of expressions of which all but the last are certain."""
+def _numbered(expressions: Sequence[_Expression], symbols: Sequence[int]) -> _Numbered:
+    """Number the states of expressions of which all but the last are certain."""
     states = [(_START,) * len(expressions)]
     numbers, outers = {states[0]: 0}, dict[_States, int]()
     following: list[list[int]] = []
@@ -158,45 +153,34 @@ def _single(expressions: Sequence[_Expression], symbols: Sequence[int]) -> _Sing
             states.append(state)
         return numbers[state]
 
+    heads = np.zeros((2, _MOST_OUTERS), np.intp)
     for state in states:
         *outer, last = state
         place = outers.setdefault(tuple(outer), len(outers))
+        if place == _MOST_OUTERS or len(states) * (len(symbols) + 1) > _MOST_ENTRIES:
+            raise _TooLargeError
+        heads[:, place] = number(*outer, _START), number(*outer, _SKIP)
         steps = [_step(expressions, state, bits) for bits in symbols]
         following.append([number(*after) for after, _ in steps] + [0])
-        ends = [flag for _, flag in steps] + [expressions[-1].step(last, 0)[1]]
-        flags.append([flag | place << _PLACE for flag in ends])
-        number(*outer, _START)
-        number(*outer, _SKIP)
-        if len(outers) > _MOST_OUTERS or len(states) * (len(symbols) + 1) > _MOST_ENTRIES:
-            raise TooLargeError
-    heads = [[number(*outer, after) for outer in outers] for after in (_START, _SKIP)]
-    return np.array(following), np.array(flags), np.array([_padded(head) for head in heads])
+        at_end = expressions[-1].step(last, 0)[1]
+        flags.append([flag | place << _PLACE for flag in (*(flag for _, flag in steps), at_end)])
+    return np.array(following), np.array(flags), heads
 
 
-def _padded(head: list[int]) -> list[int]:
-    return head + [0] * (_MOST_OUTERS - len(head))
-
-
-def _with_pairs(automaton: _Single, classes: NDArray[np.uint8]) -> _Single:
-    """Append the columns of two characters of some classes."""
+def _tables(automaton: _Numbered, classes: NDArray[np.uint8]) -> Automaton:
+    """Return the tables of an automaton, with columns for each two of some classes."""
     following, flags, heads = automaton
-    middle, first = following[:, classes], flags[:, classes, None]
-    both = first | flags[middle][:, :, classes] << 8
-    ends = following[middle][:, :, classes]
-    columns = len(following), len(classes) ** 2
-    return (
-        np.hstack([following, ends.reshape(columns)]),
-        np.hstack([flags, both.reshape(columns)]),
-        heads,
-    )
-
-
-def _written(automaton: _Single) -> Automaton:
-    """Replace the numbers of states by those of their entries, and put the heads before them."""
-    following, flags, heads = automaton
+    shape = len(following), len(classes) ** 2
+    middle = following[:, classes]
+    pairs = following[middle][:, :, classes].reshape(shape)
+    both = flags[:, classes, None] | flags[middle][:, :, classes] << 8
+    following = np.hstack([following, pairs])
+    flags = np.hstack([flags, both.reshape(shape)])
+    # In place of its number, a state has the place of its first entry after the heads.
     places = heads.size + following.shape[1] * np.arange(len(following))
-    table = np.concatenate([places[heads].reshape(-1), places[following].reshape(-1)])
-    return table.astype(np.uint16), np.pad(flags.reshape(-1), (heads.size, 0)).astype(np.uint16)
+    table = np.concatenate([heads.reshape(-1), following.reshape(-1)])
+    flags = np.concatenate([np.zeros(heads.size, np.intp), flags.reshape(-1)])
+    return places[table].astype(np.uint16), flags.astype(np.uint16)
 
 
 def automata(
@@ -208,10 +192,10 @@ def automata(
     """Return automata that cut by expressions one after the other; None if one is too large.
 
     program: instructions. firsts: the first instruction of each expression. symbols: the bits of
-    each class of characters. ascii_classes: uint8 (128,).
+    each class of characters. ascii_classes: uint8 (128,), of the characters of ASCII.
 
-    Also returns uint16 (2, 128): the sum of two entries is the column of two characters of ASCII;
-    None without such columns.
+    Also returns uint16 (2, 128): the sum of an entry of each row is the column of two characters of
+    ASCII. None: the tables have no such columns, because these would be too large.
     """
     groups: list[list[_Expression]] = []
     try:
@@ -220,12 +204,12 @@ def automata(
             if not groups or not groups[-1][-1].is_certain:
                 groups.append([])
             groups[-1].append(expression)
-        made = [_single(group, symbols) for group in groups]
-    except TooLargeError:
+        made = [_numbered(group, symbols) for group in groups]
+    except _TooLargeError:
         return None
     classes, places = np.unique(ascii_classes, return_inverse=True)
     columns = len(symbols) + 1 + len(classes) ** 2
     if max(len(following) for following, *_ in made) * columns > _MOST_ENTRIES:
-        return [_written(each) for each in made], None
+        return [_tables(each, classes[:0]) for each in made], None
     pairs = np.array([len(symbols) + 1 + len(classes) * places, places], np.uint16)
-    return [_written(_with_pairs(each, classes)) for each in made], pairs
+    return [_tables(each, classes) for each in made], pairs

@@ -7,6 +7,7 @@ r"""Programs for the CPU engine: expressions as instructions, see `llmgpu/cpu/ex
   engine and the package agree in every version of Unicode and under ``(?i:``.
 - A character of text has a bit for each set that it matches. Characters with the same bits form a
   class. Expressions with more than 31 sets or 256 classes are not compiled.
+- The engine follows the instructions only if `automata.py` makes no automata of them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pretokens.automata import automata
+from llmgpu.bpe.pretokens.automata import NO_LIMIT, automata
 from llmgpu.cpu.library import CPattern, library
 
 _CODE_POINTS = 0x110000
@@ -28,7 +29,6 @@ _MOST_SETS, _MOST_CLASSES, _MOST_STEPS = 31, 256, 1000
 _MOST_EXPRESSIONS = 16  # equal to the constant in engine.h
 _MATCH, _TAKE, _REPEAT, _TRY, _JUMP, _AHEAD = range(6)
 _ANYTHING = -1
-_NO_LIMIT = 2**31 - 1
 
 _ESCAPE = r"\\(?:[pP]\{\^?[A-Za-z_]+\}|[sSdDwWrnt]|[^\w])"
 _SET = re.compile(
@@ -36,7 +36,7 @@ _SET = re.compile(
 )
 _QUANTIFIER = re.compile(r"(?:([?*+])|\{(\d{1,3})(?:(,)(\d{0,3}))?\})([?+]?)")
 _GROUP = re.compile(r"\((?:\?(:|i:|=|!))?(?!\?)")
-_LIMITS = {"?": (0, 1), "*": (0, _NO_LIMIT), "+": (1, _NO_LIMIT)}
+_LIMITS = {"?": (0, 1), "*": (0, NO_LIMIT), "+": (1, NO_LIMIT)}
 
 
 class _NotCompiledError(Exception):
@@ -121,7 +121,7 @@ class _Parser:
         least, most = _LIMITS.get(found[1], (0, 0))
         if not found[1]:
             least = int(found[2])
-            most = least if not found[3] else int(found[4]) if found[4] else _NO_LIMIT
+            most = least if not found[3] else int(found[4]) if found[4] else NO_LIMIT
         if most < least or most == 0 or (found[5] == "?" and most > least):
             raise _NotCompiledError
         return least, most, found[5] == "+"

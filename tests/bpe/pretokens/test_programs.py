@@ -1,6 +1,7 @@
 """Programs cut as the package regex does, or leave the text to the package."""
 
 import importlib
+from functools import lru_cache
 from random import Random
 
 import numpy as np
@@ -12,7 +13,7 @@ from llmgpu.bpe.interchange import splits, tekken
 from llmgpu.bpe.pretokens import custom_regex, programs
 from llmgpu.bpe.pretokens.custom_regex import SplitsPattern, describe_splits
 from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern
-from llmgpu.cpu.library import library
+from llmgpu.cpu.library import CPattern, library
 from llmgpu.tokenizer import Tokenizer
 
 pytest.importorskip("regex")
@@ -47,13 +48,22 @@ def pattern_of(*expressions: str) -> SplitsPattern:
     return SplitsPattern(describe_splits(expressions))
 
 
+@lru_cache(maxsize=8)
+def by_instructions(expressions: tuple[str, ...]) -> CPattern | None:
+    """Compile expressions without automata."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs, "automata", lambda *_: None)
+        return programs.compiled.__wrapped__(expressions, importlib.import_module("regex"))
+
+
 def check(pattern: SplitsPattern, text: bytes, inner: list[int]) -> None:
-    program = pattern.compiled()
-    assert program is not None, pattern.name
     found, inside = np.frombuffer(text, np.uint8), np.array(inner, np.int64)
-    marks = program.mark(found, inside)
-    assert marks is not None
-    assert marks.tolist() == pattern._mark_by_regex(found, inside).tolist(), pattern.name
+    expected = pattern._mark_by_regex(found, inside).tolist()
+    for program in pattern.compiled(), by_instructions(pattern.expressions):
+        assert program is not None, pattern.name
+        marks = program.mark(found, inside)
+        assert marks is not None
+        assert marks.tolist() == expected, (pattern.name, text)
 
 
 @given(
@@ -131,7 +141,7 @@ def test_a_text_that_takes_too_many_steps_is_left_to_the_package(
     calls: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLMGPU_CALLS", calls)
-    pattern = pattern_of("a*a*a*[bB]")
+    pattern = pattern_of("(?=aa)a*a*a*[bB]")  # lookahead for which there is no automaton
     program = pattern.compiled()
     assert program is not None
     text = np.frombuffer(b"a" * 120, np.uint8)
@@ -140,7 +150,7 @@ def test_a_text_that_takes_too_many_steps_is_left_to_the_package(
     assert np.flatnonzero(marks).tolist() == [0]
     # One call for a document, several documents, and a long one: all go to the package.
     merged = Tokenizer.train_from_iterator(
-        ["ab"], vocab_size=256, pattern="regex:a*a*a*[bB]", device="cpu"
+        ["ab"], vocab_size=256, pattern="regex:(?=aa)a*a*a*[bB]", device="cpu"
     )
     theirs = [97] * 120
     assert merged.encode("a" * 120, dtype=list) == theirs
