@@ -74,6 +74,13 @@ def test_lists_of_expressions() -> None:
     assert min(counts) > 2
 
 
+@pytest.mark.parametrize("last", [r"1\d\d(?=a)|1|\d+", r"1\d\d(?=a)|[2-9]+"])
+def test_earlier_expressions_keep_their_place_when_the_last_one_goes_back(last: str) -> None:
+    pattern = pattern_of(r"\p{N}{1,3}", last)
+    for text in (b"123456", b"1231234", b"a12345678a", b"21312341"):
+        check(pattern, text, [])
+
+
 def test_bytes_that_are_no_characters() -> None:
     leads = b"\x00\x7f\x80\xbf\xc0\xc1\xc2\xdf\xe0\xe1\xec\xed\xee\xef\xf0\xf1\xf4\xf5\xff"
     others = b"\x00\x7f\x80\x8f\x90\x9f\xa0\xbf\xc0\xff"
