@@ -55,7 +55,7 @@ int64_t run_automaton(const Pattern *pattern, const Automaton *automaton, const 
     const uint8_t *p = text, *end = text + length, *begun = NULL;
     const uint8_t *last_pair = pairs ? end - 1 : text;
     uint32_t state = 2 * OUTERS, at, flag, at_end = (uint32_t)pattern->expressions->num_classes;
-    int bytes;
+    int bytes = 0;
 
     for (;;) {
         while (p < last_pair && !((p[0] | p[1]) & 0x80)) {

@@ -152,6 +152,11 @@ def test_long_texts_have_the_ids_of_the_package() -> None:
     made = Tokenizer.train_from_iterator(texts, vocab_size=300, pattern=pattern, device="cpu")
     found = [made.encode(text, dtype=list) for text in texts]
     assert made.encode_batch(texts, dtype=list) == found
+    for text, ids in zip(texts, found, strict=True):
+        data = np.frombuffer(text.encode(), np.uint8)
+        cuts = np.flatnonzero(pattern_of(*DEEPSEEK)._mark_by_regex(data, NO_PLACES))[1:]
+        words = [part.tobytes().decode() for part in np.split(data, cuts)]
+        assert ids == [token for word in words for token in made.encode(word, dtype=list)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(custom_regex, "compiled", lambda *_: None)
         plain = Tokenizer(made.vocabulary, "cpu")
