@@ -52,6 +52,8 @@ WEIGHTS_IN_HALF = (
     "13_normed_gated",
     "13_normed_heads",
 )
+VECTORS = ("04_join_heads", "04_split_heads", "06_gated_half", "09_gated_backward_half")
+IN_REGISTERS = ("02_rms_norm_backward_half", "02_rms_norm_half", "10_attention_delta_half")
 WITH_HALF_COPY = ("adamw_8bit_update", "adamw_update", "adamw_update_rows", "muon_update")
 WITH_SYMBOLS = (
     "bench/pair_count_global",
@@ -70,6 +72,8 @@ SETTINGS: dict[str, tuple[Mapping[str, int], ...]] = {
     "bench/multiply_matrices.wgsl": ({"unit_columns": 8, "lanes": 64},),
     **{f"{name}.wgsl": ({"symbols_per_word": 1},) for name in WITH_SYMBOLS},
     **{f"lm/{name}.wgsl": ({"half": 1},) for name in WEIGHTS_IN_HALF},
+    **{f"lm/{name}.wgsl": ({"fours": 2},) for name in VECTORS},
+    **{f"lm/{name}.wgsl": ({"vectors": 1},) for name in IN_REGISTERS},
     **{f"lm/12_{name}.wgsl": ({"half_copy": 1},) for name in WITH_HALF_COPY},
     "lm/03_matrix_product.wgsl": PRODUCTS,
     "lm/03_matrix_product_units.wgsl": PRODUCTS_ON_UNITS,

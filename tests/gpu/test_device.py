@@ -27,7 +27,7 @@ def boundary_kernel(device: Device, size: int) -> BoundKernel:
     }
     device.write(buffers["state"], state)
     device.write(buffers["byte_ranks"], np.arange(256, dtype=np.uint32) + 7)
-    kernel = device.kernel("recount/00_word_boundary.wgsl", WORKGROUP_SIZE=64)
+    kernel = device.kernel("recount/00_word_boundary.wgsl", WORKGROUP_SIZE=64, symbols_per_word=1)
     return kernel.bind(**buffers)
 
 
@@ -106,7 +106,7 @@ def test_an_unknown_adapter_lists_those_there_are(device: Device) -> None:
 
 def test_bind_checks_names(device: Device) -> None:
     kernel = device.kernel("recount/06_run_reduce.wgsl")
-    with pytest.raises(TypeError, match=r"binds \['run_starts', 'state', 'symbols'\]"):
+    with pytest.raises(TypeError, match=r"binds \['run_starts', 'run_tiles', 'state', 'symbols'\]"):
         kernel.bind(run_starts=device.create_buffer("x", 4))
 
 
