@@ -1,5 +1,6 @@
 /* Words that collide under one key of the hashes, under other keys: prints, for words of each length
- * and for pairs, how many share the fullest of BUCKETS buckets under new keys. */
+ * and for pairs, how many share the fullest of BUCKETS buckets under new keys. It is linked with
+ * words.c alone, which takes a tenth of the time of all sources. */
 #include <stdio.h>
 
 #include "engine.h"
@@ -7,6 +8,20 @@
 #define WORDS 2000
 #define BUCKETS 1024
 #define KEYS 5
+
+/* Counting, in words.c, calls both; hashes call neither. */
+int64_t pretoken_ends(const Pattern *pattern, const uint8_t *text, const uint8_t *marks, int64_t at,
+                      int64_t limit, int64_t stop, int64_t *ends, int64_t room)
+{
+    (void)pattern, (void)text, (void)marks, (void)at, (void)limit, (void)stop, (void)ends, (void)room;
+    return 0;
+}
+
+uint64_t block_ends(const Pattern *pattern, const uint8_t *p, const uint8_t *end)
+{
+    (void)pattern, (void)p, (void)end;
+    return 0;
+}
 
 static uint64_t state = 1;
 

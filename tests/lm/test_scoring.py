@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +23,11 @@ from tests.lm.samples import random_weights, small_vocabulary
 from tests.reference.lm.llama import Llama
 
 
-def model_of(operations: Operations, kind: str = "qwen3") -> tuple[Model, Llama]:
-    config = kind_of_model(kind)
-    weights = random_weights(config, 2)
+def model_of(operations: Operations) -> Model:
+    config = kind_of_model("qwen3")
     model = Model(operations, config)
-    model.load(weights.__getitem__)
-    return model, Llama(config, weights)
+    model.load(random_weights(config, 2).__getitem__)
+    return model
 
 
 def expected_scores(
@@ -46,12 +46,13 @@ def expected_scores(
     return found, likeliest
 
 
-@pytest.mark.parametrize(("window", "stride"), [(64, 32), (20, 7), (16, 16), (5, 1)])
-def test_scores_are_those_of_the_float64_model(
-    operations: Operations, window: int, stride: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scoring, "BATCH_IDS", 256)
-    model, reference = model_of(operations)
+@cache
+def requests_and_scores(
+    window: int, stride: int
+) -> tuple[list[Request], list[tuple[list[float], list[bool]]]]:
+    """Return requests, and their scores by the float64 model, which takes long."""
+    config = kind_of_model("qwen3")
+    reference = Llama(config, random_weights(config, 2))
     rng = np.random.default_rng(3)
     requests = [
         Request(rng.integers(0, 270, length).astype(np.uint32), first)
@@ -61,10 +62,22 @@ def test_scores_are_those_of_the_float64_model(
     for at in range(8, 17):
         logits = reference.forward(requests[5].ids[None, max(0, at - window) : at])
         requests[5].ids[at] = np.argmax(logits[0, -1])
+    for request in requests:
+        request.ids.setflags(write=False)  # tests share them
+    scores = [expected_scores(reference, r.ids, r.first, window, stride) for r in requests]
+    return requests, scores
+
+
+@pytest.mark.parametrize(("window", "stride"), [(64, 32), (20, 7), (16, 16), (5, 1)])
+def test_scores_are_those_of_the_float64_model(
+    operations: Operations, window: int, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "BATCH_IDS", 256)
+    model = model_of(operations)
+    requests, expected = requests_and_scores(window, stride)
     scores = list(Scorer(model, window, stride).scores(requests))
     assert scores[5].likeliest.any()
-    for request, score in zip(requests, scores, strict=True):
-        wanted = expected_scores(reference, request.ids, request.first, window, stride)
+    for score, wanted in zip(scores, expected, strict=True):
         np.testing.assert_allclose(score.log_likelihoods, wanted[0], rtol=1e-4, atol=1e-4)
         np.testing.assert_array_equal(score.likeliest, wanted[1])
 
@@ -72,7 +85,7 @@ def test_scores_are_those_of_the_float64_model(
 def test_many_texts_are_scored_as_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "TOGETHER", 100)
     monkeypatch.setattr(scoring, "BATCH_IDS", 64)
-    model, _ = model_of(open_operations(None))
+    model = model_of(open_operations(None))
     rng = np.random.default_rng(4)
     requests = [
         Request(rng.integers(0, 270, int(length)).astype(np.uint32))
@@ -106,11 +119,11 @@ def test_each_target_is_scored_once_after_enough_others() -> None:
 )
 def test_windows_that_can_not_be(sizes: tuple[int, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Scorer(model_of(open_operations(None))[0], *sizes)
+        Scorer(model_of(open_operations(None)), *sizes)
 
 
 def test_logits_that_are_not_finite() -> None:
-    model, _ = model_of(open_operations(None))
+    model = model_of(open_operations(None))
     model.load(lambda name: random_weights(model.config, 1)[name] * np.float32(np.nan))
     with pytest.raises(TrainingError, match="logits are not finite"):
         list(Scorer(model, 8, 8).scores([Request(np.arange(5, dtype=np.uint32))]))

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -104,20 +105,30 @@ def marks(vocabulary: Vocabulary, documents: list[bytes]) -> NDArray[np.bool_]:
     return start_mask(text, vocabulary.cut, starts.astype(np.int64))
 
 
-@pytest.mark.parametrize("has_bytes", [True, False])
-def test_words_start_where_the_host_lets_them(
-    any_device: Device, has_bytes: bool, tmp_path: Path
-) -> None:
-    vocabulary = vocabulary_of(tuple(random_pieces(4, has_bytes=has_bytes)), tmp_path)
+Edges = list[tuple[int, list[bytes], NDArray[np.bool_]]]  # size of slices, documents, marks
+
+
+@cache
+def edges_of_words(has_bytes: bool) -> tuple[Vocabulary, Edges]:
+    """Return a vocabulary, and documents with the marks of the host, which takes long."""
+    with TemporaryDirectory() as folder:
+        vocabulary = vocabulary_of(tuple(random_pieces(4, has_bytes=has_bytes)), Path(folder))
     draw = random.Random(4)
     every = [chr(point) for point in (*range(0x3000), *range(0xD000, 0x110000, 97))]
     points = [p for p in every if not "\ud800" <= p <= "\udfff"]
     documents = [*random_documents(draw), b"", *(d + b"\xe6" for d in random_documents(draw))]
     pairs = [f" {p}{draw.choice(points)}".encode() for p in points]
     # Every code point in large slices; slices of 64 bytes end between some of them.
-    for size, few in ((64, pairs[::24]), (1 << 16, pairs)):
-        found = Marker(any_device, vocabulary.cut, 1 << 16).documents([*documents, *few], size)
-        np.testing.assert_array_equal(found, marks(vocabulary, [*documents, *few]))
+    cases = ((64, [*documents, *pairs[::24]]), (1 << 16, [*documents, *pairs]))
+    return vocabulary, [(size, texts, marks(vocabulary, texts)) for size, texts in cases]
+
+
+@pytest.mark.parametrize("has_bytes", [True, False])
+def test_words_start_where_the_host_lets_them(any_device: Device, has_bytes: bool) -> None:
+    vocabulary, cases = edges_of_words(has_bytes)
+    for size, documents, expected in cases:
+        found = Marker(any_device, vocabulary.cut, 1 << 16).documents(documents, size)
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("has_bytes", [True, False])
