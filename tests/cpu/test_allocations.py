@@ -51,7 +51,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
     build.build(
         path,
         [
-            "-O0",
+            "-O1",
             "-fvisibility=default",
             "-DMOST_AT_ONCE=48",
             "-DWINDOW=16",
