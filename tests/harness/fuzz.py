@@ -20,7 +20,7 @@ from tests.harness.options import option_case
 from tests.harness.samples import make_samples
 
 BATCH = 100  # cases of one process
-KINDS: dict[str, Callable[[Path, Path, int], tuple[object, str]]] = {
+KINDS: dict[str, Callable[..., tuple[object, str]]] = {
     "mutations": mutation,
     "options": option_case,
 }
@@ -28,11 +28,12 @@ KINDS: dict[str, Callable[[Path, Path, int], tuple[object, str]]] = {
 
 def run_batch(kind: str, samples: Path, folder: Path, first: int, count: int) -> None:
     """Run cases, and write to ``folder/failed`` which fail and to ``folder/at`` where it is."""
+    case, former = folder / "case", folder / "former"
     for number in range(first, first + count):
         (folder / "at").write_text(str(number))
-        case = folder / "case"
-        what, wrong = KINDS[kind](samples, case, number)
-        shutil.rmtree(case)
+        what, wrong = KINDS[kind](samples, case, number, former=former)
+        shutil.rmtree(former, ignore_errors=True)
+        case.rename(former)
         if wrong:
             with open(folder / "failed", "a") as stream:
                 stream.write(json.dumps([kind, number, str(what), wrong]) + "\n")

@@ -440,11 +440,18 @@ def prepare(samples: Path, folder: Path, target: Target, rng: random.Random) -> 
 
 
 def mutation(
-    samples: Path, folder: Path, number: int, target: Target | None = None
+    samples: Path,
+    folder: Path,
+    number: int,
+    target: Target | None = None,
+    former: Path | None = None,
 ) -> tuple[Target, str]:
-    """Run one case, of a target or of each in turn; return it and what is wrong, or ""."""
+    """Run one case, of a target or of each in turn; return it and what is wrong, or "".
+
+    former: see `fresh_copy`.
+    """
     target = target or TARGETS[number % len(TARGETS)]
-    fresh_copy(samples, folder)
+    fresh_copy(samples, folder, former)
     prepare(samples, folder, target, random.Random(number))
     done, wrong = run_checked(folder, target.command)
     return target, f"{wrong}\n{done.stderr.decode(errors='replace')}" if wrong else ""

@@ -190,11 +190,13 @@ def arguments_of(command: str, rng: random.Random) -> tuple[str, ...]:
     return tuple(words)
 
 
-def option_case(samples: Path, folder: Path, number: int) -> tuple[object, str]:
-    """Run one case; return its arguments and what is wrong, or ""."""
+def option_case(
+    samples: Path, folder: Path, number: int, former: Path | None = None
+) -> tuple[object, str]:
+    """Run one case; return its arguments and what is wrong, or "". former: see `fresh_copy`."""
     rng = random.Random(f"options {number}")
     arguments = arguments_of(sorted(COMMANDS)[number % len(COMMANDS)], rng)
-    fresh_copy(samples, folder)
+    fresh_copy(samples, folder, former)
     stdin = rng.choice((b"", b"the cat\n", b"256 1 2\n", b"\xff\0"))
     done, wrong = run_checked(folder, arguments, stdin)
     return arguments, f"{wrong}\n{done.stderr.decode(errors='replace')}" if wrong else ""

@@ -7,7 +7,9 @@ import gzip
 import importlib.util
 import json
 import lzma
+import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -148,7 +150,46 @@ def _make_corpora(inputs: Path, text: str) -> None:
     (inputs / "c.txt.zst").write_bytes(zstandard.compress(data))
 
 
-def fresh_copy(samples: Path, folder: Path) -> None:
-    """Make a folder in which a command runs: the inputs, and an empty ``out``."""
-    shutil.copytree(samples / "in", folder / "in", copy_function=shutil.copy2)
+def fresh_copy(samples: Path, folder: Path, former: Path | None = None) -> None:
+    """Make a folder in which a command runs: the inputs, and an empty ``out``.
+
+    former: a folder of this function that is not used any more, if it exists. Its inputs are moved,
+        and copied again only if they were changed, because copying takes longer than most commands.
+    """
+    inputs = folder / "in"
+    if former is None or not (former / "in").is_dir():
+        shutil.copytree(samples / "in", inputs, copy_function=shutil.copy2)
+    else:
+        folder.mkdir()
+        (former / "in").rename(inputs)
+        _restore(samples / "in", inputs)
     (folder / "out").mkdir()
+
+
+def _restore(samples: Path, inputs: Path) -> None:
+    wanted, found = _content(samples), _content(inputs)
+    if _folders(wanted) != _folders(found):
+        shutil.rmtree(inputs)
+        shutil.copytree(samples, inputs, copy_function=shutil.copy2)
+        return
+    for name in wanted.keys() | found.keys():
+        if wanted.get(name) != found.get(name):
+            (inputs / name).unlink(missing_ok=True)
+            if name in wanted:
+                shutil.copy2(samples / name, inputs / name)
+
+
+def _content(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the mode of everything below a folder, and the size and time of change of files."""
+    found: dict[str, tuple[int, ...]] = {}
+    for parent, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            path = os.path.join(parent, name)
+            status = os.lstat(path)
+            file = () if stat.S_ISDIR(status.st_mode) else (status.st_size, status.st_mtime_ns)
+            found[os.path.relpath(path, folder)] = (status.st_mode, *file)
+    return found
+
+
+def _folders(content: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {name: facts for name, facts in content.items() if len(facts) == 1}

@@ -40,9 +40,35 @@ def test_the_commands_read_sound_files(samples: Path, tmp_path: Path) -> None:
         assert (folder / target.file).exists(), target
 
 
+def test_changed_inputs_are_copied_again(samples: Path, tmp_path: Path) -> None:
+    def content(folder: Path) -> dict[Path, bytes]:
+        files = (path for path in (folder / "in").rglob("*") if path.is_file())
+        return {path.relative_to(folder): path.read_bytes() for path in files}
+
+    def change(folder: Path) -> None:
+        (folder / "in" / "corpus.txt").write_bytes((folder / "in" / "corpus.txt").read_bytes())
+        (folder / "in" / "v.bin").write_text("another")
+        (folder / "in" / "counts").unlink()
+        (folder / "in" / "more").write_text("more")
+
+    def move(folder: Path) -> None:
+        (folder / "in" / "run").rename(folder / "in" / "moved")
+
+    fresh_copy(samples, tmp_path / "0")
+    for number, changes in enumerate([lambda folder: None, change, move], 1):
+        former, folder = tmp_path / str(number - 1), tmp_path / str(number)
+        changes(former)
+        fresh_copy(samples, folder, former)
+        assert content(folder) == content(samples) and not (former / "in").exists()
+        assert os.listdir(folder / "out") == []
+        times = [(path / "in" / "corpus.txt").stat().st_mtime_ns for path in (folder, samples)]
+        assert times[0] == times[1]
+
+
 def test_mutations(samples: Path, tmp_path: Path) -> None:
     for number in range(len(TARGETS)):
-        target, wrong = mutation(samples, tmp_path / str(number), number)
+        former = tmp_path / str(number - 1)
+        target, wrong = mutation(samples, tmp_path / str(number), number, former=former)
         assert not wrong, (number, target, wrong)
 
 
@@ -71,7 +97,8 @@ def test_every_command_is_run() -> None:
 
 def test_options_of_all_commands(samples: Path, tmp_path: Path) -> None:
     for number in range(OPTION_CASES):
-        arguments, wrong = option_case(samples, tmp_path / str(number), number)
+        former = tmp_path / str(number - 1)
+        arguments, wrong = option_case(samples, tmp_path / str(number), number, former)
         assert not wrong, (number, arguments, wrong)
 
 
@@ -87,7 +114,7 @@ def test_an_unknown_device_is_refused(samples: Path, tmp_path: Path) -> None:
     """Each begins while the one before may still be opening its adapter in a thread."""
     for number, command in enumerate(WITH_DEVICE):
         folder = tmp_path / str(number)
-        fresh_copy(samples, folder)
+        fresh_copy(samples, folder, tmp_path / str(number - 1))
         done, wrong = run_checked(folder, (*command, "--device", "no such device"))
         assert not wrong, (command, wrong, done.stderr)
 
