@@ -208,6 +208,10 @@ class GpuProducts(GpuRecorder, ProductOperations):
         tiles: Sequence[AnyTile] = SOFTWARE_TILES if software else TILES
         if units is not None:
             tiles = units.square_tiles if p.is_symmetric else units.tiles
+            if _addend(p) != ADD_NOTHING:
+                # Tiles that are partly outside load addends late, which takes longer.
+                whole = [each for each in tiles if not (rows % each.rows or columns % each.columns)]
+                tiles = tuple(whole) or tiles
         return choose_tiling(
             tiles,
             p.stack * rows,

@@ -18,6 +18,7 @@ MAX_HALF_INNER = 32_768
 MAX_PARTS = 32
 # processors of a large device; more workgroups than needed cost a smaller device little
 PROCESSORS = 132
+EDGES = 1.04  # factor of the time of a product whose last tiles are partly outside, as measured
 HALVES = 8  # half-precision numbers in a vector of 16 bytes
 SUMS = 4  # float32 numbers in a vector of 16 bytes
 
@@ -213,6 +214,8 @@ def _cost(tile: AnyTile, parts: int, rows: int, columns: int, inner: int, proces
     idle = 1 - last / tile.resident if last else 0
     rounds = max(-(-workgroups // processors) + idle, 128 / tile.threads)
     time = rounds * (inner / parts + 20) * tile.term_cost
+    if rows % tile.rows or columns % tile.columns:
+        time *= EDGES
     if parts > 1:
         time += 60 + 0.0064 * rows * columns * parts / processors
     return time
