@@ -508,6 +508,20 @@ def test_the_picture_is_drawn_from_the_recorded_runs() -> None:
     assert drawn == (DOCS / "peers.svg").read_text(encoding="utf-8")
 
 
+def test_times_to_a_loss_are_those_recorded() -> None:
+    script = script_of("draw_time_to_loss")
+    assert script.draw() == (DOCS / "time-to-loss.svg").read_text(encoding="utf-8")
+    record = json.loads(script.RECORD.read_text(encoding="utf-8"))
+    recorded = {
+        (f"{run['steps']:,}".replace(",", " "), f"{run['loss']:.3f}", f"{run['seconds']:.1f}")
+        for run in [*record["llmgpu"], *record["pytorch"]]
+    }
+    page = (DOCS / "recipes.md").read_text(encoding="utf-8").split("## The time to a loss")[1]
+    page = page.split("\n## ")[0]
+    rows = re.findall(r"^\| .+ \| ([\d ]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    assert len(rows) == 5 and set(rows) <= recorded
+
+
 def test_single_calls_are_those_recorded() -> None:
     script = script_of("draw_calls")
     assert table_rows(9) == script.rows()
