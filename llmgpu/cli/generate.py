@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import sys
 import time
 from collections import deque
@@ -50,6 +51,8 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
     # Read and encode prompts before loading the model, so that errors are reported early.
     texts = _given_prompts(asked, report)
     # Check the model's files in a thread while the device opens.
+    if not os.path.isdir(asked.run):
+        open_model(asked.run)  # raises the error of a missing folder before a device opens
     opened: list[SavedModel] = []
     with Background() as checking:
         checking.start(lambda: opened.append(open_model(asked.run, report.note)))

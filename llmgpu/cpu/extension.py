@@ -103,11 +103,15 @@ def _numpy_version() -> int:
 
 
 def _finds_items(one: list[None]) -> bool:
-    """Whether a list points to its items where `items_of` of calls.h reads; one: a list of None."""
-    place = id(one) + tuple.__basicsize__  # a tuple's items, too, follow the number of items
-    has_pointer = list.__basicsize__ == tuple.__basicsize__ + 2 * ctypes.sizeof(ctypes.c_void_p)
-    items = ctypes.c_void_p.from_address(place).value if has_pointer else None
-    return items is not None and ctypes.c_void_p.from_address(items).value == id(None)
+    """Whether `items_of` of calls.h finds the items of lists and of tuples; one: a list of None."""
+    head = object.__basicsize__ + ctypes.sizeof(ctypes.c_ssize_t)  # up to the number of items
+    has_pointer = list.__basicsize__ == head + 2 * ctypes.sizeof(ctypes.c_void_p)
+    first = ctypes.c_void_p.from_address(id(one) + head).value if has_pointer else None
+    pair = (None, one)
+    # A tuple's items are its last field. Since Python 3.14, a hash is in front of them.
+    found = ctypes.c_void_p.from_address(id(pair) + tuple.__basicsize__).value
+    has_items = first is not None and ctypes.c_void_p.from_address(first).value == id(None)
+    return has_items and found == id(None)
 
 
 @dataclass(frozen=True)

@@ -258,7 +258,9 @@ class Device(OpenedAdapter):
         halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
         middles = (halves[1:] + halves[:-1]) / 2  # exact
         near = (np.nextafter(middles, np.float32(bound)) for bound in (0, np.inf))
-        numbers = np.concatenate([halves, middles, *near])
+        # Numbers beyond the largest half are rounded to it up to 65520.
+        beyond = np.array([65505, np.nextafter(np.float32(65520), np.float32(0))], np.float32)
+        numbers = np.concatenate([halves, middles, *near, beyond])
         numbers = np.concatenate([numbers, -numbers])
         with np.errstate(under="ignore"):
             nearest = numbers.astype(np.float16).view(np.uint16)

@@ -71,8 +71,8 @@ class Change(NamedTuple):
     compute: Callable[[FloatArray, FloatArray, slice, FloatArray], None]
 
 
-# A function that computes a change of tensors that were read. It returns the functions that remain
-# to be called: one gives back the memory of the old numbers, the other writes the new numbers.
+# A function that computes a change. It returns two functions: the first frees the memory of the old
+# numbers, and the second copies the new numbers to the tensors. Call both, in this order.
 _Begun = Callable[[], tuple[Callable[[], None], Callable[[], None]]]
 
 

@@ -5,9 +5,10 @@
   the tokens to the positions that follow from the counts. The table is kept from slice to slice and
   from text to text. A full table is emptied.
 - Long words are merged on the host. The device writes LONG_WORD in place of their ids.
-- The host encodes a whole slice if the device left starts of words undecided, or if long words are
-  such a share of the slice that one thread would merge them more slowly than all threads encode the
-  slice. The host then encodes some of the next slices, too, before the device is tried again.
+- The host encodes a whole slice in two cases: the device left starts of words undecided, or the
+  slice has many long words. Many means that one thread needs longer for them than all threads need
+  for the slice. The host then encodes some of the next slices, too, before the device is tried
+  again. If a pattern is one of expressions, the host marks the starts of words instead.
 - In a vocabulary of SentencePiece's kind, a further kernel replaces the symbols that are left of a
   new word by their items, see `llmgpu.bpe.vocabulary.symbols`.
 """
@@ -25,10 +26,9 @@ from weakref import WeakKeyDictionary, proxy
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, new_ids
 from llmgpu.bpe.encoding.encoder_c import host_slices, make_c_vocabulary
-from llmgpu.bpe.encoding.encoder_host import HostSlices, require_tokens
+from llmgpu.bpe.encoding.encoder_host import HostSlices, require_tokens, settled
 from llmgpu.bpe.encoding.matching import (
     PairRanks,
     byte_ids,
@@ -36,6 +36,8 @@ from llmgpu.bpe.encoding.matching import (
     pair_keys,
     pair_ranks,
 )
+from llmgpu.bpe.pretokens.custom_regex import HostPattern
+from llmgpu.bpe.pretokens.pattern import as_pattern
 from llmgpu.bpe.pretokens.pretoken_gpu import pack_classes
 from llmgpu.bpe.pretokens.slice_pipeline import begin_slots, made_slots, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
@@ -223,7 +225,8 @@ class GpuEncoder:
                 yield self._encode_on_host(piece, allocate)
                 continue
             state = self._finish(slot)
-            encoded = None if state["undecided"] else self._fetch(slot, piece, state, allocate)
+            is_undecided = state["undecided"] and not self._marks_on_host
+            encoded = None if is_undecided else self._fetch(slot, piece, state, allocate)
             self._spared.judge(is_bad=encoded is None)
             if encoded is None:
                 slot.drop()
@@ -233,17 +236,21 @@ class GpuEncoder:
         self._idle = slots
 
     def _encode_on_host(self, piece: Slice, allocate: Allocate) -> EncodedSlice:
-        return self._host.encode(piece, 0, allocate(piece.main_end + PADDING))[0]
+        return settled(self._host.encode(piece, 0)[0], allocate)
 
     def _finish(self, slot: _Slot) -> NDArray[Any]:
         """Wait for a slice, rerun it until the table has all its words, and return its counters.
 
-        A slice with undecided starts of words is not run again.
+        A slice with undecided starts of words is not run again, unless the host marks all starts.
         """
         state = slot.collect()
+        if state["undecided"] and not self._marks_on_host:
+            return state
         before, cleared = 0, False
-        while not state["undecided"] and (pending := int(state["pending"])):
+        while pending := int(state["pending"]):
             with self._lock:
+                if state["undecided"]:
+                    slot.mark_on_host()
                 # Words are missing because the table is full, or no slot near their hashes is free.
                 stuck = state["full"] or pending == before
                 if stuck and not self._table.grow(state, beyond_limit=cleared):
@@ -278,6 +285,11 @@ class GpuEncoder:
         return EncodedSlice(ids, starts, piece.main_end, piece.closed)
 
     @cached_property
+    def _marks_on_host(self) -> bool:
+        """Whether the host marks the starts of words, because the pattern is of expressions."""
+        return isinstance(as_pattern(self._vocabulary.cut), HostPattern)
+
+    @cached_property
     def _host(self) -> HostSlices:
         return host_slices(self._vocabulary, self._threads)
 
@@ -291,23 +303,27 @@ class GpuEncoder:
 class Spared:
     """Decides how many slices the host encodes before a device is tried again.
 
-    The number doubles with each slice that is bad for the device, up to MOST_SPARED: a long bad
-    text costs the device little time, and a bad slice between good slices costs one good slice.
+    Each bad slice doubles the number of slices that skip the device, up to MOST_SPARED. A good
+    slice sets the number back to 1.
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # the reader's thread takes, and the caller's thread judges
         self._next = 1  # slices to spare the device after the next bad slice
         self._left = 0
 
     def judge(self, *, is_bad: bool) -> None:
         """Tell whether a slice was bad for the device."""
-        self._left = self._next if is_bad else 0
-        self._next = min(2 * self._next, MOST_SPARED) if is_bad else 1
+        with self._lock:
+            self._left = self._next if is_bad else 0
+            self._next = min(2 * self._next, MOST_SPARED) if is_bad else 1
 
     def take(self) -> bool:
         """Return whether the host encodes the next slice."""
-        self._left -= 1
-        return self._left >= 0
+        with self._lock:
+            is_spared = self._left > 0
+            self._left -= is_spared
+            return is_spared
 
 
 @dataclass

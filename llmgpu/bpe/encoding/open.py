@@ -90,6 +90,8 @@ def open_matching_encoder(
     if key not in kept:
         kept[key] = _open_new(vocabulary, backend, slice_bytes, threads, text_bytes)
     found: Encoder = kept[key]
+    if isinstance(found, Expecting):
+        found.expect(text_bytes)  # an encoder of an earlier text may expect another size
     return found
 
 

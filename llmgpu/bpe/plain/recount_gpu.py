@@ -80,16 +80,16 @@ def train(
             f"the recount engine numbers tokens with 16 bits: {tokens} tokens asked for, but the "
             f"limit is {MAX_TOKENS}; ask for fewer or use {spelled('--device cpu')}"
         )
-    most = most_text_bytes(device, options)
+    symbol_bytes = symbol_bytes or _symbol_bytes(options)
+    most = min(device.max_binding_bytes // symbol_bytes, MAX_TEXT_BYTES)
     if len(text) > most:
         raise DeviceError(
-            f"the corpus has more than {most} bytes, the limit of {device.name}; use "
+            f"the corpus has more than {most} bytes, the limit on {device.name}; use "
             f"{spelled('--limit')} "
             f"{most} or {spelled('--device cpu')}"
         )
     if count_tile is None:
         count_tile = SOFTWARE_COUNT_TILE if device.is_software else COUNT_TILE
-    symbol_bytes = symbol_bytes or _symbol_bytes(options)
     loop = _RecountLoop(
         device, len(text), options, workgroup_size, table_slots, count_tile, symbol_bytes
     )

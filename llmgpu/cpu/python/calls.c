@@ -31,12 +31,17 @@ static PyType_Spec coder_spec = {"llmgpu.cpu.calls.Coder", sizeof(Coder), 0, Py_
                                  coder_slots};
 
 PyTypeObject *coder_type;
+Py_ssize_t tuple_items;
 
 /* Fill the module. A module that is made again has the same types. */
 static int fill_module(PyObject *module)
 {
     if (coder_type == NULL) {
-        coder_type = (PyTypeObject *)PyType_FromSpec(&coder_spec);
+        PyObject *size = PyObject_GetAttrString((PyObject *)&PyTuple_Type, "__basicsize__");
+
+        tuple_items = size ? PyLong_AsSsize_t(size) : -1;
+        Py_XDECREF(size);
+        coder_type = tuple_items < 0 ? NULL : (PyTypeObject *)PyType_FromSpec(&coder_spec);
         stream_type = (PyTypeObject *)PyType_FromSpec(&stream_spec);
         ascii_method = PyObject_GetAttrString((PyObject *)&PyUnicode_Type, "isascii");
         coder_name = PyUnicode_InternFromString("_coder");

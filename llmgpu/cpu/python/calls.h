@@ -149,13 +149,15 @@ static inline void *data_of(PyObject *array)
     return *(void **)(array + 1);
 }
 
-/* Return the items of a tuple, which are its only field, or of a list, whose first field points to
- * them; extension.py checks the latter. Functions of CPython take longer for an item. */
+extern Py_ssize_t tuple_items; /* tuple.__basicsize__, the offset of the items */
+
+/* Return the items of a tuple, which are its last field, or of a list, whose first field points to
+ * them; extension.py checks both. Functions of CPython take longer for an item. */
 static inline PyObject **items_of(PyObject *object)
 {
-    void *first = (PyVarObject *)object + 1;
+    int is_tuple = Py_TYPE(object) == &PyTuple_Type;
 
-    return Py_TYPE(object) == &PyTuple_Type ? first : *(void **)first;
+    return is_tuple ? (void *)((char *)object + tuple_items) : *(void **)((PyVarObject *)object + 1);
 }
 
 /* ---- Encoding (encoding.c) ---- */

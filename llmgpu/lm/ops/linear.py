@@ -43,6 +43,7 @@ FEW_ROWS_WORKGROUP_SIZE = 64
 FOUR = 4  # weights that a thread loads at once, if the row length is a multiple of 4
 LOADS = 4  # loads of 4 weights for each thread, if a row is long enough
 LEAST_ROW_THREADS = 8
+LARGE_TILE = 64 * 64  # least elements of a large tile on matrix units
 # equal to the constants of these names in kernels
 ADD_NOTHING, ADD_RESIDUAL, ADD_TO_PRODUCT = range(3)
 # Least inner dimension of a product for kernels that load two steps along it at once. These
@@ -136,8 +137,9 @@ class ProductOperations(Recorder):
         """
         name = "multiply"
         if product.shape[0] == 1:  # kernels for few rows or with partial sums do not support stacks
-            tensors = left, right, product
-            left, right, product = (each.reshaped(*each.shape[1:]) for each in tensors)
+            # A factor that is also the other factor stays the same tensor.
+            tensors = {id(each): each.reshaped(*each.shape[1:]) for each in (left, right, product)}
+            left, right, product = (tensors[id(each)] for each in (left, right, product))
             name = "linear" if right_transposed else name
         self.multiply_matrices(
             Product(name, left, right, product, left_transposed, right_transposed)
@@ -209,8 +211,9 @@ class GpuProducts(GpuRecorder, ProductOperations):
         if units is not None:
             tiles = units.square_tiles if p.is_symmetric else units.tiles
             if _addend(p) != ADD_NOTHING:
-                # Tiles that are partly outside load addends late, which takes longer.
-                whole = [each for each in tiles if not (rows % each.rows or columns % each.columns)]
+                # Large tiles that are partly outside load addends late, which takes longer.
+                large = [each for each in tiles if each.rows * each.columns >= LARGE_TILE]
+                whole = [each for each in large if not (rows % each.rows or columns % each.columns)]
                 tiles = tuple(whole) or tiles
         return choose_tiling(
             tiles,

@@ -13,12 +13,12 @@ from math import gcd
 
 # most terms of one part, since rounding errors of a running sum grow with its length
 MAX_INNER = 8_192
-# the same for factors in half precision, whose own rounding errors are larger
+# the same for factors in half precision, whose rounding costs more than a longer sum
 MAX_HALF_INNER = 32_768
 MAX_PARTS = 32
 # processors of a large device; more workgroups than needed cost a smaller device little
 PROCESSORS = 132
-EDGES = 1.04  # factor of the time of a product whose last tiles are partly outside, as measured
+EDGES = 1.04  # factor of the time of a product whose last tiles reach beyond its edges, as measured
 HALVES = 8  # half-precision numbers in a vector of 16 bytes
 SUMS = 4  # float32 numbers in a vector of 16 bytes
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -146,7 +146,7 @@ class Recorder:
     def __init__(self, products: FixedProducts | None = None) -> None:
         self.products = products
         self.nbytes = 0
-        self._scratch: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+        self._scratch: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Tensor] = {}
         self._program: Program | None = None
 
     # Memory
@@ -183,9 +183,9 @@ class Recorder:
     def scratch(self, role: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
         """Return memory that an operation may use until the next operation starts.
 
-        All operations share the memory of a role and shape; its contents are undefined.
+        All operations share the memory of a role, shape and dtype; its contents are undefined.
         """
-        key = (role, shape)
+        key = role, shape, cast("np.dtype[Any]", np.dtype(dtype))
         if key not in self._scratch:
             self._scratch[key] = self.tensor(f"{role} scratch", shape, dtype)
         return self._scratch[key]

@@ -147,7 +147,7 @@ def record_orthogonal(
         operations.newton_schulz(gram, square)
         factors = (gram, x) if is_wide else (x, gram)
         if half and iteration == ITERATIONS - 1:
-            other = matrices  # the last directions are not factors of a product
+            other = matrices  # no product follows, so the last result is float32
         operations.multiply(*factors, other)
         x, other = other, x
     return x

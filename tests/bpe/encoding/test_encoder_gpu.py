@@ -300,7 +300,7 @@ def submitted_slices(monkeypatch: MonkeyPatch) -> set[int]:
     return found
 
 
-@pytest.mark.skipif(library() is None, reason="NumPy has one thread and takes no slices")
+@pytest.mark.skipif(library() is None, reason="NumPy has one thread")
 @pytest.mark.parametrize(
     ("pattern", "make_bad"), [("class", long_runs), ("o200k", undecided_runs), ("gpt2", long_runs)]
 )
