@@ -28,6 +28,7 @@ from llmgpu.bpe.encoding.encoder_gpu import LISTED, LONGEST, GpuEncoder, Spared
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.matching import NO_RANK, pair_ranks
 from llmgpu.bpe.encoding.open import open_encoder, open_host_encoder
+from llmgpu.bpe.pretokens.custom_regex import RegexPattern
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pretoken_gpu import REACH
 from llmgpu.bpe.pretokens.slices import Slice
@@ -335,6 +336,19 @@ def test_a_few_long_words_leave_their_slice_to_the_device(
     documents = [word * 4 + rest] * 50
     vocabulary = train(rest)
     encoder = GpuEncoder(any_device, vocabulary, 1 << 19, threads=4)
+    spans = spans_on_host(monkeypatch)
+    assert encode(encoder, documents) == encode(NumpyEncoder(vocabulary), documents)
+    assert spans == []
+
+
+def test_the_host_only_marks_the_words_of_expressions(
+    any_device: Device, monkeypatch: MonkeyPatch
+) -> None:
+    documents = [b"ab abc, 12 3456 a-b " * 40] * 60
+    trained, expression = train(documents[0]), "\\d{1,3}|[a-z]+|."
+    name = RegexPattern(expression).name
+    vocabulary = Vocabulary(trained.tokens, trained.merges, name, expression, match="bpe")
+    encoder = GpuEncoder(any_device, vocabulary, 1 << 14, threads=4)
     spans = spans_on_host(monkeypatch)
     assert encode(encoder, documents) == encode(NumpyEncoder(vocabulary), documents)
     assert spans == []

@@ -14,6 +14,7 @@ from llmgpu.lm.ops.optimizer import HYPER, NORM_BUFFERS, NORM_PARTIALS, NORMS_AT
 from llmgpu.lm.ops.recording import Program
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.optimizers.adamw import ADAMW, Moments
+from llmgpu.lm.optimizers.muon import MUON, Momentum
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import hyper_parameters
 from tests.lm.ops.checking import float32_values, poisoned, run, tensor_of
@@ -175,3 +176,45 @@ def recorded_steps(operations: Operations, record: Any) -> Program:
         record()
     operations.run(program)
     return program
+
+
+@np.errstate(under="ignore")
+@pytest.mark.parametrize("half", [False, True], ids=["single", "copy"])
+def test_muons_steps_of_adjacent_weights_are_those_of_each(
+    operations: Operations, half: bool
+) -> None:
+    if half and not operations.has_half_precision:
+        pytest.skip("the device has no half precision")
+    hyper = operations.parameters("hyper", (), HYPER)
+    options = TrainOptions(optimizer="muon", weight_decay=0.3)
+    operations.write(hyper, hyper_parameters(options, 3, 0.1, 1.0, 0))
+    stats = tensor_of(operations, "stats", np.array([0.5, 0, 0, 0]))
+    shapes = {f"weight {k}": (16, 16) for k in range(4)}
+
+    def moved(*, together: bool) -> tuple[list[NDArray[Any]], int]:
+        parameters, gradients = (adjacent_tensors(operations, shapes) for _ in range(2))
+        copies: list[Any] = [None] * len(shapes)
+        if half:
+            copies = adjacent_tensors(operations, shapes, np.float16)
+        states = Momentum.make(operations, parameters)
+        momenta = [state.momentum for state in states]
+        rng = np.random.default_rng(2)
+        for tensor in (*parameters, *gradients, *momenta):
+            operations.write(tensor, rng.standard_normal(tensor.shape, np.float32))
+        steps = [
+            (state, WeightUpdate(parameters[k], gradients[k], stats, hyper, True, copies[k]))
+            for k, state in enumerate(states)
+        ]
+        groups = [steps] if together else [[step] for step in steps]
+        made = [
+            recorded_steps(operations, lambda group=group: MUON.record(operations, group))
+            for group in groups
+        ]
+        changed = [*parameters, *momenta, *(copies if half else [])]
+        return [operations.read(each) for each in changed], sum(len(p.steps) for p in made)
+
+    (found, fewer), (expected, more) = moved(together=True), moved(together=False)
+    if isinstance(operations, GpuOperations):
+        assert fewer == more / len(shapes)
+    for array, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(array, other, rtol=1e-3 if half else 1e-5, atol=1e-5)
