@@ -4,7 +4,7 @@
  * has the next state, and flags for each character. The flags are written to the marks, and become
  * marks at the end. Only STOP is branched on, because branches on text are hard to predict.
  *
- * A step with STOP is not done. Instead:
+ * If the flags have STOP, the automaton does not move to the next state. Instead:
  *
  * - With LAST, a match may start before the character, after text outside of matches.
  * - Else, if the last character with LAST has no MARK, a match ended there. The automaton goes back
@@ -13,13 +13,15 @@
  */
 #include "engine.h"
 
-/* Flags of a character. MARK: a bound is before the character. LAST: the same, or a match may end
- * there. STOP: see above. The bits from PLACE on are a place in the head of the table. */
+/* Flags of a character. MARK: a bound is before the character. LAST: a match may end before the
+ * character; each MARK has LAST, too. STOP: see above. The bits from PLACE on are a place in the head
+ * of the table. */
 enum { MARK = 1, LAST = 2, STOP = 0x80, PLACE = 2 };
 
 #define STOPS (STOP << 8 | STOP)
-#define OUTERS 32 /* places. The head has the state at a bound for each, then the state that skips
-                     a character. */
+/* The head of the table has two lists of OUTERS states. A place chooses the state at a bound from the
+ * first list, and the state that skips a character from the second. */
+#define OUTERS 32
 
 /* Return the class of the character at p < end; length: set to its bytes. There is no branch on the
  * length of characters of up to three bytes. */
@@ -78,7 +80,7 @@ int64_t run_automaton(const Pattern *pattern, const Automaton *automaton, const 
             p += bytes;
             continue;
         }
-        if (flag & LAST) { /* the mark that the next step writes is taken back without a match */
+        if (flag & LAST) { /* the next step writes MARK, which is removed if the match fails */
             begun = p;
             state = next[(flag ^ STOP) >> PLACE];
             continue;

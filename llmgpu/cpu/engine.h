@@ -106,10 +106,10 @@ typedef struct {
     const uint16_t *next, *flags;
 } Automaton;
 
-/* The bytes that may follow a first byte: the second and the third have the bits `valid` in `mask`.
- * The bits `own` of the first byte and the low six bits of the next two, without the last `unused`
- * bits, are the code point. No bytes have the bits `valid` if the first byte begins no character of
- * up to three bytes. */
+/* How to decode a character by its first byte. The next two bytes are valid if
+ * `(second << 8 | third) & mask == valid`. The code point has the bits `own` of the first byte, then
+ * six bits of each next byte, without the last `unused` bits. If the first byte begins no character of
+ * up to three bytes, no next bytes are valid. */
 typedef struct {
     uint16_t mask, valid;
     uint8_t own, unused;

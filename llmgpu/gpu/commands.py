@@ -307,7 +307,7 @@ class Download:
     def take(self, use: Callable[[NDArray[np.uint8]], None]) -> None:
         """Wait for the running copy, if any, and call `use` with its bytes.
 
-        The bytes are valid only during the call. Otherwise like `mapped`.
+        The bytes are valid only during the call. Raises the errors of `mapped`.
         """
         if self._pending is not None:
             copied, unmap = self.mapped()

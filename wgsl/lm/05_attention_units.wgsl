@@ -25,7 +25,8 @@
 //!let others = 0 k next, 1 v first
 //!include lm/attention_units.wgsl
 
-// Exponents of 2 are far above those of masked scores, and below those of all other scores.
+// `lowest` is where a row's largest exponent of 2 starts. It is far above the exponents of masked
+// scores, and below those of all other scores.
 //!let lowest = -1.0e30
 //!let masked = -3.0e38
 //!let own = q
@@ -63,7 +64,7 @@ fn attention(
         var largest = {lowest};
         var sum = 0.0;
         atomicStore(&grown, 0u);
-        // A row may see nothing of its first steps: its sums there are 0.
+        // A row may see no key of the first steps. Its weights there are 0.
         let begin = starts[sequence + own_first] / STEP * STEP;
         let own_start = vec4<u32>(starts[place]);
 //!include keys_of_all_rows
@@ -110,7 +111,8 @@ fn attention(
                 largest = exponent;
                 atomicStore(&grown, first + 1u);
             }
-            // Exponents are rounded once. A rounding of `largest` is the same factor in all weights.
+            // A rounding error of `largest` multiplies all weights of the row and their sum by one
+            // factor, which cancels.
             var total = vec4<f32>();
 //!for c in 0..part_quads
             let p{c} = exp2(fma(s{c}, vec4<f32>(params.log2_scale), vec4<f32>(-largest)));

@@ -5,7 +5,7 @@
 //
 // binding 0  x     read        (N, R), half precision, a vector per element; gate comes first, up last
 // binding 1  out   read_write  (N, F), half precision, a vector per element
-// binding 2  dims  uniform     vectors of out, of its rows, of the rows of x
+// binding 2  dims  uniform     number of vectors in out, in a row of out, in a row of x
 // dispatch: one thread per vector of out, of `fours` times four elements; F and R are multiples of them
 //!include lm/elements.wgsl
 //!include lm/activations.wgsl

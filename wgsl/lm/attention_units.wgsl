@@ -66,7 +66,7 @@ fn halves_of(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
     );
 }
 
-// The same for weights, which are too small to overflow.
+// As `halves_of`, without its check for overflow: weights are at most 2^8.
 fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
     return vec4<u32>(
         pack2x16float(first.xy),
@@ -101,8 +101,8 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
         var zero: Sum;
 //!end
 
-// All queries of a subgroup see the keys from the start of their last row to `end_of_common`: most
-// steps need no masks.
+// Every query of a subgroup sees the keys from the first key of its last query up to
+// `end_of_common` - 1. A step inside this range needs no masks.
 //!block keys_of_all_rows
         let end_of_common = own_first + own_row + 1u;
         let last_row = min(own_first + own_row + {subgroup_rows}u, params.seq) - 1u;

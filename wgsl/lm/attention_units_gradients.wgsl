@@ -25,7 +25,7 @@ fn are_seen(keys: vec4<u32>, queries: vec4<u32>, firsts: vec4<f32>) -> vec4<bool
 // Make weights of the products of own rows and a step's rows: of `own_0` and side 0, scores; of
 // `own_1` and side 1, slopes. The block `numbers_of_four` sets the numbers `log` and `delta` of
 // s{q} and slope{q}, and the `keys`, `queries` and `firsts` that decide whether a query sees a key.
-// masks: whether a query may not see a key of the step.
+// masks: true if some query of the subgroup does not see some key of the step.
 //
 // One array holds all of these, so that two workgroups find room on a processor: a thread has its
 // scores in variables before their slopes take the place of these, and then puts the weights there,

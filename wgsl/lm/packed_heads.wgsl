@@ -7,7 +7,7 @@ struct HeadParams {
     vectors: u32, // N * (heads + 2 * kv_heads) * half_width
     heads: u32,
     kv_heads: u32,
-    half_width: u32, // D/2, as all that follow in vectors of columns
+    half_width: u32, // D/2; this field and all below count vectors of columns
     row_width: u32, // of all three side by side
     keys: u32,
     values: u32,

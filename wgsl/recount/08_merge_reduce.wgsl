@@ -53,8 +53,8 @@ fn is_pair(first: u32, second: u32) -> bool {
     return (first & RANK_MASK) == state.symbol_a && second == state.symbol_b;
 }
 
-// A thread's part of the maximum that is the last start of a run, plus 1, before a block whose first
-// symbol continues the run; else 0. Blocks inside the run have no start of their own.
+// Returns the largest start of a run, plus 1, among the entries that this thread reads. The maximum of
+// the workgroup is the start of the run that continues into the block. 0 if no run continues.
 fn start_before(block: u32, local_index: u32) -> u32 {
     var start = 0u;
     if (block * BLOCK < state.symbol_count && continues_run(block * BLOCK)) {

@@ -24,8 +24,8 @@ override COUNT_TILE: u32 = 1024u;
 // because a thread writes two bits for each of its symbols.
 override BLOCK: u32 = 1024u;
 
-// Blocks for which bpe_run_reduce also writes the last start of all, so that the last start before a
-// block is one of at most 2 * RUN_TILE numbers among 2^30 symbols.
+// bpe_run_reduce writes the last start of a run for each block, and for each RUN_TILE blocks. A search
+// for the last start then reads at most 2 * RUN_TILE numbers in a text of 2^30 symbols.
 const RUN_TILE: u32 = 1024u;
 
 const RUNNING: u32 = 0u;

@@ -42,7 +42,7 @@ RUNNING, TABLE_FULL = constant(_STATE_FILE, "RUNNING"), constant(_STATE_FILE, "T
 ARGS_COUNT, ARGS_BLOCKS, ARGS_RUNS, ARGS_BYTES = (
     12 * constant(_STATE_FILE, f"ARGS_{name}") for name in ("COUNT", "BLOCKS", "RUNS", "COUNT_OF")
 )
-RUN_TILE = constant(_STATE_FILE, "RUN_TILE")  # blocks with one start of a run of all
+RUN_TILE = constant(_STATE_FILE, "RUN_TILE")  # blocks that share one entry of run_tiles
 COUNT_TILE = constant(_STATE_FILE, "COUNT_TILE")  # symbols counted by one workgroup
 SOFTWARE_COUNT_TILE = 4096  # with 1024, Mesa's driver takes 2.5 times as long
 SYMBOLS_PER_THREAD = 4  # symbols that a thread marks and moves
@@ -283,7 +283,7 @@ class _RecountLoop:
 
 def gpu_bytes(text_bytes: int, options: TrainingOptions) -> int:
     """Estimate the device memory, in bytes, for training on a text of `text_bytes`."""
-    # A byte of text needs two symbols, a byte of marks, and until the symbols are made the text
-    # itself with up to 3 bits of the pre-tokenizer.
+    # A byte of text needs two symbols and a byte of marks. The text, and up to 3 bits of the
+    # pre-tokenizer for each byte, are freed once the symbols exist.
     half_bytes = 4 * _symbol_bytes(options) + 5
     return half_bytes * text_bytes // 2 + (64 << 20)

@@ -42,9 +42,9 @@ _START: _Threads = ((-1, 0),)  # where a match may start, at a bound
 _SKIP: _Threads = ((-2, 0),)  # no match starts at the next character
 _GAP: _Threads = ()  # after a character outside of matches
 _States = tuple[_Threads, ...]  # of each expression
-# For each state and class, and for the end of a text: the number of the next state, and the flags.
-# Then, by the states of all expressions but the last: the states in which the last one is at a
-# bound, and those in which it skips a character.
+# Three tables. The first two have the number of the next state, and the flags, by state and class;
+# their last column is the end of a text. The third has, by the states of all expressions but the
+# last, the two states in which the last one is at a bound, and skips a character.
 _Numbered = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]
 # The next states and the flags, see `llmgpu/cpu/automata.c`: uint16 (n,).
 Automaton = tuple[NDArray[np.uint16], NDArray[np.uint16]]

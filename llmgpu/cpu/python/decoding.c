@@ -128,7 +128,7 @@ PyObject *decode(const Facts *facts, PyObject *ids, const char *errors)
     }
     free(more);
     free_numbers(&numbers);
-    return result ? result : nothing(); /* without memory, Python's code runs out of it again */
+    return result ? result : nothing(); /* None where memory is short: Python's code raises MemoryError */
 }
 
 const char *handler(PyObject *errors)

@@ -1,8 +1,8 @@
 """Tensors side by side in a device's memory, which one kernel can compute as a single tensor.
 
 A dispatch takes several microseconds even if it has little to compute, and a small tensor does not
-keep a device busy. So the weights of a model that have one shape, their gradients and the state of
-the optimizer are adjacent in the same order.
+keep a device busy. So the weights of a model that have one shape, their gradients and the float32
+state of the optimizer are adjacent in the same order, in groups of up to `stack_elements` elements.
 """
 
 from __future__ import annotations

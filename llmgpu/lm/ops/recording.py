@@ -627,7 +627,10 @@ def dims(*values: int) -> NDArray[np.uint32]:
 
 
 def vector_fours(*widths: int) -> int:
-    """Return how many times four halves a thread reads at once: 2 if that divides all widths."""
+    """Return 2 if all widths are multiples of 8, else 1.
+
+    A thread reads this many vectors of four halves at once.
+    """
     return 1 if any(width % (2 * FOUR) for width in widths) else 2
 
 
