@@ -110,7 +110,7 @@ def test_zeros_leave_out_the_neighbours(operations: Operations) -> None:
 def test_norms_of_many_gradients_are_those_of_each(operations: Operations) -> None:
     """More runs than buffers, a run of more gradients than a dispatch has, and short ones."""
     count = NORMS_AT_ONCE + 3
-    shapes = {f"equal {k}": (4, 32) for k in range(count)}
+    shapes: dict[str, tuple[int, ...]] = {f"equal {k}": (4, 32) for k in range(count)}
     shapes |= {f"other {k}": (k + 1, 64) for k in range(NORM_BUFFERS + 2)}
     shapes |= {"odd": (13,), "last": (4, 32)}
     gradients = adjacent_tensors(operations, shapes)
