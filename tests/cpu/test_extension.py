@@ -525,7 +525,7 @@ def test_threads_have_the_ids_of_one(way: str) -> None:
 
 
 def test_a_long_str_is_encoded_in_its_own_memory_by_ctypes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A str of ASCII, unless special tokens or NumPy need its copy; ids are those of the bytes."""
+    """Special tokens and NumPy need a copy of the str. The ids are those of its bytes."""
     if library.library() is None:
         pytest.skip("the CPU engine is not built")
 

@@ -446,7 +446,9 @@ def mutation(
     target: Target | None = None,
     former: Path | None = None,
 ) -> tuple[Target, str]:
-    """Run one case, of a target or of each in turn; return it and what is wrong, or "".
+    """Run one case of a target, or of all targets in turn.
+
+    Returns the case, and a description of the fault that it found, or "".
 
     former: see `fresh_copy`.
     """

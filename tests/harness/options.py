@@ -193,7 +193,12 @@ def arguments_of(command: str, rng: random.Random) -> tuple[str, ...]:
 def option_case(
     samples: Path, folder: Path, number: int, former: Path | None = None
 ) -> tuple[object, str]:
-    """Run one case; return its arguments and what is wrong, or "". former: see `fresh_copy`."""
+    """Run one case.
+
+    Returns the case's arguments, and a description of the fault that it found, or "".
+
+    former: see `fresh_copy`.
+    """
     rng = random.Random(f"options {number}")
     arguments = arguments_of(sorted(COMMANDS)[number % len(COMMANDS)], rng)
     fresh_copy(samples, folder, former)

@@ -25,8 +25,8 @@
 //!let others = 0 k next, 1 v first
 //!include lm/attention_units.wgsl
 
-// `lowest` is where a row's largest exponent of 2 starts. It is far above the exponents of masked
-// scores, and below those of all other scores.
+// A row's largest exponent of 2 starts at `lowest`. Exponents of masked scores are far below `lowest`,
+// and exponents of all other scores are above.
 //!let lowest = -1.0e30
 //!let masked = -3.0e38
 //!let own = q

@@ -81,7 +81,7 @@ def train(
             f"limit is {MAX_TOKENS}; ask for fewer or use {spelled('--device cpu')}"
         )
     symbol_bytes = symbol_bytes or _symbol_bytes(options)
-    most = min(device.max_binding_bytes // symbol_bytes, MAX_TEXT_BYTES)
+    most = most_text_bytes(device, options, symbol_bytes)
     if len(text) > most:
         raise DeviceError(
             f"the corpus has more than {most} bytes, the limit on {device.name}; use "
@@ -101,9 +101,15 @@ def _symbol_bytes(options: TrainingOptions) -> int:
     return 2 if 256 + options.merges <= MAX_SHORT_TOKENS else 4
 
 
-def most_text_bytes(device: Device, options: TrainingOptions) -> int:
-    """Return the longest text in bytes: one binding must hold a symbol for each byte of text."""
-    return min(device.max_binding_bytes // _symbol_bytes(options), MAX_TEXT_BYTES)
+def most_text_bytes(
+    device: Device, options: TrainingOptions, symbol_bytes: int | None = None
+) -> int:
+    """Return the longest text in bytes: one binding must hold a symbol for each byte of text.
+
+    symbol_bytes: see `train`.
+    """
+    symbol_bytes = symbol_bytes or _symbol_bytes(options)
+    return min(device.max_binding_bytes // symbol_bytes, MAX_TEXT_BYTES)
 
 
 class _RecountLoop:

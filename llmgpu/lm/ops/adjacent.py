@@ -26,12 +26,15 @@ def adjacent_tensors(
     dtype: DTypeLike = np.float32,
     kinds: Sequence[Hashable] = (),
 ) -> list[Tensor]:
-    """Create tensors; on a device, those of one kind are adjacent in groups.
+    """Create tensors with these names and shapes, in the order of `shapes`.
 
-    A group has up to `stack_elements` elements, or is a single tensor. The places of tensors in a
-    group do not depend on `dtype`.
+    On a device, tensors of one kind lie side by side in groups. A group has up to `stack_elements`
+    elements, or a single tensor. The places of tensors in a group do not depend on `dtype`. On the
+    CPU, each tensor has its own memory.
 
     kinds: the kind of each tensor; by default its shape.
+
+    Raises DeviceError if the device has too little memory.
     """
     if not operations.stack_elements:
         return [operations.tensor(name, shape, dtype) for name, shape in shapes.items()]
