@@ -1,6 +1,6 @@
 """The embedding lab: ways to look up rows and to add gradients to rows, as cases of kernels.
 
-A lab is a table and tokens in the sizes of one of three models. A kind is an operation, and a way
+A lab is a table and tokens in the sizes of one of four models. A kind is an operation, and a way
 is an implementation of the operation. Transfers are not timed: tables and tokens are already on the
 device. Bytes per second are the bytes to read and to write, each row once, divided by the time. If
 caches keep rows from one run to the next, this rate may exceed the rate of a copy. The laboratory
@@ -363,6 +363,7 @@ LABS = (
     Lab("GPT-2 Small", 50_257, 768, 32, 512),
     Lab("Llama-2-7B", 32_000, 4096, 8, 1024),
     Lab("Llama-3-8B", 128_256, 4096, 8, 2048),
+    Lab("Llama-3-70B", 128_256, 8192, 8, 2048),
 )
 
 

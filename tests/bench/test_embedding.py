@@ -67,11 +67,12 @@ def small_bindings() -> Iterator[Device]:
     yield Device(limits=limits)
 
 
-def test_the_models_are_those_of_the_exercise() -> None:
+def test_the_sizes_of_the_models() -> None:
     assert [(job.vocab_size, job.width, job.batch, job.seq_len) for job in LABS] == [
         (50_257, 768, 32, 512),
         (32_000, 4096, 8, 1024),
         (128_256, 4096, 8, 2048),
+        (128_256, 8192, 8, 2048),
     ]
     assert LABS[0].describe() == "GPT-2 Small: table 50,257 x 768, 32 x 512 tokens"
     assert (LABS[2].table_bytes, LABS[2].output_bytes) == (2_101_346_304, 268_435_456)
