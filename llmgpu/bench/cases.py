@@ -415,10 +415,8 @@ class CaseBench:
         if not result.correct:
             return result
         # Time the case.
-        before = None
-        if self.cold:
-            raise_clocks(engine.backend)
-            before = _fill_caches(engine, operations)
+        raise_clocks(engine.backend)
+        before = _fill_caches(engine, operations) if self.cold else None
         runs = self.options.runs
         times = time_program(prepared.operations, prepared.program, runs, self.budget, before)
         result = _measured(result, engine, case, arrays, times)
