@@ -63,6 +63,9 @@ from llmgpu.text.template import Template
 PATIENCE_SECONDS = 0.02
 LEAST_PART = 16  # the whole size is estimated after 1 / 16 of the files has been read
 LEAST_BYTES = 1 << 14  # least bytes that a filter reads at a time, even for a smaller buffer
+MOST_BYTES = (
+    1 << 18
+)  # most bytes that a filter reads at a time: copies stay in the processor's cache
 _BLOCK_BYTES = 1 << 20
 _SMALL_FILES = 1024  # most files that one call of the engine reads
 
@@ -570,8 +573,9 @@ class FilteredSource:
 
     def _pieces(self) -> Iterator[Piece]:
         while not self._ended:
-            if len(self._block) < self._room:
-                self._block = np.empty(self._room, np.uint8)
+            room = min(self._room, MOST_BYTES)
+            if len(self._block) < room:
+                self._block = np.empty(room, np.uint8)
             piece = self._source.read_into(self._block)
             self._ended = piece.end
             yield self._filter.feed(piece.text, piece.starts, piece.closed or piece.end)

@@ -23,10 +23,10 @@ import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, AnyStr, Generic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,8 +57,8 @@ WHITE_SPACE = (
 )
 
 
-class Step(ABC):
-    """A step of a normalizer, with its state within one document.
+class Step(ABC, Generic[AnyStr]):
+    """A step of a normalizer, with its state within one document, for str or for UTF-8 bytes.
 
     held: text that the step holds back. held_blocks: number of whole blocks held back.
     """
@@ -67,66 +67,63 @@ class Step(ABC):
     held_blocks = 0
 
     @abstractmethod
-    def feed(self, text: str, final: bool) -> str:
+    def feed(self, text: AnyStr, final: bool) -> AnyStr:
         """Return the changed text, without the end that the step holds back.
 
         final: whether the document ends with `text`.
         """
 
-    def count_bytes(self, text: str) -> int:
+    def count_bytes(self, text: AnyStr) -> int:
         """Return the number of bytes that `feed` would make of `text`; 0 if no check is needed."""
         return 0
 
 
-class Lowercase(Step):
+class Lowercase(Step[str]):
     """Makes each character lowercase."""
 
     def feed(self, text: str, final: bool) -> str:
         return text.lower() if text.isascii() else text.translate(_lowercase())
 
 
-class Prepend(Step):
+class Prepend(Step[AnyStr]):
     """Inserts a text at the beginning of each document that is not empty."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, text: AnyStr) -> None:
+        self._text: AnyStr = text
 
-    def feed(self, text: str, final: bool) -> str:
-        if not text:
-            return ""
-        if self._text:
-            text, self._text = self._text + text, ""
+    def feed(self, text: AnyStr, final: bool) -> AnyStr:
+        if text:
+            text, self._text = self._text + text, text[:0]
         return text
 
 
-class Replace(Step):
+class Replace(Step[AnyStr]):
     """Replaces every occurrence of a string, from the left and without overlaps."""
 
-    def __init__(self, old: str, new: str) -> None:
-        self._old, self._new = old, new
-        self._held = ""
-        self._growth = _count_bytes(new) - _count_bytes(old)
+    def __init__(self, old: AnyStr, new: AnyStr) -> None:
+        self._old: AnyStr = old
+        self._new: AnyStr = new
+        self._held: AnyStr = old[:0]
 
-    def feed(self, text: str, final: bool) -> str:
+    def feed(self, text: AnyStr, final: bool) -> AnyStr:
         text = self._held + text
-        if text.isascii() and self._old[0] > "\x7f":
-            self._held = ""
-            return text
-        *before, rest = text.split(self._old)
+        # One character is found sooner than a string, and most texts lack the last one.
+        *before, rest = text.split(self._old) if self._old[-1:] in text else [text]
         lengths = range(min(len(rest), len(self._old) - 1), 0, -1)
         may_begin = (k for k in lengths if self._old.startswith(rest[-k:]))
         held = 0 if final else next(may_begin, 0)
         self._held = rest[len(rest) - held :]
         return self._new.join([*before, rest[: len(rest) - held]])
 
-    def count_bytes(self, text: str) -> int:
-        if self._growth <= 0:
+    def count_bytes(self, text: AnyStr) -> int:
+        growth = _count_bytes(self._new) - _count_bytes(self._old)
+        if growth <= 0:
             return 0
         text = self._held + text
-        return _count_bytes(text) + text.count(self._old) * self._growth
+        return _count_bytes(text) + text.count(self._old) * growth
 
 
-class Strip(Step):
+class Strip(Step[str]):
     """Removes white space at the start of a document, at its end, or both."""
 
     def __init__(self, left: bool, right: bool) -> None:
@@ -146,7 +143,7 @@ class Strip(Step):
         return "".join([*before, kept])
 
 
-class Compose(Step):
+class Compose(Step[str]):
     """Normalizes text to Unicode's form NFC."""
 
     def __init__(self) -> None:
@@ -164,7 +161,7 @@ class Compose(Step):
         return compose(decided)
 
 
-class Metaspace(Step):
+class Metaspace(Step[str]):
     """Inserts a space at the start of a document that does not begin with a space."""
 
     def __init__(self, only_first: bool) -> None:
@@ -196,11 +193,9 @@ class Normalizer:
         self.name = ", ".join(step["type"] for step in steps) or NFC
         self._whole = _all_mapped(self._makers)
         # If all steps can be done on bytes, with the same result, text is not decoded.
-        self._in_blocks, self._encoding = self._makers, "utf-8"
+        self._pairs: list[tuple[bytes, bytes]] = []
         if steps and len(text) < BLOCK_BYTES and all(map(_is_bytewise, steps)):
-            self._whole = _over_documents(steps)
-            self._in_blocks = list(map(_read_step, map(_over_bytes, steps)))
-            self._encoding = "latin-1"
+            self._pairs = list(map(_byte_pair, steps))
 
     def apply(self, text: str, *, follows: bool = False) -> str:
         """Return a whole document normalized; follows: the document comes after a special token."""
@@ -226,7 +221,9 @@ class Normalizer:
         """
         if self._text == NFC:
             return NfcFilter()
-        return _StepsFilter(self._in_blocks, follows, self._whole, self._encoding)
+        if self._pairs:
+            return _BytesFilter(self._pairs, follows)
+        return _StepsFilter(self._makers, follows, self._whole)
 
 
 @cache
@@ -310,29 +307,11 @@ def _is_bytewise(step: dict[str, Any]) -> bool:
     return False
 
 
-def _over_bytes(value: Any) -> Any:
-    """Return a copy of a step; the UTF-8 bytes of its strings are decoded as Latin-1."""
-    if isinstance(value, dict):
-        return {key: _over_bytes(each) for key, each in value.items()}
-    return value.encode().decode("latin-1")
-
-
-def _over_documents(steps: Sequence[dict[str, Any]]) -> _Whole:
-    """Return a function that normalizes whole documents by bytewise steps."""
-    # (old, new) of each step. With an empty `old`, `new` is put before the document: Prepend.
-    pairs = [
-        (step["pattern"]["String"].encode(), step["content"].encode())
-        if step["type"] == "Replace"
-        else (b"", step["prepend"].encode())
-        for step in steps
-    ]
-
-    def normalize(document: bytes) -> bytes:
-        for old, new in pairs:
-            document = document.replace(old, new) if old else document and new + document
-        return document
-
-    return lambda documents: map(normalize, documents)
+def _byte_pair(step: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Return (old, new) of a step on bytes; with an empty `old`, `new` comes before a document."""
+    if step["type"] == "Prepend":
+        return b"", step["prepend"].encode()
+    return step["pattern"]["String"].encode(), step["content"].encode()
 
 
 def _all_mapped(makers: Sequence[Callable[[], Any]]) -> _Whole | None:
@@ -375,8 +354,10 @@ def _check_added(kind: str, text: str) -> None:
         )
 
 
-def _count_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode(errors=_ERRORS))
+def _count_bytes(text: str | bytes) -> int:
+    if isinstance(text, bytes) or text.isascii():
+        return len(text)
+    return len(text.encode(errors=_ERRORS))
 
 
 def _is_text(text: str) -> bool:
@@ -392,18 +373,15 @@ class _StepsFilter:
 
     def __init__(
         self,
-        makers: Sequence[Callable[[], Step]],
+        makers: Sequence[Callable[[], Step[Any]]],
         follows: deque[bool] | None = None,
         whole: _Whole | None = None,
-        encoding: str = "utf-8",
     ) -> None:
         """Make the steps by `makers`.
 
         follows: see `Normalizer.filter`. whole: normalizes whole documents in place of the steps.
-        encoding: "latin-1" if the characters of the steps represent bytes.
         """
         self._makers, self._follows, self._whole = makers, follows, whole
-        self._encoding = encoding
         self._begin()
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
@@ -434,7 +412,7 @@ class _StepsFilter:
 
     def _begin(self) -> None:
         self._steps = [make() for make in self._makers]
-        self._decoder = codecs.getincrementaldecoder(self._encoding)(_ERRORS)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(_ERRORS)
         self._held = b""
 
     def _feed(self, data: bytes, *, final: bool) -> bytes:
@@ -445,7 +423,7 @@ class _StepsFilter:
         for start in range(0, blocks * BLOCK_BYTES, BLOCK_BYTES):
             is_last = final and start + BLOCK_BYTES >= len(data)
             text = self._decoder.decode(data[start : start + BLOCK_BYTES], is_last)
-            found.append(self.normalize(text, final=is_last).encode(self._encoding, _ERRORS))
+            found.append(self.normalize(text, final=is_last).encode(errors=_ERRORS))
         self._held = data[blocks * BLOCK_BYTES :]
         if final:
             self._begin()
@@ -469,6 +447,35 @@ class _StepsFilter:
                 )
             step.held_blocks = 0 if text else min(blocks, sum(map(len, step.held)) // BLOCK_BYTES)
         return text
+
+
+class _BytesFilter(_StepsFilter):
+    """Normalizes UTF-8 bytes by steps that lengthen no text except by a prefix.
+
+    Blocks need no limit, and the bytes of a block in which no step finds its string are not copied.
+    """
+
+    def __init__(
+        self, pairs: Sequence[tuple[bytes, bytes]], follows: deque[bool] | None = None
+    ) -> None:
+        """Replace by the pairs in order; see `_byte_pair`."""
+        self._pairs = pairs
+        makers = [
+            partial(Replace, *pair) if pair[0] else partial(Prepend, pair[1]) for pair in pairs
+        ]
+        super().__init__(makers, follows, partial(map, self._normalize))
+
+    def _normalize(self, document: bytes) -> bytes:
+        for old, new in self._pairs:
+            document = document.replace(old, new) if old else document and new + document
+        return document
+
+    def _feed(self, data: bytes, *, final: bool) -> bytes:
+        for step in self._steps:
+            data = step.feed(data, final)
+        if final:
+            self._begin()
+        return data
 
 
 @cache
