@@ -45,7 +45,7 @@ ARGS_COUNT, ARGS_BLOCKS, ARGS_RUNS, ARGS_BYTES = (
 RUN_TILE = constant(_STATE_FILE, "RUN_TILE")  # blocks that share one entry of run_tiles
 COUNT_TILE = constant(_STATE_FILE, "COUNT_TILE")  # symbols counted by one workgroup
 SOFTWARE_COUNT_TILE = 4096  # with 1024, Mesa's driver takes 2.5 times as long
-SYMBOLS_PER_THREAD = 4  # symbols that a thread marks and moves
+SYMBOLS_PER_THREAD = 8  # symbols that a thread marks and moves
 FIRST_TABLE_SLOTS = 1 << 16
 TABLE_GROWTH = 4
 # Goal for the time of a submission. Progress and Ctrl-C are handled between submissions.
