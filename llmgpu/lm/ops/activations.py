@@ -7,12 +7,12 @@ D. Hendrycks, K. Gimpel, Gaussian Error Linear Units, arXiv 1606.08415.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from llmgpu.kernel_source import constant
+from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.lm.ops.recording import (
     FOUR,
     GpuRecorder,
@@ -27,6 +27,7 @@ from llmgpu.lm.ops.recording import (
 )
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
+INNER = struct_dtype("lm/inner_params.wgsl", "InnerParams")
 _SQRT_2_OVER_PI = np.float32(np.sqrt(2 / np.pi))
 _CUBIC = np.float32(0.044715)
 
@@ -99,12 +100,9 @@ def _gelu_slope(x: FloatArray) -> tuple[FloatArray, FloatArray]:
     return half_x, t
 
 
-def _number(name: str) -> int:
-    return constant("lm/activations.wgsl", name)
-
-
-SWIGLU = ActivationFunction(_number("SILU"), True, _silu, _silu_slope)
-GELU = ActivationFunction(_number("GELU"), False, _gelu, _gelu_slope)
+_FILE = "lm/activations.wgsl"
+SWIGLU = ActivationFunction(constant(_FILE, "SILU"), True, _silu, _silu_slope)
+GELU = ActivationFunction(constant(_FILE, "GELU"), False, _gelu, _gelu_slope)
 BY_NAME = {"swiglu": SWIGLU, "gelu": GELU}  # the names in `llmgpu.lm.config.ACTIVATIONS`
 
 
@@ -112,8 +110,9 @@ class ActivationOperations(Recorder):
     """Activations of feed-forward networks, computed by NumPy.
 
     The inner products are x, or for a gated activation the gate x and up. Gate and up may also be
-    in one float16 tensor (N, R), the gate in the first columns and up in the last. Then all tensors
-    are float16, and F and R are multiples of 4.
+    packed in one tensor (N, R), the gate in the first columns and up in the last. If this tensor is
+    float16, then all tensors are float16, and F and R are multiples of 4. Only `activate` accepts a
+    packed float32 tensor.
     """
 
     @recorded
@@ -121,7 +120,7 @@ class ActivationOperations(Recorder):
         self, activation: ActivationFunction, inner: Sequence[Tensor], out: Tensor
     ) -> None:
         """Write out = f(x), or f(x) * up; all (N, F), each float32 or float16."""
-        x, *up = _columns(activation, inner, out.shape[1])
+        x, *up = _arrays(activation, inner, out.shape[1])
 
         def compute(rows: slice) -> None:
             values = single_of(out.array[rows])
@@ -145,8 +144,8 @@ class ActivationOperations(Recorder):
         grad_out: the gradient of `out` in `activate`.
         """
         width = grad_out.shape[1]
-        x, *up = _columns(activation, inner, width)
-        grad_x, *grad_up = _columns(activation, grad_inner, width)
+        x, *up = _arrays(activation, inner, width)
+        grad_x, *grad_up = _arrays(activation, grad_inner, width)
 
         def compute(rows: slice) -> None:
             gradient = as_single(grad_out.array[rows])
@@ -182,11 +181,17 @@ class GpuActivations(GpuRecorder, ActivationOperations):
     def activate(
         self, activation: ActivationFunction, inner: Sequence[Tensor], out: Tensor
     ) -> None:
-        if _are_packed(activation, inner):
-            self._halves("06_gated_half", activation, out, {"x": inner[0], "out": out})
-        else:
+        if not _are_packed(activation, inner):
             kernel = "06_gated" if activation.is_gated else "06_activation"
             self._elements(kernel, activation, _named(inner), {"out": out})
+        elif inner[0].is_half:
+            self._halves("06_gated_half", activation, out, {"x": inner[0], "out": out})
+        else:
+            width, row = out.shape[1], inner[0].shape[1]
+            params = np.array([(*out.shape, row - width, row, 0, 0)], INNER)
+            file, groups = "lm/13_packed_gated.wgsl", workgroups(out.size)
+            with self.rounding_to("out", out) as to:
+                self.dispatch(file, groups, activation.constants, x=inner[0], out=to, params=params)
 
     def activate_backward(
         self,
@@ -245,28 +250,30 @@ class GpuActivations(GpuRecorder, ActivationOperations):
     ) -> None:
         """Dispatch a float32 kernel with one thread per element."""
         size = next(iter(outs.values())).size
-        singles = {name: self.single(name, tensor) for name, tensor in inputs.items()}
-        record = partial(
-            self.dispatch,
-            f"lm/{kernel}.wgsl",
-            workgroups(size),
-            activation.constants,
-            dims=dims(size),
-            **singles,
-        )
-        self.through_single(outs, record)
+        file, groups = f"lm/{kernel}.wgsl", workgroups(size)
+        tensors = {name: self.single(name, tensor) for name, tensor in inputs.items()}
+        with ExitStack() as stack:
+            for name, out in outs.items():
+                tensors[name] = stack.enter_context(self.rounding_to(name, out))
+            self.dispatch(file, groups, activation.constants, **tensors, dims=dims(size))
 
 
 def _are_packed(activation: ActivationFunction, inner: Sequence[Tensor]) -> bool:
     return activation.is_gated and len(inner) == 1
 
 
-def _columns(activation: ActivationFunction, inner: Sequence[Tensor], width: int) -> list[AnyArray]:
-    """Return the arrays of the inner products, each (N, F)."""
-    arrays = [each.array for each in inner]
-    if _are_packed(activation, inner):
-        return [arrays[0][:, :width], arrays[0][:, -width:]]
-    return arrays
+def separated(
+    activation: ActivationFunction, inner: Sequence[Tensor], width: int
+) -> Sequence[Tensor]:
+    """Return the inner products on the host, each (N, F); views of columns if they are packed."""
+    if not _are_packed(activation, inner):
+        return inner
+    shape, array = (inner[0].shape[0], width), inner[0].array
+    return [replace(inner[0], shape=shape, data=x) for x in (array[:, :width], array[:, -width:])]
+
+
+def _arrays(activation: ActivationFunction, inner: Sequence[Tensor], width: int) -> list[AnyArray]:
+    return [each.array for each in separated(activation, inner, width)]
 
 
 def _named(inner: Sequence[Tensor], prefix: str = "") -> dict[str, Tensor]:

@@ -8,7 +8,6 @@ NumPy computes a block of queries at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,26 +59,24 @@ class AttentionOperations(Recorder):
         Raises:
             DeviceError: the kernels don't support heads of this width.
         """
-        work = shape.batch * shape.heads * shape.seq**2
-        self.over_rows(shape.batch, work, partial(self._attention, t, starts, shape))
 
-    def _attention(
-        self, t: AttentionTensors, starts: Tensor, shape: AttentionShape, batch: slice
-    ) -> None:
-        firsts = _by_sequence(starts, shape)[batch]
-        queries, target, sums = (_by_head(x, shape)[batch] for x in (t.q, t.out, t.log_sum_exp))
-        keys, values = (_by_kv_head(x, shape)[batch] for x in (t.k, t.v))
-        queries, keys, values = map(as_single, (queries, keys, values))
-        for rows in _blocks(shape):
-            scores = _scores(queries, keys, rows, firsts, shape)
-            # Softmax, shifted by the largest score so that no exponential overflows.
-            largest = scores.max(-1, keepdims=True)
-            scores -= largest
-            p = np.exp(scores, out=scores)
-            total = p.sum(-1, keepdims=True)
-            sums[..., rows, :] = largest + np.log(total)
-            p /= total
-            target[..., rows, :] = p @ values[..., : rows.stop, :]
+        def compute(batch: slice) -> None:
+            firsts = starts.array.reshape(shape.batch, shape.seq)[batch]
+            queries, target, sums = (_by_head(x, shape)[batch] for x in (t.q, t.out, t.log_sum_exp))
+            keys, values = (_by_kv_head(x, shape)[batch] for x in (t.k, t.v))
+            queries, keys, values = map(as_single, (queries, keys, values))
+            for rows in _blocks(shape):
+                scores = _scores(queries, keys, rows, firsts, shape)
+                # Softmax, shifted by the largest score so that no exponential overflows.
+                largest = scores.max(-1, keepdims=True)
+                scores -= largest
+                p = np.exp(scores, out=scores)
+                total = p.sum(-1, keepdims=True)
+                sums[..., rows, :] = largest + np.log(total)
+                p /= total
+                target[..., rows, :] = p @ values[..., : rows.stop, :]
+
+        self.over_rows(shape.batch, shape.batch * shape.heads * shape.seq**2, compute)
 
     @recorded
     def attention_backward(
@@ -92,46 +89,37 @@ class AttentionOperations(Recorder):
         Raises:
             DeviceError: the kernels don't support heads of this width.
         """
-        work = shape.batch * shape.heads * shape.seq**2
-        compute = partial(self._attention_backward, t, grad, starts, shape)
-        self.over_rows(shape.batch, work, compute)
 
-    def _attention_backward(
-        self,
-        t: AttentionTensors,
-        grad: AttentionGradients,
-        starts: Tensor,
-        shape: AttentionShape,
-        batch: slice,
-    ) -> None:
-        firsts = _by_sequence(starts, shape)[batch]
-        queries, outs, sums = (_by_head(x, shape)[batch] for x in (t.q, t.out, t.log_sum_exp))
-        grads, target_q = (_by_head(x, shape)[batch] for x in (grad.out, grad.q))
-        keys, values, target_k, target_v = (
-            _by_kv_head(x, shape)[batch] for x in (t.k, t.v, grad.k, grad.v)
-        )
-        target_k[...] = target_v[...] = 0
-        queries, outs, grads, keys, values = map(as_single, (queries, outs, grads, keys, values))
-        scale = np.float32(shape.scale)
-        for rows in _blocks(shape):
-            seen = np.s_[..., : rows.stop, :]
-            # Recompute the probabilities of the block, then the gradients of its scores.
-            p = _scores(queries, keys, rows, firsts, shape)
-            p -= sums[..., rows, :]
-            np.exp(p, out=p)
-            grad_out = grads[..., rows, :]
-            # The gradient of a softmax is ds = p (dp - delta), where delta, the sum of p dp over
-            # the row, equals grad_out . out.
-            delta = (grad_out * outs[..., rows, :]).sum(-1, keepdims=True)
-            ds = grad_out @ values[seen].swapaxes(-1, -2)
-            ds -= delta
-            ds *= p
-            ds *= scale
-            # A block completes the gradients of its queries. The gradients of keys and values are
-            # sums over all blocks.
-            target_q[..., rows, :] = ds @ keys[seen]
-            _add_group(target_k[seen], ds, queries[..., rows, :])
-            _add_group(target_v[seen], p, grad_out)
+        def compute(batch: slice) -> None:
+            firsts = starts.array.reshape(shape.batch, shape.seq)[batch]
+            queries, outs, sums = (_by_head(x, shape)[batch] for x in (t.q, t.out, t.log_sum_exp))
+            grads, target_q = (_by_head(x, shape)[batch] for x in (grad.out, grad.q))
+            keys, values = (_by_kv_head(x, shape)[batch] for x in (t.k, t.v))
+            target_k, target_v = (_by_kv_head(x, shape)[batch] for x in (grad.k, grad.v))
+            target_k[...] = target_v[...] = 0
+            queries, outs, grads = map(as_single, (queries, outs, grads))
+            keys, values = map(as_single, (keys, values))
+            for rows in _blocks(shape):
+                seen = np.s_[..., : rows.stop, :]
+                # Recompute the probabilities of the block, then the gradients of its scores.
+                p = _scores(queries, keys, rows, firsts, shape)
+                p -= sums[..., rows, :]
+                np.exp(p, out=p)
+                grad_out = grads[..., rows, :]
+                # The gradient of a softmax is ds = p (dp - delta), where delta, the sum of p dp
+                # over the row, equals grad_out . out.
+                delta = (grad_out * outs[..., rows, :]).sum(-1, keepdims=True)
+                ds = grad_out @ values[seen].swapaxes(-1, -2)
+                ds -= delta
+                ds *= p
+                ds *= np.float32(shape.scale)
+                # A block completes the gradients of its queries. The gradients of keys and values
+                # are sums over all blocks.
+                target_q[..., rows, :] = ds @ keys[seen]
+                _add_group(target_k[seen], ds, queries[..., rows, :])
+                _add_group(target_v[seen], p, grad_out)
+
+        self.over_rows(shape.batch, shape.batch * shape.heads * shape.seq**2, compute)
 
 
 class GpuAttention(GpuRecorder, AttentionOperations):
@@ -169,8 +157,7 @@ class GpuAttention(GpuRecorder, AttentionOperations):
         """Return the matrix units for half-precision tensors; None for float32 tensors."""
         if not t.q.is_half:
             return None
-        units = attention_units(self.device, shape.head_dim, gradients=gradients)
-        if units is None:
+        if (units := attention_units(self.device, shape.head_dim, gradients=gradients)) is None:
             raise DeviceError(
                 f"{self.device.name} has no matrix units for heads {shape.head_dim} wide; "
                 "use --precision f32"
@@ -188,11 +175,10 @@ class GpuAttention(GpuRecorder, AttentionOperations):
         """Dispatch a kernel with one workgroup per tile, or its variant for matrix units."""
         params = attention_params(shape, shape.seq, groups)
         if units is None:
-            constants = tile_constants(shape.head_dim, self.device.limits)
-            self.dispatch(f"lm/{kernel}.wgsl", groups, constants, params=params, **tensors)
+            file, settings = f"lm/{kernel}.wgsl", tile_constants(shape.head_dim, self.device.limits)
         else:
-            file = f"lm/{kernel}_units.wgsl"
-            self.dispatch(file, groups, units.settings, params=params, **tensors)
+            file, settings = f"lm/{kernel}_units.wgsl", units.settings
+        self.dispatch(file, groups, settings, params=params, **tensors)
 
     def _delta(
         self, out: Tensor, grad_out: Tensor, starts: Tensor, shape: AttentionShape
@@ -237,11 +223,6 @@ def _by_kv_head(x: Tensor, shape: AttentionShape) -> FloatArray:
     """Return a view (B, K, 1, T, D) of rows (N, K * D)."""
     array = x.array.reshape(shape.batch, shape.seq, shape.kv_heads, 1, shape.head_dim)
     return array.transpose(0, 2, 3, 1, 4)
-
-
-def _by_sequence(starts: Tensor, shape: AttentionShape) -> NDArray[np.uint32]:
-    array: NDArray[np.uint32] = starts.array.reshape(shape.batch, shape.seq)
-    return array
 
 
 def _blocks(shape: AttentionShape) -> Iterator[slice]:

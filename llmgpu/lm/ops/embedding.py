@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops.recording import (
+    FOUR,
     WORKGROUP_SIZE,
     GpuRecorder,
     Recorder,
@@ -17,7 +18,6 @@ from llmgpu.lm.ops.recording import (
 )
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Groups, Tensor
 
-VECTOR = 4  # elements of one load
 VECTORS_UNDER_WAY = 4  # loads that a thread of embed_lookup_rows starts before it stores
 SUBGROUP = 32  # least threads that share a row, if the row has as many vectors
 SLICE = 32  # sorted positions for one thread of embed_backward_grouped
@@ -89,33 +89,40 @@ class GpuEmbedding(GpuRecorder, EmbeddingOperations):
 
     def embed_lookup(self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor) -> None:
         # Rows of whole vectors need a quarter of the loads, stores and index arithmetic.
-        if out.shape[-1] % VECTOR:
-            self.embed_lookup_elements(tokens, table, out)
-        else:
-            self.embed_lookup_rows(tokens, table, out)
+        width = out.shape[-1]
+        self.embed_lookup_by(0 if width % FOUR else lanes_of_row(width), tokens, table, out)
 
     def embed_lookup_elements(
         self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor
     ) -> None:
         """Append `embed_lookup` as a kernel with one thread per element."""
-        self._look_up_parts("01_embed_lookup", workgroups(out.size), {}, tokens, table, out)
+        self.embed_lookup_by(0, tokens, table, out)
 
-    def embed_lookup_rows(
-        self, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor, lanes: int = 0
+    def embed_lookup_by(
+        self, lanes: int, tokens: Tensor, table: Tensor | Sequence[Tensor], out: Tensor
     ) -> None:
-        """Append `embed_lookup` as a kernel with loads of 16 bytes.
+        """Append `embed_lookup`, a dispatch for each part of a table.
 
-        lanes: threads that share a row, a power of two up to 256; 0: `lanes_of_row`.
+        The first dispatch writes zeros for tokens of other parts; later ones do not write these
+        rows.
 
-        Raises:
-            ValueError: C is not a multiple of 4.
+        lanes: threads that share a row, a power of two up to 256; each loads vectors of 16 bytes,
+            and C is a multiple of 4. 0: one thread per element.
         """
-        width = out.shape[-1]
-        if width % VECTOR:
-            raise ValueError(f"{out.name} has rows of {width} elements, not a multiple of {VECTOR}")
-        lanes = lanes or lanes_of_row(width)
-        groups = workgroups(tokens.size * lanes)
-        self._look_up_parts("01_embed_lookup_rows", groups, {"LANES": lanes}, tokens, table, out)
+        kernel, groups, shared = "01_embed_lookup", workgroups(out.size), {}
+        if lanes:
+            kernel, groups = "01_embed_lookup_rows", workgroups(tokens.size * lanes)
+            shared = {"LANES": lanes}
+        for part, first in _parts(table):
+            self.dispatch(
+                f"lm/{kernel}.wgsl",
+                groups,
+                {**shared, "KEEP": int(first > 0), "half": part.is_half},
+                tokens=tokens,
+                table=part,
+                out=out,
+                dims=dims(*out.shape, part.shape[0], first),
+            )
 
     def embed_backward_grouped(self, groups: Groups, grad_out: Tensor, grad_table: Tensor) -> None:
         self._add_groups(groups, grad_out, grad_table, compact=False)
@@ -123,30 +130,6 @@ class GpuEmbedding(GpuRecorder, EmbeddingOperations):
     def embed_gradient_rows(self, groups: Groups, grad_out: Tensor, out: Tensor) -> None:
         self.fill_zero(out)
         self._add_groups(groups, grad_out, out, compact=True)
-
-    def _look_up_parts(
-        self,
-        kernel: str,
-        groups: int,
-        constants: Mapping[str, int],
-        tokens: Tensor,
-        table: Tensor | Sequence[Tensor],
-        out: Tensor,
-    ) -> None:
-        """Dispatch a lookup for each part of a table.
-
-        The first part writes zeros for tokens of other parts; later parts do not write these rows.
-        """
-        for part, first in _parts(table):
-            self.dispatch(
-                f"lm/{kernel}.wgsl",
-                groups,
-                {**constants, "KEEP": int(first > 0), "half": part.is_half},
-                tokens=tokens,
-                table=part,
-                out=out,
-                dims=dims(*out.shape, part.shape[0], first),
-            )
 
     def _add_groups(self, groups: Groups, grad_out: Tensor, sums: Tensor, *, compact: bool) -> None:
         count, width = grad_out.shape
@@ -172,7 +155,7 @@ def lanes_of_row(width: int) -> int:
     A thread can have four loads in flight. A short row gets a thread for each load, a longer row at
     least a subgroup, and a very long row a whole workgroup. The number is a power of two.
     """
-    vectors = width // VECTOR
+    vectors = width // FOUR
     wanted = max(-(-vectors // VECTORS_UNDER_WAY), min(vectors, SUBGROUP), 1)
     return min(1 << (wanted - 1).bit_length(), WORKGROUP_SIZE)
 

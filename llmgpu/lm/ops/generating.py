@@ -7,17 +7,17 @@ of the norm's output and the function of these products, so that a token needs f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.kernel_source import constant, struct_dtype
-from llmgpu.lm.ops.activations import ActivationFunction, ActivationOperations
+from llmgpu.lm.ops.activations import INNER, ActivationFunction, ActivationOperations
 from llmgpu.lm.ops.attention import attention_params, check_width
 from llmgpu.lm.ops.layers import LayerOperations, turned
-from llmgpu.lm.ops.linear import FEW_ROWS, FOUR, LEAST_ROW_THREADS, LOADS, ProductOperations
+from llmgpu.lm.ops.linear import FEW_ROWS, LEAST_ROW_THREADS, LOADS, ProductOperations
 from llmgpu.lm.ops.recording import (
+    FOUR,
     WORKGROUP_SIZE,
     GpuRecorder,
     dims,
@@ -39,7 +39,6 @@ from llmgpu.lm.ops.tensor import (
 
 PARTS = 64  # most parts into which a row of logits is divided; each workgroup searches one part
 HEADS = struct_dtype("lm/head_places.wgsl", "HeadParams")
-INNER = struct_dtype("lm/inner_params.wgsl", "InnerParams")
 LARGEST = struct_dtype("lm/13_find_largest.wgsl", "LargestParams")
 CHOICE = struct_dtype("lm/13_take_likeliest.wgsl", "ChoiceParams")
 DRAW = struct_dtype("lm/13_draw_largest.wgsl", "DrawParams")
@@ -79,11 +78,7 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
         weight: the matrices of gate and up, or only of up if the activation has no gate.
         norm: x is the input; out and inverse_rms are undefined afterwards.
         """
-        products = self._products(norm, epsilon, weight)
-        if activation.is_gated:
-            self._activate_packed(products, weight, activation, out)
-        else:
-            self.activate(activation, [products], out)
+        self.activate(activation, [self._products(norm, epsilon, weight)], out)
 
     def _products(self, norm: Norm, epsilon: float, weight: Packed) -> Tensor:
         self.rms_norm(norm, epsilon)
@@ -137,17 +132,6 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
             p = np.exp(scores - scores.max(-1, keepdims=True))
             p /= p.sum(-1, keepdims=True)
             target[row] = p @ values.transpose(1, 0, 2)
-
-    def _activate_packed(
-        self, products: Tensor, weight: Packed, activation: ActivationFunction, out: Tensor
-    ) -> None:
-        """Write the activation of float32 products of gate and up that are packed in one tensor."""
-        width = out.shape[1]
-        inner = [
-            Tensor(products.name, out.shape, products.dtype, products.array[:, k : k + width])
-            for k in weight.starts
-        ]
-        self.activate(activation, inner, out)
 
     @recorded
     def take_likeliest(
@@ -235,7 +219,7 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
         params = _head_params(weight, rotation, heads, norm.x.shape[1] // FOUR, epsilon)
         pairs = (heads.q.shape[1] + heads.cache.shape[1]) // 2
         bindings = {**_places_of(rotation, heads), "params": params}
-        self._normed_rows("13_normed_heads", norm, weight, pairs, bindings)
+        self._normed_rows("13_normed_heads", norm, weight, pairs, bindings, {})
 
     def feed_forward(
         self,
@@ -248,7 +232,8 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
         if not _takes_few_rows(norm) or not activation.is_gated:
             super().feed_forward(norm, epsilon, weight, activation, out)
             return
-        params = _inner_params(weight, out, norm.x.shape[1] // FOUR, epsilon)
+        starts, quads = (weight.starts[1], weight.tensor.shape[0]), norm.x.shape[1] // FOUR
+        params = np.array([(*out.shape, *starts, quads, epsilon)], INNER)
         bindings: dict[str, Tensor | AnyArray] = {"out": out, "params": params}
         constants, width = activation.constants, out.shape[1]
         self._normed_rows("13_normed_gated", norm, weight, width, bindings, constants)
@@ -260,7 +245,7 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
         weight: Packed,
         pairs: int,
         bindings: Mapping[str, Tensor | AnyArray],
-        constants: Mapping[str, int] = MappingProxyType({}),
+        constants: Mapping[str, int],
     ) -> None:
         """Dispatch a kernel that multiplies each normalized row by pairs of rows of `weight`."""
         rows, width = norm.x.shape
@@ -318,17 +303,6 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
             places=places,
             out=out,
         )
-
-    def _activate_packed(
-        self, products: Tensor, weight: Packed, activation: ActivationFunction, out: Tensor
-    ) -> None:
-        file, constants = "lm/13_packed_gated.wgsl", activation.constants
-        params = _inner_params(weight, out, 0, 0)
-
-        def record(out: Tensor) -> None:
-            self.dispatch(file, workgroups(out.size), constants, x=products, out=out, params=params)
-
-        self.through_single({"out": out}, record)
 
     def take_likeliest(
         self, logits: Tensor, count: int, rows: NewRows, chosen: Tensor, step: int
@@ -393,8 +367,3 @@ def _head_params(
     kv_heads = heads.cache.shape[1] // 2 // rotation.head_dim
     counts = (rows, dim // rotation.head_dim, kv_heads, rotation.head_dim // 2)
     return np.array([(*counts, *weight.starts[1:], width, epsilon)], HEADS)
-
-
-def _inner_params(weight: Packed, out: Tensor, quads: int, epsilon: float) -> NDArray[np.void]:
-    starts = (weight.starts[1], weight.tensor.shape[0])
-    return np.array([(*out.shape, *starts, quads, epsilon)], INNER)

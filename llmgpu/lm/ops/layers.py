@@ -198,25 +198,22 @@ class GpuLayers(GpuRecorder, LayerOperations):
 
     def rms_norm(self, norm: Norm, epsilon: float) -> None:
         rows, width = norm.x.shape
-        in_fours = norm.out.is_half and width % FOUR == 0
-        settings = {"ROW_THREADS": thread_count(-(-width // ROW_ELEMENTS))}
-        if in_fours:
-            settings = _half_norm_settings(width)
-
-        def record(out: Tensor) -> None:
-            self.dispatch(
-                "lm/02_rms_norm_half.wgsl" if in_fours else "lm/02_rms_norm.wgsl",
-                workgroups(rows * settings["ROW_THREADS"]),
-                settings,
-                **vars(replace(norm, out=out)),
-                dims=dims(rows, width // FOUR if in_fours else width),
-                params=np.array([epsilon, 0, 0, 0], np.float32),
-            )
-
-        if in_fours:
-            record(norm.out)
-        else:
-            self.through_single({"out": norm.out}, record)
+        kernel, settings = "02_rms_norm", {"ROW_THREADS": thread_count(-(-width // ROW_ELEMENTS))}
+        if norm.out.is_half:
+            if width % FOUR:
+                with self.rounding_to("out", norm.out) as out:
+                    self.rms_norm(replace(norm, out=out), epsilon)
+                return
+            kernel, settings = "02_rms_norm_half", _half_norm_settings(width)
+            width //= FOUR
+        self.dispatch(
+            f"lm/{kernel}.wgsl",
+            workgroups(rows * settings["ROW_THREADS"]),
+            settings,
+            **vars(norm),
+            dims=dims(rows, width),
+            params=np.array([epsilon, 0, 0, 0], np.float32),
+        )
 
     def rms_norm_backward(
         self, norm: Norm, grad_out: Tensor, grad_x: Tensor, grad_weight: Tensor
@@ -299,8 +296,7 @@ class GpuLayers(GpuRecorder, LayerOperations):
     def split_heads(
         self, x: Tensor, starts: Sequence[int], rotation: Rotation, heads: AttentionTensors
     ) -> None:
-        tensors = {"x": x, "q": heads.q, "k": heads.k, "v": heads.v}
-        self._packed_heads("lm/04_split_heads.wgsl", starts, heads, rotation, x, tensors)
+        self._packed_heads("04_split_heads", "", starts, heads, rotation, x)
 
     def join_heads(
         self,
@@ -309,28 +305,29 @@ class GpuLayers(GpuRecorder, LayerOperations):
         grad_x: Tensor,
         starts: Sequence[int],
     ) -> None:
-        tensors = {"grad_q": grad.q, "grad_k": grad.k, "grad_v": grad.v, "grad_x": grad_x}
-        self._packed_heads("lm/04_join_heads.wgsl", starts, grad, rotation, grad_x, tensors)
+        self._packed_heads("04_join_heads", "grad_", starts, grad, rotation, grad_x)
 
     def _packed_heads(
         self,
-        file: str,
+        kernel: str,
+        prefix: str,
         starts: Sequence[int],
         heads: AttentionTensors | AttentionGradients,
         rotation: Rotation,
         packed: Tensor,
-        tensors: Mapping[str, Tensor],
     ) -> None:
+        """Dispatch a kernel whose bindings have the names x, q, k and v after a prefix."""
+        tensors = {"x": packed, "q": heads.q, "k": heads.k, "v": heads.v}
         widths = [tensor.shape[1] for tensor in (heads.q, heads.k, heads.v)]
         counts = [width // rotation.head_dim for width in widths[:2]]
         columns = [rotation.head_dim // 2, packed.shape[1], *starts[1:]]
         fours = vector_fours(*columns)
         vectors = packed.shape[0] * sum(widths) // (2 * FOUR * fours)
         self.dispatch(
-            file,
+            f"lm/{kernel}.wgsl",
             workgroups(vectors),
             {"fours": fours},
-            **tensors,
+            **{prefix + name: tensor for name, tensor in tensors.items()},
             **rotation.tensors,
             params=dims(vectors, *counts, *(column // (FOUR * fours) for column in columns)),
         )

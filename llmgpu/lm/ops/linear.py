@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmgpu.lm.ops.matrix_tiling import (
     HALVES,
@@ -22,6 +21,7 @@ from llmgpu.lm.ops.matrix_tiling import (
 )
 from llmgpu.lm.ops.matrix_units import MatrixUnits, matrix_units
 from llmgpu.lm.ops.recording import (
+    FOUR,
     WORKGROUP_SIZE,
     GpuRecorder,
     Recorder,
@@ -40,8 +40,7 @@ from llmgpu.lm.ops.tensor import FloatArray, Tensor
 FEW_ROWS = 8
 FEW_ELEMENTS = 1 << 16
 FEW_ROWS_WORKGROUP_SIZE = 64
-FOUR = 4  # weights that a thread loads at once, if the row length is a multiple of 4
-LOADS = 4  # loads of 4 weights for each thread, if a row is long enough
+LOADS = 4  # loads of FOUR weights for each thread, if a row is long enough
 LEAST_ROW_THREADS = 8
 LARGE_TILE = 64 * 64  # least elements of a large tile on matrix units
 # equal to the constants of these names in kernels
@@ -229,11 +228,9 @@ class GpuProducts(GpuRecorder, ProductOperations):
         halves = p.left.is_half and p.right.is_half
         units = matrix_units(self.device) if halves else None
         tiling = self._tiling(p, units)
-        product = p.out
-        if product.is_half and (units is None or tiling.parts > 1 or columns % 2):
-            single = self.scratch("product", product.shape)
-            self._matrix_product(replace(p, out=single))
-            self.round_to_half(single, product)
+        if p.out.is_half and (units is None or tiling.parts > 1 or columns % 2):
+            with self.rounding_to("product", p.out) as out:
+                self._matrix_product(replace(p, out=out))
             return
         if tiling.parts == 1:
             self._tiles(p, tiling, units)
@@ -259,12 +256,8 @@ class GpuProducts(GpuRecorder, ProductOperations):
     def _tiles(self, p: Product, tiling: Tiling, units: MatrixUnits | None) -> None:
         rows, columns, inner = p.sizes
         stacked = p.stack > 1
-        bindings: dict[str, Tensor | NDArray[np.uint32]] = {
-            "left": p.left,
-            "right": p.right,
-            "product": p.out,
-            "dims": dims(rows, columns, inner, p.stack if stacked else tiling.inner),
-        }
+        sizes = dims(rows, columns, inner, p.stack if stacked else tiling.inner)
+        bindings = {"left": p.left, "right": p.right, "product": p.out}
         if p.residual is not None:
             bindings["residual"] = p.residual
         settings = _settings(p, tiling, units)
@@ -274,45 +267,33 @@ class GpuProducts(GpuRecorder, ProductOperations):
             tiles = across * (across + 1) // 2
         groups = tiles * (p.stack if stacked else tiling.parts)
         file = "lm/03_matrix_product.wgsl" if units is None else "lm/03_matrix_product_units.wgsl"
-        self.dispatch(file, groups, settings, **bindings)
+        self.dispatch(file, groups, settings, **bindings, dims=sizes)
 
 
 def _settings(p: Product, tiling: Tiling, units: MatrixUnits | None) -> dict[str, int | str]:
     """Return the settings of lm/03_matrix_product.wgsl, or of its variant for matrix units."""
-    tile, inner = tiling.tile, p.sizes[2]
+    (rows, columns, inner), tile, half = p.sizes, tiling.tile, p.out.is_half
+    vector = SUMS if units is None else HALVES  # elements of a vector of 16 bytes of a factor
     settings: dict[str, int | str] = {
         "name": p.name,
         **vars(tile),
         "left_contiguous": not p.left_transposed,
         "right_contiguous": p.right_transposed,
+        "left_vectors": p.left.shape[-1] % vector == 0,
+        "right_vectors": p.right.shape[-1] % vector == 0,
         "whole_inner": inner % tile.inner == 0,
         "accumulate": p.accumulate,
         "residual": p.residual is not None,
         "stacked": p.stack > 1,
     }
     if units is None:
-        return settings | _settings_of_singles(p)
-    return settings | _settings_of_halves(p, tiling, units)
-
-
-def _settings_of_singles(p: Product) -> dict[str, int]:
-    return {
-        "left_half": p.left.is_half,
-        "right_half": p.right.is_half,
-        "left_vectors": p.left.shape[-1] % SUMS == 0,
-        "right_vectors": p.right.shape[-1] % SUMS == 0,
-        "vectors": p.out.shape[-1] % SUMS == 0,
-    }
-
-
-def _settings_of_halves(p: Product, tiling: Tiling, units: MatrixUnits) -> dict[str, int]:
-    (rows, columns, inner), tile, half = p.sizes, tiling.tile, p.out.is_half
+        kinds = {"left_half": p.left.is_half, "right_half": p.right.is_half}
+        return {**settings, **kinds, "vectors": columns % SUMS == 0}
     assert isinstance(tile, MatrixTile)
     even_steps = tiling.parts == 1 and inner % (2 * tile.inner) == 0
     return {
+        **settings,
         **units.settings(tile),
-        "left_vectors": p.left.shape[-1] % HALVES == 0,
-        "right_vectors": p.right.shape[-1] % HALVES == 0,
         "aligned": columns % (HALVES if half else SUMS) == 0,
         "whole_rows": rows % tile.rows == 0,
         "whole_columns": columns % tile.columns == 0,

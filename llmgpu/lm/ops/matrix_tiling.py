@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from math import gcd
+from typing import ClassVar
 
 # most terms of one part, since rounding errors of a running sum grow with its length
 MAX_INNER = 8_192
@@ -37,15 +38,12 @@ class _Block:
     columns: int
     inner: int
 
+    most_terms: ClassVar[int] = MAX_INNER  # most terms of a running sum
+
     @property
     def resident(self) -> int:
         """Number of workgroups that keep a processor busy."""
         return 1
-
-    @property
-    def most_terms(self) -> int:
-        """Most terms of a running sum."""
-        return MAX_INNER
 
     def count(self, rows: int, columns: int) -> int:
         """Return the number of tiles that cover a product."""
@@ -64,19 +62,9 @@ class Tile(_Block):
     thread_columns: int
 
     @property
-    def threads_down(self) -> int:
-        """Number of threads that share a column of the tile."""
-        return self.rows // self.thread_rows
-
-    @property
-    def threads_across(self) -> int:
-        """Number of threads that share a row of the tile."""
-        return self.columns // self.thread_columns
-
-    @property
     def threads(self) -> int:
         """Number of threads of a workgroup."""
-        return self.threads_down * self.threads_across
+        return self.rows // self.thread_rows * (self.columns // self.thread_columns)
 
     @property
     def term_cost(self) -> float:
@@ -100,6 +88,8 @@ class MatrixTile(_Block):
     subgroup_rows: int
     subgroup_columns: int
 
+    most_terms = MAX_HALF_INNER
+
     @property
     def subgroups(self) -> int:
         """Number of subgroups of a workgroup."""
@@ -113,10 +103,6 @@ class MatrixTile(_Block):
     def resident(self) -> int:
         # The registers of a processor hold two large tiles, or three small ones.
         return 2 if self.rows * self.columns >= 96 * 128 else 3
-
-    @property
-    def most_terms(self) -> int:
-        return MAX_HALF_INNER
 
     @property
     def term_cost(self) -> float:
@@ -191,31 +177,27 @@ def choose_tiling(
     least_parts = min(most_parts, -(-inner // tiles[0].most_terms))
 
     def cost(choice: tuple[AnyTile, int]) -> float:
+        """Estimate the time of a product by a tile and a number of parts.
+
+        The unit is the time in which a processor adds one term to each sum of a tile. The constants
+        are measured: 20 for the start and end of a workgroup, 60 for a second kernel, and 0.0064
+        for writing and reading a partial sum.
+        """
         tile, parts = choice
-        return _cost(tile, parts, rows, columns, inner, processors)
+        workgroups = tile.count(rows, columns) * parts
+        # Processors run workgroups in rounds. In the last round, fewer than `resident` workgroups,
+        # or small ones, leave a processor partly idle.
+        last = -(-workgroups // processors) % tile.resident
+        idle = 1 - last / tile.resident if last else 0
+        rounds = max(-(-workgroups // processors) + idle, 128 / tile.threads)
+        time = rounds * (inner / parts + 20) * tile.term_cost
+        if rows % tile.rows or columns % tile.columns:
+            time *= EDGES
+        if parts > 1:
+            time += 60 + 0.0064 * rows * columns * parts / processors
+        return time
 
     tile, parts = min(product(tiles, range(least_parts, most_parts + 1)), key=cost)
     # A part consists of whole steps of the tile, so there may be fewer parts than chosen.
     part = -(-inner // (parts * tile.inner)) * tile.inner
     return Tiling(tile, part, -(-inner // part))
-
-
-def _cost(tile: AnyTile, parts: int, rows: int, columns: int, inner: int, processors: int) -> float:
-    """Estimate the time of a product.
-
-    The unit is the time in which a processor adds one term to each sum of a tile. The constants are
-    measured: 20 for the start and end of a workgroup, 60 for a second kernel, and 0.0064 for
-    writing and reading a partial sum.
-    """
-    workgroups = tile.count(rows, columns) * parts
-    # Processors run workgroups in rounds. In the last round, fewer than `resident` workgroups, or
-    # small ones, leave a processor partly idle.
-    last = -(-workgroups // processors) % tile.resident
-    idle = 1 - last / tile.resident if last else 0
-    rounds = max(-(-workgroups // processors) + idle, 128 / tile.threads)
-    time = rounds * (inner / parts + 20) * tile.term_cost
-    if rows % tile.rows or columns % tile.columns:
-        time *= EDGES
-    if parts > 1:
-        time += 60 + 0.0064 * rows * columns * parts / processors
-    return time

@@ -23,12 +23,8 @@ COLUMN_SET = 64  # most columns of the gradients of keys and values that a workg
 
 def _unit_settings(unit: Unit, lanes: int) -> dict[str, int]:
     """Return the settings of lm/matrix_units.wgsl, and the lanes of a subgroup."""
-    return {
-        "unit_rows": unit[0],
-        "unit_columns": unit[1],
-        "unit_inner": unit[2],
-        "lanes": lanes,
-    }
+    names = ("unit_rows", "unit_columns", "unit_inner", "lanes")
+    return dict(zip(names, (*unit, lanes), strict=True))
 
 
 @dataclass(frozen=True)
@@ -87,14 +83,9 @@ class AttentionUnits:
     head_dim: int
 
     @property
-    def subgroups(self) -> int:
-        """Number of subgroups of a workgroup."""
-        return self.tile.rows // self.tile.subgroup_rows
-
-    @property
     def threads(self) -> int:
         """Number of threads of a workgroup."""
-        return self.subgroups * self.lanes
+        return self.tile.rows // self.tile.subgroup_rows * self.lanes
 
     @property
     def fits(self) -> bool:

@@ -20,6 +20,7 @@ from llmgpu.lm.ops.activations import (
     ActivationFunction,
     ActivationOperations,
     GpuActivations,
+    separated,
 )
 from llmgpu.lm.ops.attention import AttentionOperations, GpuAttention
 from llmgpu.lm.ops.embedding import EmbeddingOperations, GpuEmbedding
@@ -158,9 +159,10 @@ class EngineOperations(Operations):
     def activate(
         self, activation: ActivationFunction, inner: Sequence[Tensor], out: Tensor
     ) -> Call | None:
-        if activation is not SWIGLU or len(inner) == 1 or not _are_single(*inner, out):
+        tensors = *separated(activation, inner, out.shape[1]), out
+        if activation is not SWIGLU or not _are_single(*tensors):
             return None
-        return "swiglu", *inner, out, out.size
+        return "swiglu", *tensors, out.size
 
     @called_in_c
     def activate_backward(

@@ -77,13 +77,9 @@ class WeightUpdate:
     @property
     def bindings(self) -> dict[str, Tensor]:
         """The tensors by the names of the kernels' bindings."""
-        bound = {
-            "parameter": self.parameter,
-            "gradient": self.gradient,
-            "stats": self.stats,
-            "hyper": self.hyper,
-        }
-        return bound if self.half_copy is None else {**bound, "half_copy": self.half_copy}
+        names = ["parameter", "gradient", "stats", "hyper"]
+        names += [] if self.half_copy is None else ["half_copy"]
+        return {name: getattr(self, name) for name in names}
 
     @property
     def settings(self) -> dict[str, int]:
@@ -233,15 +229,14 @@ class GpuUpdates(GpuRecorder, UpdateOperations):
 
     def reduce_norms(self, grads: Sequence[Tensor], partials: Tensor) -> None:
         batch: list[list[int]] = []
-        count = 0
         for run in adjacent_runs([(grad,) for grad in grads]):
             for first in range(0, len(run), NORMS_AT_ONCE):
                 part = run[first : first + NORMS_AT_ONCE]
-                if len(batch) == NORM_BUFFERS or count + len(part) > NORMS_AT_ONCE:
+                count = sum(map(len, batch)) + len(part)
+                if len(batch) == NORM_BUFFERS or count > NORMS_AT_ONCE:
                     self._reduce_runs(grads, batch, partials)
-                    batch, count = [], 0
+                    batch = []
                 batch.append(part)
-                count += len(part)
         if batch:
             self._reduce_runs(grads, batch, partials)
 

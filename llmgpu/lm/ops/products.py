@@ -178,24 +178,19 @@ class FixedProducts:
             work = [(left[piece], right, out[piece]) for piece in pieces]
         else:
             work = [(left, right[:, piece], out[:, piece]) for piece in pieces]
-        self._in_threads([partial(np.matmul, left, right, out=out) for left, right, out in work])
+        self.in_threads([partial(np.matmul, left, right, out=out) for left, right, out in work])
 
-    def over_rows(
-        self, rows: int, elements: int, compute: Callable[[slice], T], step: int = 1
-    ) -> list[T]:
+    def over_rows(self, rows: int, elements: int, compute: Callable[[slice], T]) -> list[T]:
         """Call `compute` for all rows, one part in each thread; return the result of each part.
 
         elements: the number of elements in all rows. compute: the results for a row must not depend
-            on other rows. step: each part but the last has a multiple of this many rows.
+            on other rows.
         """
-        parts = max(1, min(self.threads, elements // LEAST_ELEMENTS))
-        step *= -(-rows // (parts * step))
-        starts = range(0, rows, max(step, 1))
-        return self._in_threads(
-            [partial(compute, slice(start, min(start + step, rows))) for start in starts]
-        )
+        step = max(-(-rows // max(1, min(self.threads, elements // LEAST_ELEMENTS))), 1)
+        parts = [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+        return self.in_threads([partial(compute, part) for part in parts])
 
-    def _in_threads(self, work: Sequence[Callable[[], T]]) -> list[T]:
+    def in_threads(self, work: Sequence[Callable[[], T]]) -> list[T]:
         """Call functions, a share in each thread; return the results in order.
 
         The calling thread works, too: share k has the functions k, k + threads, and so on.

@@ -34,7 +34,7 @@ WORKGROUP_SIZE = 256  # threads of a workgroup, unless a kernel sets another num
 LARGEST_HALF = np.float32(65504)
 BLOCK_ELEMENTS = 1 << 18  # elements of a block of rows, so that temporary arrays fit in the cache
 SNAPSHOT_PART = 64 << 20  # bytes of a snapshot that are read after each step
-FOUR = 4  # elements in a vector of halves: 8 bytes
+FOUR = 4  # elements of a vector: 16 bytes, or 8 in half precision
 CONVERTED_VECTORS = 2  # vectors of four elements that a thread converts to another precision
 PARTS_IN_FLIGHT = 2  # parts of a snapshot that the device copies while later steps run
 STAGED = 5  # staging buffers for uploads: the host fills one while the device reads others
@@ -265,28 +265,21 @@ class Recorder:
     def wait_for_runs(self, ahead: int) -> None:
         """Wait until at most `ahead` of the started programs are unfinished."""
 
-    def over_rows(
-        self, rows: int, elements: int, compute: Callable[[slice], T], step: int = 1
-    ) -> list[T]:
+    def over_rows(self, rows: int, elements: int, compute: Callable[[slice], T]) -> list[T]:
         """Compute rows in the threads of `products`, if any; see `FixedProducts.over_rows`."""
         if self.products is None:
             return [compute(slice(0, rows))]
-        return self.products.over_rows(rows, elements, compute, step)
+        return self.products.over_rows(rows, elements, compute)
 
     def over_blocks(self, compute: Callable[[slice], T], rows: int, width: int) -> list[T]:
-        """Call `compute` for the blocks of `row_blocks`, in threads.
+        """Call `compute` for the blocks of `row_blocks`, in the threads of `products`, if any.
 
         Return the results in order.
         """
-
-        def compute_part(part: slice) -> list[T]:
-            return [
-                compute(slice(part.start + block.start, min(part.start + block.stop, part.stop)))
-                for block in row_blocks(part.stop - part.start, width)
-            ]
-
-        parts = self.over_rows(rows, rows * width, compute_part, block_rows(width))
-        return [found for part in parts for found in part]
+        work = [partial(compute, block) for block in row_blocks(rows, width)]
+        if self.products is None:
+            return [each() for each in work]
+        return self.products.in_threads(work)
 
     # Zeros and conversions
 
@@ -392,8 +385,8 @@ class GpuSnapshot(Snapshot):
         self._device = device
         self._copies = [device.create_buffer(f"copy of {t.name}", t.nbytes) for t in tensors]
         self._idle: list[Download] = []
-        # Parts still to be read, and parts being read.
-        self._unread: deque[list[_Piece]] = deque()
+        # Pieces still to be read, and parts being read: pieces of up to SNAPSHOT_PART bytes in all.
+        self._unread: deque[_Piece] = deque()
         self._reading: deque[tuple[Download, list[_Piece]]] = deque()
 
     def take(self) -> None:
@@ -402,17 +395,11 @@ class GpuSnapshot(Snapshot):
             source, nbytes = tensor.buffer, -(-tensor.nbytes // 4) * 4
             commands.copy(source.handle, copy.handle, nbytes, source.offset)
         commands.submit()
-        self._unread = deque([[]])
-        room = SNAPSHOT_PART
         for tensor, copy in zip(self.tensors, self._copies, strict=True):
             content = self.arrays[tensor.name].reshape(-1).view(np.uint8)
             for start in range(0, len(content), SNAPSHOT_PART):
                 piece = content[start : start + SNAPSHOT_PART]
-                if len(piece) > room:
-                    self._unread.append([])
-                    room = SNAPSHOT_PART
-                self._unread[-1].append((copy.view(start, len(piece)), piece))
-                room -= len(piece)
+                self._unread.append((copy.view(start, len(piece)), piece))
 
     def advance(self) -> bool:
         from llmgpu.gpu.commands import Download
@@ -425,7 +412,9 @@ class GpuSnapshot(Snapshot):
             self._idle.append(download)
         if self._unread:
             download = self._idle.pop() if self._idle else Download(self._device)
-            part = self._unread.popleft()
+            part, room = [], SNAPSHOT_PART
+            while self._unread and (room := room - len(self._unread[0][1])) >= 0:
+                part.append(self._unread.popleft())
             download.start_all([(buffer, len(piece)) for buffer, piece in part])
             self._reading.append((download, part))
         return not self._reading
@@ -506,21 +495,6 @@ class GpuRecorder(Recorder):
         if not self.device.timing and id(program) not in self._prepared:
             self._prepared[id(program)] = program, self._commands_of(program)
 
-    def through_single(self, outs: Mapping[str, Tensor], record: Callable[..., None]) -> None:
-        """Record an operation of float32 kernels whose results may be float16.
-
-        record: called with `outs`, in which float32 scratch memory replaces float16 tensors.
-        Afterwards the scratch memory is rounded into the float16 tensors.
-        """
-        singles = {
-            name: self.scratch(f"{name} in float32", out.shape) if out.is_half else out
-            for name, out in outs.items()
-        }
-        record(**singles)
-        for name, out in outs.items():
-            if out.is_half:
-                self.round_to_half(singles[name], out)
-
     def single(self, name: str, tensor: Tensor) -> Tensor:
         """Return a float32 tensor unchanged, or scratch memory with a copy of a float16 tensor."""
         if not tensor.is_half:
@@ -528,6 +502,18 @@ class GpuRecorder(Recorder):
         copy = self.scratch(f"{name} in float32", tensor.shape)
         self.cast_f16_to_f32(tensor, copy)
         return copy
+
+    @contextmanager
+    def rounding_to(self, name: str, out: Tensor) -> Iterator[Tensor]:
+        """Yield a float32 tensor for the results of kernels that the block appends.
+
+        The tensor is `out` itself, or scratch memory that is rounded into a float16 `out` after the
+        block.
+        """
+        single = self.scratch(f"{name} in float32", out.shape) if out.is_half else out
+        yield single
+        if out.is_half:
+            self.round_to_half(single, out)
 
     def run(self, program: Program) -> None:
         prepared = self._prepared.pop(id(program), None)
@@ -650,13 +636,8 @@ def thread_count(items: int, least: int = 1) -> int:
 def row_blocks(rows: int, width: int) -> Iterator[slice]:
     """Yield slices of one row or more that cover the rows of a (rows, width) array in order.
 
-    The last slice may reach beyond the array.
+    All slices but the last have as many rows as have BLOCK_ELEMENTS elements, but at least one.
     """
-    step = block_rows(width)
+    step = max(BLOCK_ELEMENTS // max(width, 1), 1)
     for start in range(0, rows, step):
-        yield slice(start, start + step)
-
-
-def block_rows(width: int) -> int:
-    """Return the number of rows of `width` elements in a block."""
-    return max(BLOCK_ELEMENTS // max(width, 1), 1)
+        yield slice(start, min(start + step, rows))

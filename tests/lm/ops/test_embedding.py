@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from llmgpu.gpu.commands import MAX_GROUPS
 from llmgpu.gpu.device import Device
+from llmgpu.lm.ops import embedding
 from llmgpu.lm.ops.embedding import NO_TOKEN, SLICE, group_tokens, lanes_of_row
 from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
 from llmgpu.lm.ops.tensor import Groups
@@ -17,33 +18,23 @@ from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, t
 from tests.lm.ops.embedding_data import SHAPES, VECTOR_SHAPES, Ids, random_table, random_tokens
 from tests.reference.lm import embedding as reference
 
-LOOKUPS = [
-    "embed_lookup",
-    "embed_lookup_elements",
-    "embed_lookup_rows",
-]
-LOOKUP_CASES = [
-    (name, shape)
-    for name in LOOKUPS
-    for shape in (VECTOR_SHAPES if name == "embed_lookup_rows" else SHAPES)
-]
+LOOKUPS = ["embed_lookup", "embed_lookup_elements"]
+LOOKUP_CASES = [(name, shape) for name in LOOKUPS for shape in SHAPES]
 HALF_LOOKUPS = [
     ("embed_lookup", SHAPES[1]),
     ("embed_lookup", SHAPES[-1]),
+    ("embed_lookup", VECTOR_SHAPES[1]),
     ("embed_lookup_elements", SHAPES[1]),
-    ("embed_lookup_rows", VECTOR_SHAPES[1]),
 ]
 
 
-def look_up(
-    operations: Operations, name: str, tokens: Ids, table: NDArray[Any], **options: Any
-) -> NDArray[Any]:
+def look_up(operations: Operations, name: str, tokens: Ids, table: NDArray[Any]) -> NDArray[Any]:
     """Run a lookup by its name over a poisoned output and return that."""
     out = poisoned(operations, "out", (len(tokens), table.shape[1]))
     ids, rows = tensor_of(operations, "tokens", tokens), tensor_of(operations, "table", table)
     # NumPy has one way to do all lookups.
     operation = getattr(operations, name, operations.embed_lookup)
-    run(operations, lambda: operation(ids, rows, out, **options))
+    run(operations, lambda: operation(ids, rows, out))
     return operations.read(out)
 
 
@@ -87,22 +78,18 @@ def test_lookup_of_half_precision_is_that_of_the_same_numbers(
 
 
 @pytest.mark.parametrize("lanes", [1, 8, 256])
-def test_lookup_by_any_number_of_threads_a_row(any_device: Device, lanes: int) -> None:
-    operations = GpuOperations(any_device)
+def test_lookup_by_any_number_of_threads_a_row(
+    any_device: Device, monkeypatch: pytest.MonkeyPatch, lanes: int
+) -> None:
+    monkeypatch.setattr(embedding, "lanes_of_row", lambda width: lanes)
     tokens, table = random_tokens(70, 9), random_table(9, 132)
-    out = look_up(operations, "embed_lookup_rows", tokens, table, lanes=lanes)
+    out = look_up(GpuOperations(any_device), "embed_lookup", tokens, table)
     np.testing.assert_array_equal(out, reference.embed_lookup(tokens, table))
 
 
 def test_threads_of_a_row() -> None:
     widths = [0, 4, 8, 64, 128, 384, 768, 1024, 2048, 4096, 16384]
     assert [lanes_of_row(width) for width in widths] == [1, 1, 2, 16, 32, 32, 64, 64, 128, 256, 256]
-
-
-def test_vectors_need_rows_of_whole_vectors(portable_device: Device) -> None:
-    operations = GpuOperations(portable_device)
-    with pytest.raises(ValueError, match="out has rows of 6 elements, not a multiple of 4"):
-        look_up(operations, "embed_lookup_rows", np.zeros(1, np.uint32), random_table(2, 6))
 
 
 def test_ids_at_and_beyond_the_vocabulary_are_zeros(operations: Operations) -> None:
@@ -137,10 +124,13 @@ def test_lookup_in_a_table_of_several_parts(operations: Operations, width: int, 
     )
 
 
-def test_lookup_by_more_workgroups_than_a_dimension_has(any_device: Device) -> None:
+def test_lookup_by_more_workgroups_than_a_dimension_has(
+    any_device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "lanes_of_row", lambda width: 256)
     count = MAX_GROUPS + 2
     tokens, table = random_tokens(count, 5), random_table(6, 4)[:5]
-    out = look_up(GpuOperations(any_device), "embed_lookup_rows", tokens, table, lanes=256)
+    out = look_up(GpuOperations(any_device), "embed_lookup", tokens, table)
     padded = np.concatenate([table, np.zeros((1, 4))])
     np.testing.assert_array_equal(out, padded[np.minimum(tokens, 5)])
 

@@ -13,7 +13,7 @@ SIZES = [(8192, 768, 768), (768, 768, 8192), (8192, 768, 50304), (50304, 768, 81
 
 @pytest.mark.parametrize("tile", TILES + SOFTWARE_TILES)
 def test_tiles_are_what_the_generator_relies_on(tile: Tile) -> None:
-    assert tile.threads_down % 4 == tile.threads_across % 8 == 0
+    assert tile.rows // tile.thread_rows % 4 == tile.columns // tile.thread_columns % 8 == 0
     for width in (tile.rows, tile.columns):
         assert width * tile.inner % (4 * tile.threads) == 0
     limits = WEBGPU_DEFAULT_LIMITS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from llmgpu.lm.ops import recording
 from llmgpu.lm.ops.products import ALIGNMENT, FixedProducts, has_fixed_products
 
 # (M, N, K): inner dimensions that OpenBLAS takes in one block and in several, odd sizes, and sizes
@@ -39,18 +40,29 @@ def test_bits_do_not_depend_on_threads(shape: tuple[int, int, int], layout: str)
         np.testing.assert_array_equal(other.view(np.uint32), products[0].view(np.uint32))
 
 
+def span(rows: slice) -> range:
+    return range(rows.start, rows.stop)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
-@pytest.mark.parametrize("step", [1, 5])
 @pytest.mark.parametrize("rows", [0, 1, 4, 100])
-def test_each_row_is_computed_once_and_results_are_in_order(
-    rows: int, step: int, threads: int
-) -> None:
+def test_each_row_is_computed_once_and_results_are_in_order(rows: int, threads: int) -> None:
     fixed = FixedProducts(threads)
-    parts = fixed.over_rows(rows, 1 << 30, lambda part: (part.start, part.stop), step)
-    assert [row for start, stop in parts for row in range(start, stop)] == list(range(rows))
-    assert all(start % step == 0 for start, _ in parts)
+    parts = fixed.over_rows(rows, 1 << 30, span)
+    assert [row for part in parts for row in part] == list(range(rows))
     assert len(parts) <= threads
-    assert len(fixed.over_rows(rows, 10, lambda part: part, step)) == min(rows, 1)
+    assert len(fixed.over_rows(rows, 10, span)) == min(rows, 1)
+
+
+@pytest.mark.parametrize("threads", [None, 1, 3])
+@pytest.mark.parametrize("rows", [0, 1, 4, 101])
+def test_blocks_do_not_depend_on_threads(
+    monkeypatch: pytest.MonkeyPatch, rows: int, threads: int | None
+) -> None:
+    monkeypatch.setattr(recording, "BLOCK_ELEMENTS", 50)
+    products = None if threads is None else FixedProducts(threads)
+    blocks = recording.Recorder(products).over_blocks(span, rows, 9)
+    assert blocks == [range(start, min(start + 5, rows)) for start in range(0, rows, 5)]
 
 
 def test_an_error_in_a_thread_is_raised() -> None:
