@@ -288,12 +288,6 @@ class CPattern(EngineObject):
         arrays = np.ascontiguousarray(text), len(text), np.ascontiguousarray(starts), len(starts)
         return None if self._call("mark_expressions", *arrays, marks) else marks
 
-    def ends(self, text: bytes) -> NDArray[np.int64]:
-        """Return the ends of the pre-tokens of a document: int64 (n,)."""
-        padded = np.frombuffer(text + bytes(TEXT_PADDING), np.uint8)
-        ends = np.empty(len(text), np.int64)
-        return ends[: self._call("pretoken_ends", padded, len(text), ends)]
-
     def first_end(self, text: NDArray[np.uint8]) -> int:
         """Return the end of the first pre-token of a document.
 

@@ -52,11 +52,6 @@ def has_dawn() -> bool:
     return importlib.util.find_spec("wgpudawn") is not None
 
 
-def default_driver() -> Driver:
-    """Return the driver that LLMGPU_DRIVER names, or wgpu if the variable is empty."""
-    return load_driver(chosen_driver() or "wgpu")
-
-
 def load_driver(name: str) -> Driver:
     """Return the driver of a name in `DRIVERS`; raises the error of the driver's import."""
     if name == "dawn":
@@ -107,9 +102,9 @@ class AdapterInfo:
 def list_adapters(driver: Driver | None = None) -> list[AdapterInfo]:
     """Return all adapters of a WebGPU driver, best first; empty if the system has no driver.
 
-    driver: by default `default_driver`.
+    driver: by default the driver that LLMGPU_DRIVER names, or wgpu if the variable is empty.
     """
-    driver = driver or default_driver()
+    driver = driver or load_driver(chosen_driver() or "wgpu")
     infos = [_describe(driver, handle) for handle in driver.list_handles()]
     infos.sort(key=lambda info: list(_KINDS.values()).index(info.kind))
     names = [info.name for info in infos]
@@ -144,7 +139,7 @@ def select_adapter(wanted: str = "gpu", driver: Driver | None = None) -> Adapter
 
     wanted: "gpu" matches any name. ":1" at the end of `wanted` selects the second best adapter,
         ":2" the third, and so on.
-    driver: the WebGPU driver whose adapters are searched, by default `default_driver`.
+    driver: the WebGPU driver whose adapters are searched, see `list_adapters`.
 
     Raises DeviceError if there is no adapter, or if no adapter matches (the message lists all).
     """

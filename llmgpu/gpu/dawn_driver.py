@@ -107,8 +107,10 @@ def _callback_info(kind: str) -> Any:
 
 
 class _DawnMap(BufferMap):
-    def __init__(self, buffer: Any, *, write: bool, nbytes: int) -> None:
-        self._buffer, self._nbytes, self._write = buffer, nbytes, write
+    binding = _api
+
+    def __init__(self, device: Any, buffer: Any, *, write: bool, nbytes: int) -> None:
+        super().__init__(device, buffer, write=write, nbytes=nbytes)
         mode = lib.WGPUMapMode_Write if write else lib.WGPUMapMode_Read
         self._future = libf.wgpuBufferMapAsync(
             buffer._internal, mode, 0, nbytes, _callback_info("BufferMap")
@@ -119,24 +121,18 @@ class _DawnMap(BufferMap):
         state = lib.wgpuBufferGetMapState(self._buffer._internal)
         return bool(state == lib.WGPUBufferMapState_Mapped)
 
-    def memory(self) -> memoryview:
-        get = libf.wgpuBufferGetMappedRange if self._write else libf.wgpuBufferGetConstMappedRange
-        pointer = ffi.cast("char *", get(self._buffer._internal, 0, self._nbytes))
-        return memoryview(ffi.buffer(pointer, self._nbytes))
-
-    def unmap(self) -> None:
-        libf.wgpuBufferUnmap(self._buffer._internal)
-
 
 class DawnDriver(Driver):
-    """wgpudawn's interface, and Dawn's C functions where the interface lacks a call."""
+    """wgpudawn's interface, and Dawn's C functions where the interface lacks a call.
+
+    Dawn itself converts the ticks of timestamps to nanoseconds.
+    """
 
     name = "dawn"
     errors = wgpudawn.GPUError
-    binding = _api
-
-    def has_instance(self) -> bool:
-        return _helpers._the_instance is not None
+    binding, helpers = _api, _helpers
+    map_buffer = _DawnMap
+    wgpu_names = _OWN_NAMES
 
     def make_instance(self) -> None:
         known = extras.all_toggles()
@@ -150,23 +146,15 @@ class DawnDriver(Driver):
             handles: list[Any] = wgpudawn.gpu._enumerate_all_adapters()
         return [handle for handle in handles if handle.info["backend_type"] in backends]
 
-    def features(self, adapter: Any) -> frozenset[str]:
-        return frozenset(_OWN_NAMES.get(name, name) for name in adapter.features)
-
     def matrix_shapes(self, adapter: Any) -> tuple[MatrixShape, ...]:
         if MATRIX_FEATURE not in self.features(adapter):
             return ()
         listed = extras.get_adapter_properties(adapter).get("subgroup_matrix_configs", [])
-        shapes = (
-            MatrixShape(
-                _component(each["component_type"]),
-                _component(each["result_component_type"]),
-                each["m"],
-                each["n"],
-                each["k"],
-            )
-            for each in listed
-        )
+        shapes = []
+        for each in listed:
+            operand, result = str(each["component_type"]), str(each["result_component_type"])
+            sizes = (each["m"], each["n"], each["k"])
+            shapes.append(MatrixShape(operand.lower(), result.lower(), *sizes))
         return tuple(sorted(shapes))
 
     def open(self, adapter: Any, features: frozenset[str], limits: dict[str, int]) -> Any:
@@ -196,16 +184,6 @@ class DawnDriver(Driver):
 
     def wait(self, device: Any, submission: object) -> None:
         _wait_for(self._done(device) if submission is None else submission)
-
-    def map_buffer(self, device: Any, buffer: Any, *, write: bool, nbytes: int) -> BufferMap:
-        return _DawnMap(buffer, write=write, nbytes=nbytes)
-
-    def timestamp_period(self, device: Any) -> float:
-        return 1.0  # Dawn itself converts ticks to nanoseconds
-
-
-def _component(name: str) -> str:
-    return str(name).lower()
 
 
 DAWN = DawnDriver()

@@ -15,7 +15,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -119,7 +118,16 @@ class Device(OpenedAdapter):
         kernel = self._kernels.setdefault(key, mine)
         if kernel is not mine:
             return kernel
-        compile_ = partial(self._compile, key, file, constants, mine)
+
+        def compile_() -> None:
+            try:
+                with self._compilers:
+                    source = compose(file, self.source_choices, constants)
+                    mine.set_result(self._make_kernel(self, source, constants))
+            except BaseException as error:
+                del self._kernels[key]
+                mine.set_exception(error)
+
         if in_thread and not has_limited_address_space():
             thread = threading.Thread(target=compile_, name="llmgpu-compiler", daemon=True)
             with suppress(MemoryError, RuntimeError):  # the system can't start a thread
@@ -127,21 +135,6 @@ class Device(OpenedAdapter):
                 return mine
         compile_()
         return mine
-
-    def _compile(
-        self,
-        key: tuple[object, ...],
-        file: str,
-        constants: Mapping[str, int | str],
-        kernel: Future[Kernel],
-    ) -> None:
-        try:
-            with self._compilers:
-                source = compose(file, self.source_choices, constants)
-                kernel.set_result(self._make_kernel(self, source, constants))
-        except BaseException as error:
-            del self._kernels[key]
-            kernel.set_exception(error)
 
     def prepare(self, requests: Sequence[tuple[str, Mapping[str, int]]]) -> list[Kernel]:
         """Compile several kernels in threads; requests: (file, constants), see `kernel`."""
@@ -332,23 +325,15 @@ def paced_states(
             pending.append(download)
         if not pending:
             return
-        # Wait for the oldest submission. Its duration decides how many rounds the next one gets.
+        # Wait for the oldest submission. Its duration decides how many rounds the next one gets, so
+        # that it takes about `seconds`; the number changes at most by a factor of two.
         download = pending.popleft()
         state = np.empty(1, dtype)
         download.finish(state.view(np.uint8))
         spare.append(download)
         now = time.perf_counter()
-        rounds = min(_next_rounds(rounds, now - last, seconds), most_rounds)
+        factor = min(2.0, max(0.5, seconds / max(now - last, 1e-4)))
+        rounds = min(max(1, int(rounds * factor)), most_rounds)
         last = now
         yield state, not pending
         is_running = int(state["status"][0]) in running
-
-
-def _next_rounds(rounds: int, took: float, seconds: float) -> int:
-    """Return the number of rounds for the next submission, so that it takes about `seconds`.
-
-    The number changes at most by a factor of two. took: seconds of the last submission, which had
-    `rounds` rounds.
-    """
-    factor = min(2.0, max(0.5, seconds / max(took, 1e-4)))
-    return max(1, int(rounds * factor))

@@ -14,8 +14,10 @@ import sys
 import tempfile
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntFlag
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from llmgpu.errors import DeviceError
@@ -72,47 +74,26 @@ def set_variables() -> None:
 class BufferMap(ABC):
     """A pending or finished mapping of the start of a buffer into the host's memory."""
 
+    binding: Any  # see `Driver`
+
+    def __init__(self, device: Any, buffer: Any, *, write: bool, nbytes: int) -> None:
+        """Begin to map the first `nbytes` bytes of a buffer, a multiple of 4."""
+        self._device, self._buffer, self._write, self._nbytes = device, buffer, write, nbytes
+
     @abstractmethod
     def wait(self) -> bool:
         """Block until all earlier submissions have finished; return whether mapping succeeded."""
 
-    @abstractmethod
     def memory(self) -> memoryview:
         """Return the mapped bytes, which are invalid after `unmap`."""
+        libf, ffi = self.binding.libf, self.binding.ffi
+        get = libf.wgpuBufferGetMappedRange if self._write else libf.wgpuBufferGetConstMappedRange
+        pointer = ffi.cast("char *", get(self._buffer._internal, 0, self._nbytes))
+        return memoryview(ffi.buffer(pointer, self._nbytes))
 
-    @abstractmethod
     def unmap(self) -> None:
         """Unmap the memory; all views become invalid."""
-
-
-class FastPass:
-    """Records dispatches into a compute pass in a quarter of the time of the public calls.
-
-    The caller keeps every argument alive until the commands are submitted. Errors are raised when
-    the encoder is finished.
-    """
-
-    def __init__(self, compute_pass: Any, lib: Any, ffi: Any) -> None:
-        """Record into `compute_pass` with a driver's C functions. The caller owns the pass."""
-        self._pass = compute_pass._internal
-        self._lib = lib
-        self._no_offsets = ffi.NULL
-
-    def set(self, pipeline: Any, bind_group: Any) -> None:
-        """Choose the pipeline and its bind group 0."""
-        lib, group = self._lib, bind_group._internal
-        lib.wgpuComputePassEncoderSetPipeline(self._pass, pipeline._internal)
-        lib.wgpuComputePassEncoderSetBindGroup(self._pass, 0, group, 0, self._no_offsets)
-
-    def dispatch(self, x: int, y: int) -> None:
-        """Dispatch x * y workgroups."""
-        self._lib.wgpuComputePassEncoderDispatchWorkgroups(self._pass, x, y, 1)
-
-    def dispatch_indirect(self, buffer: Any, offset: int) -> None:
-        """Dispatch; the three u32 at a byte offset of a buffer are the workgroups by dimension."""
-        self._lib.wgpuComputePassEncoderDispatchWorkgroupsIndirect(
-            self._pass, buffer._internal, offset
-        )
+        self.binding.libf.wgpuBufferUnmap(self._buffer._internal)
 
 
 class Driver(ABC):
@@ -120,12 +101,16 @@ class Driver(ABC):
 
     name: the name in LLMGPU_DRIVER and in ``llmgpu info``. errors: the base class of the driver's
     errors. binding: the package's module with C functions: without checks in `lib`, with checks in
-    `libf`.
+    `libf`. helpers: the package's module with its only instance. map_buffer: the driver's mappings.
+    wgpu_names: wgpu's names of features that have another name in this driver.
     """
 
     name: str
     errors: type[Exception]
     binding: Any
+    helpers: Any
+    map_buffer: type[BufferMap]
+    wgpu_names: Mapping[str, str] = MappingProxyType({})
     # Id of the process that used adapters. All drivers share the variable, because all of them use
     # the system's driver, which a forked process can't use.
     _process: ClassVar[int | None] = None
@@ -164,14 +149,10 @@ class Driver(ABC):
         # wait for the lock.
         Driver._process = os.getpid()
         with self._listing:  # two threads that list adapters at the same time may miss some
-            if not self.has_instance():
+            if self.helpers._the_instance is None:
                 set_variables()
                 self.make_instance()
             return self.enumerate_handles()
-
-    @abstractmethod
-    def has_instance(self) -> bool:
-        """Whether the package has created its only instance."""
 
     @abstractmethod
     def make_instance(self) -> None:
@@ -188,13 +169,13 @@ class Driver(ABC):
         """
         self.binding.libf = None  # as the packages do when Python ends
 
-    @abstractmethod
     def features(self, adapter: Any) -> frozenset[str]:
         """Return an adapter's features, by wgpu's names: "subgroup", "shader-f16" and so on."""
+        return frozenset(self.wgpu_names.get(name, name) for name in adapter.features)
 
-    @abstractmethod
     def matrix_shapes(self, adapter: Any) -> tuple[MatrixShape, ...]:
         """Return the products of an adapter's matrix units; empty without `MATRIX_FEATURE`."""
+        return ()
 
     @abstractmethod
     def open(self, adapter: Any, features: frozenset[str], limits: dict[str, int]) -> Any:
@@ -212,14 +193,6 @@ class Driver(ABC):
     def wait(self, device: Any, submission: object) -> None:
         """Block until a submission and all earlier ones have finished; None: all submissions."""
 
-    @abstractmethod
-    def map_buffer(self, device: Any, buffer: Any, *, write: bool, nbytes: int) -> BufferMap:
-        """Begin to map the first `nbytes` bytes of a buffer, a multiple of 4."""
-
-    @abstractmethod
     def timestamp_period(self, device: Any) -> float:
         """Return the nanoseconds per tick of the device's timestamp queries."""
-
-    def fast_pass(self, compute_pass: Any) -> FastPass:
-        """Return a recorder of dispatches into a compute pass."""
-        return FastPass(compute_pass, self.binding.lib, self.binding.ffi)
+        return 1.0

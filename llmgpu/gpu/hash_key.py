@@ -14,10 +14,7 @@ from numpy.typing import NDArray
 from llmgpu.gpu.adapters import Buffer
 from llmgpu.gpu.device import Device
 
-_NUMBERS = 4
-
-
-_key = np.frombuffer(os.urandom(4 * _NUMBERS), np.uint32).copy()
+_key = np.frombuffer(os.urandom(16), np.uint32).copy()
 _key[-1] |= 1  # an odd factor: an even one would lose bits of a hash
 
 

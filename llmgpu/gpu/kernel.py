@@ -101,8 +101,8 @@ class Kernel:
 
     def bind_from(self, buffers: Mapping[str, Buffer]) -> BoundKernel:
         """Attach the buffers that the kernel binds, see `bind`; ignore all others."""
-        names = [binding.name for binding in self.bindings]
-        return self.bind(**{name: buffers[name] for name in names if name in buffers})
+        names = {binding.name for binding in self.bindings}
+        return self.bind(**{name: buffers[name] for name in names & buffers.keys()})
 
     def bind(self, **buffers: Buffer) -> BoundKernel:
         """Attach buffers to the kernel's bindings by name; TypeError for missing or other names."""

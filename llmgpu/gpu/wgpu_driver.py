@@ -18,12 +18,7 @@ from typing import Any
 import wgpu
 
 from llmgpu.gpu.declarations import import_binding
-from llmgpu.gpu.driver import (
-    NATIVE_BACKENDS,
-    BufferMap,
-    Driver,
-    MatrixShape,
-)
+from llmgpu.gpu.driver import NATIVE_BACKENDS, BufferMap, Driver
 
 import_binding()  # before the first import of the binding below
 from wgpu.backends.wgpu_native import _api, _helpers  # noqa: E402
@@ -63,8 +58,10 @@ class _MapState:
 
 
 class _WgpuMap(BufferMap):
+    binding = _api
+
     def __init__(self, device: Any, buffer: Any, *, write: bool, nbytes: int) -> None:
-        self._device, self._buffer, self._nbytes = device, buffer, nbytes
+        super().__init__(device, buffer, write=write, nbytes=nbytes)
         self._state = state = _MapState()
 
         def finished(status: int, message: Any, first: Any, second: Any) -> None:
@@ -106,23 +103,17 @@ class _WgpuMap(BufferMap):
                 pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE)
         return bool(state.status == lib.WGPUMapAsyncStatus_Success)
 
-    def memory(self) -> memoryview:
-        pointer = libf.wgpuBufferGetMappedRange(self._buffer._internal, 0, self._nbytes)
-        return memoryview(ffi.buffer(pointer, self._nbytes))
-
-    def unmap(self) -> None:
-        libf.wgpuBufferUnmap(self._buffer._internal)
-
 
 class WgpuDriver(Driver):
-    """wgpu's public interface, and C functions where the interface is slow or wrong."""
+    """wgpu's public interface, and C functions where the interface is slow or wrong.
+
+    wgpu-native can't enable matrix units.
+    """
 
     name = "wgpu"
     errors = wgpu.GPUError
-    binding = _api
-
-    def has_instance(self) -> bool:
-        return _helpers._the_instance is not None
+    binding, helpers = _api, _helpers
+    map_buffer = _WgpuMap
 
     def make_instance(self) -> None:
         """Create an instance with only the platform's native APIs.
@@ -141,12 +132,6 @@ class WgpuDriver(Driver):
         found = _api.new_array("WGPUAdapter[]", count)
         libf.wgpuInstanceEnumerateAdapters(instance, native, found)
         return [wgpu.gpu._create_adapter(handle) for handle in found]
-
-    def features(self, adapter: Any) -> frozenset[str]:
-        return frozenset(adapter.features)
-
-    def matrix_shapes(self, adapter: Any) -> tuple[MatrixShape, ...]:
-        return ()  # wgpu-native can't enable matrix units
 
     def open(self, adapter: Any, features: frozenset[str], limits: dict[str, int]) -> Any:
         return adapter.request_device_sync(
@@ -178,9 +163,6 @@ class WgpuDriver(Driver):
     def wait(self, device: Any, submission: object) -> None:
         index = ffi.NULL if submission is None else ffi.new("WGPUSubmissionIndex *", submission)
         libf.wgpuDevicePoll(device._internal, True, index)
-
-    def map_buffer(self, device: Any, buffer: Any, *, write: bool, nbytes: int) -> BufferMap:
-        return _WgpuMap(device, buffer, write=write, nbytes=nbytes)
 
     def timestamp_period(self, device: Any) -> float:
         return float(libf.wgpuQueueGetTimestampPeriod(device.queue._internal))

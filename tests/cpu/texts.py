@@ -1,6 +1,10 @@
-"""Characters that patterns treat differently, and bytes that are none."""
+"""Characters that patterns treat differently, bytes that are none, and pre-tokens of the engine."""
 
 from __future__ import annotations
+
+import numpy as np
+
+from llmgpu.cpu.library import TEXT_PADDING, CPattern
 
 _VALID = [
     *"aBsSlLtTmMdDzZ'",
@@ -25,3 +29,10 @@ MOSTLY_ASCII = [
     *("é".encode(), "'ſ".encode(), "\u0301".encode(), "\xa0".encode(), "日".encode(), b"\xff"),
 ]
 CHARACTERS = [*(character.encode() for character in _VALID), *_INVALID]
+
+
+def ends_of(pattern: CPattern, text: bytes) -> list[int]:
+    """Return the ends of the pre-tokens of a document."""
+    padded = np.frombuffer(text + bytes(TEXT_PADDING), np.uint8)
+    ends = np.empty(len(text), np.int64)
+    return ends[: pattern._call("pretoken_ends", padded, len(text), ends)].tolist()

@@ -6,7 +6,7 @@ D. Hendrycks, K. Gimpel, Gaussian Error Linear Units, arXiv 1606.08415.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -28,6 +28,10 @@ from llmgpu.lm.ops.recording import (
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
 INNER = struct_dtype("lm/inner_params.wgsl", "InnerParams")
+# The inner products of a feed-forward network, or their gradients: x, or for a gated activation the
+# gate x and up, each (N, F). Gate and up may also be packed in one tensor (N, R), the gate in the
+# first columns and up in the last.
+Inner = Sequence[Tensor]
 _SQRT_2_OVER_PI = np.float32(np.sqrt(2 / np.pi))
 _CUBIC = np.float32(0.044715)
 
@@ -109,16 +113,12 @@ BY_NAME = {"swiglu": SWIGLU, "gelu": GELU}  # the names in `llmgpu.lm.config.ACT
 class ActivationOperations(Recorder):
     """Activations of feed-forward networks, computed by NumPy.
 
-    The inner products are x, or for a gated activation the gate x and up. Gate and up may also be
-    packed in one tensor (N, R), the gate in the first columns and up in the last. If this tensor is
-    float16, then all tensors are float16, and F and R are multiples of 4. Only `activate` accepts a
-    packed float32 tensor.
+    If the inner products are packed in one float16 tensor (N, R), then all tensors are float16, and
+    F and R are multiples of 4. Only `activate` accepts a packed float32 tensor.
     """
 
     @recorded
-    def activate(
-        self, activation: ActivationFunction, inner: Sequence[Tensor], out: Tensor
-    ) -> None:
+    def activate(self, activation: ActivationFunction, inner: Inner, out: Tensor) -> None:
         """Write out = f(x), or f(x) * up; all (N, F), each float32 or float16."""
         x, *up = _arrays(activation, inner, out.shape[1])
 
@@ -133,11 +133,7 @@ class ActivationOperations(Recorder):
 
     @recorded
     def activate_backward(
-        self,
-        activation: ActivationFunction,
-        inner: Sequence[Tensor],
-        grad_out: Tensor,
-        grad_inner: Sequence[Tensor],
+        self, activation: ActivationFunction, inner: Inner, grad_out: Tensor, grad_inner: Inner
     ) -> None:
         """Write the gradient of each inner product.
 
@@ -162,10 +158,10 @@ class ActivationOperations(Recorder):
     def activate_and_backward(
         self,
         activation: ActivationFunction,
-        inner: Sequence[Tensor],
+        inner: Inner,
         out: Tensor,
         grad_out: Tensor,
-        grad_inner: Sequence[Tensor],
+        grad_inner: Inner,
     ) -> None:
         """Call `activate`, then `activate_backward`.
 
@@ -178,14 +174,12 @@ class ActivationOperations(Recorder):
 class GpuActivations(GpuRecorder, ActivationOperations):
     """Activations of feed-forward networks, as GPU kernels."""
 
-    def activate(
-        self, activation: ActivationFunction, inner: Sequence[Tensor], out: Tensor
-    ) -> None:
+    def activate(self, activation: ActivationFunction, inner: Inner, out: Tensor) -> None:
         if not _are_packed(activation, inner):
             kernel = "06_gated" if activation.is_gated else "06_activation"
-            self._elements(kernel, activation, _named(inner), {"out": out})
+            self._elements(kernel, activation, {"out": out}, **_named(inner))
         elif inner[0].is_half:
-            self._halves("06_gated_half", activation, out, {"x": inner[0], "out": out})
+            self._halves("06_gated_half", activation, inner, out)
         else:
             width, row = out.shape[1], inner[0].shape[1]
             params = np.array([(*out.shape, row - width, row, 0, 0)], INNER)
@@ -194,59 +188,48 @@ class GpuActivations(GpuRecorder, ActivationOperations):
                 self.dispatch(file, groups, activation.constants, x=inner[0], out=to, params=params)
 
     def activate_backward(
-        self,
-        activation: ActivationFunction,
-        inner: Sequence[Tensor],
-        grad_out: Tensor,
-        grad_inner: Sequence[Tensor],
+        self, activation: ActivationFunction, inner: Inner, grad_out: Tensor, grad_inner: Inner
     ) -> None:
         if _are_packed(activation, inner):
             out = self.scratch("activation", grad_out.shape, np.float16)
             self.activate_and_backward(activation, inner, out, grad_out, grad_inner)
             return
-        inputs = {**_named(inner), "grad_out": grad_out}
         kernel = "09_gated_backward" if activation.is_gated else "09_activation_backward"
-        self._elements(kernel, activation, inputs, _named(grad_inner, "grad_"))
+        outs = _named(grad_inner, "grad_")
+        self._elements(kernel, activation, outs, **_named(inner), grad_out=grad_out)
 
     def activate_and_backward(
         self,
         activation: ActivationFunction,
-        inner: Sequence[Tensor],
+        inner: Inner,
         out: Tensor,
         grad_out: Tensor,
-        grad_inner: Sequence[Tensor],
+        grad_inner: Inner,
     ) -> None:
         if not _are_packed(activation, inner):
             super().activate_and_backward(activation, inner, out, grad_out, grad_inner)
             return
-        tensors = {"x": inner[0], "out": out, "grad_out": grad_out, "grad_x": grad_inner[0]}
-        self._halves("09_gated_backward_half", activation, grad_out, tensors)
+        gradients = {"grad_out": grad_out, "grad_x": grad_inner[0]}
+        self._halves("09_gated_backward_half", activation, inner, out, **gradients)
 
     def _halves(
-        self,
-        kernel: str,
-        activation: ActivationFunction,
-        out: Tensor,
-        tensors: Mapping[str, Tensor],
+        self, kernel: str, activation: ActivationFunction, inner: Inner, out: Tensor, **more: Tensor
     ) -> None:
         """Dispatch a kernel for gate and up in one float16 tensor.
 
         Each thread computes eight elements, or four if the widths are no multiples of eight.
         """
-        widths = out.shape[1], tensors["x"].shape[1]
+        widths = out.shape[1], inner[0].shape[1]
         fours = vector_fours(*widths)
         row, packed_row = (width // (FOUR * fours) for width in widths)
         vectors = out.shape[0] * row
         settings = activation.constants | {"fours": fours}
         sizes = dims(vectors, row, packed_row)
+        tensors = {"x": inner[0], "out": out, **more}
         self.dispatch(f"lm/{kernel}.wgsl", workgroups(vectors), settings, **tensors, dims=sizes)
 
     def _elements(
-        self,
-        kernel: str,
-        activation: ActivationFunction,
-        inputs: Mapping[str, Tensor],
-        outs: Mapping[str, Tensor],
+        self, kernel: str, activation: ActivationFunction, outs: dict[str, Tensor], **inputs: Tensor
     ) -> None:
         """Dispatch a float32 kernel with one thread per element."""
         size = next(iter(outs.values())).size
@@ -258,13 +241,11 @@ class GpuActivations(GpuRecorder, ActivationOperations):
             self.dispatch(file, groups, activation.constants, **tensors, dims=dims(size))
 
 
-def _are_packed(activation: ActivationFunction, inner: Sequence[Tensor]) -> bool:
+def _are_packed(activation: ActivationFunction, inner: Inner) -> bool:
     return activation.is_gated and len(inner) == 1
 
 
-def separated(
-    activation: ActivationFunction, inner: Sequence[Tensor], width: int
-) -> Sequence[Tensor]:
+def separated(activation: ActivationFunction, inner: Inner, width: int) -> Sequence[Tensor]:
     """Return the inner products on the host, each (N, F); views of columns if they are packed."""
     if not _are_packed(activation, inner):
         return inner
@@ -272,11 +253,11 @@ def separated(
     return [replace(inner[0], shape=shape, data=x) for x in (array[:, :width], array[:, -width:])]
 
 
-def _arrays(activation: ActivationFunction, inner: Sequence[Tensor], width: int) -> list[AnyArray]:
+def _arrays(activation: ActivationFunction, inner: Inner, width: int) -> list[AnyArray]:
     return [each.array for each in separated(activation, inner, width)]
 
 
-def _named(inner: Sequence[Tensor], prefix: str = "") -> dict[str, Tensor]:
+def _named(inner: Inner, prefix: str = "") -> dict[str, Tensor]:
     """Return inner products by the names of the kernels' bindings."""
     names = ("x",) if len(inner) == 1 else ("gate", "up")
     return {prefix + name: tensor for name, tensor in zip(names, inner, strict=True)}

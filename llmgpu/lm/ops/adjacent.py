@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from llmgpu.lm.ops.recording import Recorder
-from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, Tensor
+from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, Shape, Tensor
 
-Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by their names
+Shapes = Mapping[str, Shape]  # of tensors, by their names
 
 
 def adjacent_tensors(
@@ -38,7 +38,7 @@ def adjacent_tensors(
     """
     if not operations.stack_elements:
         return [operations.tensor(name, shape, dtype) for name, shape in shapes.items()]
-    by_kind: dict[Hashable, dict[str, tuple[int, ...]]] = {}
+    by_kind: dict[Hashable, dict[str, Shape]] = {}
     for (name, shape), kind in zip(shapes.items(), kinds or shapes.values(), strict=True):
         by_kind.setdefault(kind, {})[name] = shape
     most = min(operations.stack_elements, operations.max_tensor_bytes // 4)
@@ -49,11 +49,11 @@ def adjacent_tensors(
     return [made[name] for name in shapes]
 
 
-def _groups(shapes: Shapes, most: int) -> Iterator[dict[str, tuple[int, ...]]]:
+def _groups(shapes: Shapes, most: int) -> Iterator[dict[str, Shape]]:
     """Divide tensors, in order, into groups of similar sizes, each of up to `most` elements."""
     total = sum(map(_places, shapes.values()))
     enough = -(-total // -(-total // most))
-    group: dict[str, tuple[int, ...]] = {}
+    group: dict[str, Shape] = {}
     size = 0
     for name, shape in shapes.items():
         if group and (size >= enough or size + _places(shape) > most):
@@ -81,7 +81,7 @@ def _side_by_side(
         start += _places(shape)
 
 
-def _places(shape: tuple[int, ...]) -> int:
+def _places(shape: Shape) -> int:
     """Return the number of elements from the start of a tensor to where the next may start."""
     return -(-math.prod(shape) // PACKED_ELEMENTS) * PACKED_ELEMENTS
 

@@ -168,11 +168,7 @@ def _parts(table: Tensor | Sequence[Tensor]) -> list[tuple[Tensor, int]]:
 
 
 def copy_rows(
-    table: NDArray[np.floating],
-    rows: NDArray[np.integer],
-    out: FloatArray,
-    *,
-    keep: bool = False,
+    table: NDArray[np.floating], rows: NDArray[np.integer], out: FloatArray, *, keep: bool = False
 ) -> None:
     """Copy table[rows] to out.
 

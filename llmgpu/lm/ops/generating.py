@@ -218,8 +218,8 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
             return
         params = _head_params(weight, rotation, heads, norm.x.shape[1] // FOUR, epsilon)
         pairs = (heads.q.shape[1] + heads.cache.shape[1]) // 2
-        bindings = {**_places_of(rotation, heads), "params": params}
-        self._normed_rows("13_normed_heads", norm, weight, pairs, bindings, {})
+        bindings = _places_of(rotation, heads)
+        self._normed_rows("13_normed_heads", norm, weight, pairs, {}, **bindings, params=params)
 
     def feed_forward(
         self,
@@ -234,9 +234,8 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
             return
         starts, quads = (weight.starts[1], weight.tensor.shape[0]), norm.x.shape[1] // FOUR
         params = np.array([(*out.shape, *starts, quads, epsilon)], INNER)
-        bindings: dict[str, Tensor | AnyArray] = {"out": out, "params": params}
-        constants, width = activation.constants, out.shape[1]
-        self._normed_rows("13_normed_gated", norm, weight, width, bindings, constants)
+        kernel, constants, width = "13_normed_gated", activation.constants, out.shape[1]
+        self._normed_rows(kernel, norm, weight, width, constants, out=out, params=params)
 
     def _normed_rows(
         self,
@@ -244,8 +243,8 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
         norm: Norm,
         weight: Packed,
         pairs: int,
-        bindings: Mapping[str, Tensor | AnyArray],
         constants: Mapping[str, int],
+        **bindings: Tensor | AnyArray,
     ) -> None:
         """Dispatch a kernel that multiplies each normalized row by pairs of rows of `weight`."""
         rows, width = norm.x.shape
@@ -298,8 +297,7 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
             groups,
             {"HEAD_QUADS": shape.head_dim // FOUR},
             params=attention_params(shape, heads.cache.shape[0], groups),
-            q=heads.q,
-            cache=heads.cache,
+            **vars(heads),
             places=places,
             out=out,
         )
@@ -355,8 +353,8 @@ def _takes_few_rows(norm: Norm) -> bool:
     return norm.x.shape[0] <= FEW_ROWS and not norm.out.is_half
 
 
-def _places_of(rotation: Rotation, heads: HeadTensors) -> dict[str, Tensor | AnyArray]:
-    tables: dict[str, Tensor | AnyArray] = {"cosines": rotation.cosines, "sines": rotation.sines}
+def _places_of(rotation: Rotation, heads: HeadTensors) -> dict[str, Tensor]:
+    tables = {"cosines": rotation.cosines, "sines": rotation.sines}
     return tables | {"places": rotation.positions, "q": heads.q, "cache": heads.cache}
 
 

@@ -7,7 +7,7 @@ columns i and i + D/2 of a head form a pair, as in Hugging Face's Llama.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from llmgpu.lm.ops.recording import (
     FOUR,
     WORKGROUP_SIZE,
+    Bindings,
     GpuRecorder,
     Recorder,
     as_single,
@@ -178,11 +179,7 @@ class LayerOperations(Recorder):
 
     @recorded
     def join_heads(
-        self,
-        grad: AttentionGradients,
-        rotation: Rotation,
-        grad_x: Tensor,
-        starts: Sequence[int],
+        self, grad: AttentionGradients, rotation: Rotation, grad_x: Tensor, starts: Sequence[int]
     ) -> None:
         """Write the gradient of the input of `split_heads`, float16, from grad.q, k and v."""
         positions = rotation.positions.array
@@ -229,9 +226,7 @@ class GpuLayers(GpuRecorder, LayerOperations):
         gradients = {"grad_out": grad_out, "grad_x": grad_x, "rounded": half}
         self._norm_backward(norm, gradients, grad_weight)
 
-    def _norm_backward(
-        self, norm: Norm, gradients: Mapping[str, Tensor], grad_weight: Tensor
-    ) -> None:
+    def _norm_backward(self, norm: Norm, gradients: Bindings, grad_weight: Tensor) -> None:
         """Dispatch a backward kernel, then add the sums of its workgroups to `grad_weight`."""
         rows, width = norm.x.shape
         if "rounded" in gradients:
@@ -299,11 +294,7 @@ class GpuLayers(GpuRecorder, LayerOperations):
         self._packed_heads("04_split_heads", "", starts, heads, rotation, x)
 
     def join_heads(
-        self,
-        grad: AttentionGradients,
-        rotation: Rotation,
-        grad_x: Tensor,
-        starts: Sequence[int],
+        self, grad: AttentionGradients, rotation: Rotation, grad_x: Tensor, starts: Sequence[int]
     ) -> None:
         self._packed_heads("04_join_heads", "grad_", starts, grad, rotation, grad_x)
 

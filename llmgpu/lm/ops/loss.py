@@ -18,7 +18,7 @@ from llmgpu.lm.ops.recording import (
     recorded,
     thread_count,
 )
-from llmgpu.lm.ops.tensor import Losses, Tensor
+from llmgpu.lm.ops.tensor import FloatArray, Losses, Tensor
 
 LEAST_THREADS = 64  # least threads of a workgroup; a workgroup computes one row
 THREAD_LOGITS = 4  # logits that a thread reads at once
@@ -106,10 +106,8 @@ class GpuLoss(GpuRecorder, LossOperations):
 
 
 def _cross_entropy(
-    logits: NDArray[np.float32],
-    targets: NDArray[np.uint32],
-    params: NDArray[np.float32],
-) -> tuple[NDArray[np.float32], ...]:
+    logits: FloatArray, targets: NDArray[np.uint32], params: FloatArray
+) -> tuple[FloatArray, ...]:
     """Return the parts of the losses of a block of rows; overwrite logits by their gradient."""
     counted = targets < logits.shape[1]
     is_bad = counted & ~np.isfinite(logits).all(axis=1)
@@ -123,10 +121,8 @@ def _cross_entropy(
 
 @np.errstate(over="ignore")  # a difference of logits may overflow to -inf, whose exponential is 0
 def _loss_and_gradient(
-    logits: NDArray[np.float32],
-    index: NDArray[np.uint32],
-    params: NDArray[np.float32],
-) -> tuple[NDArray[np.float32], ...]:
+    logits: FloatArray, index: NDArray[np.uint32], params: FloatArray
+) -> tuple[FloatArray, ...]:
     """Compute `_cross_entropy` for rows of finite logits whose targets, `index`, are tokens.
 
     The kernel uses the same formulas. They have no cancellation if logits are large: 1 - p of the
@@ -137,7 +133,7 @@ def _loss_and_gradient(
     largest = logits.max(axis=1)
     # Distances to the largest logit are not above 0, so exponentials can't overflow.
     logits -= largest[:, None]
-    losses: NDArray[np.float32] = -logits[target]
+    losses: FloatArray = -logits[target]
     smoothing = np.zeros_like(losses)
     if alpha > 0:
         mean = logits.mean(axis=1, dtype=np.float64).astype(np.float32)

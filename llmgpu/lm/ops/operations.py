@@ -8,11 +8,9 @@ operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
-
-import numpy as np
 
 from llmgpu.cpu.library import CThreads, library
 from llmgpu.lm.ops.activations import (
@@ -20,6 +18,7 @@ from llmgpu.lm.ops.activations import (
     ActivationFunction,
     ActivationOperations,
     GpuActivations,
+    Inner,
     separated,
 )
 from llmgpu.lm.ops.attention import AttentionOperations, GpuAttention
@@ -94,14 +93,15 @@ def called_in_c(
 ) -> Callable[Concatenate[EngineOperations, P], None]:
     """Decorator of an operation that the CPU engine may compute.
 
-    call_of: returns the engine's function and its arguments, or None. With None, NumPy computes the
-    operation.
+    call_of: returns the engine's function and its arguments, or None. NumPy computes the operation
+    with None, or if a tensor is float16 or not contiguous.
     """
 
     @wraps(call_of)
     def record(self: EngineOperations, /, *args: P.args, **kwargs: P.kwargs) -> None:
         call = call_of(self, *args, **kwargs)
-        if call is None:
+        tensors = [each for each in call or () if isinstance(each, Tensor)]
+        if call is None or any(t.is_half or not t.array.flags.c_contiguous for t in tensors):
             getattr(super(EngineOperations, self), call_of.__name__)(*args, **kwargs)
         else:
             self.call(*call)
@@ -116,15 +116,12 @@ class EngineOperations(Operations):
     computes operations on half-precision tensors, and products if OpenBLAS is missing.
     """
 
-    def __init__(self, products: FixedProducts, *, openblas: bool = True) -> None:
-        """Start as many threads as `products` has.
-
-        openblas: use NumPy's OpenBLAS, if NumPy has it.
-        """
+    def __init__(self, products: FixedProducts) -> None:
+        """Start as many threads as `products` has."""
         super().__init__(products)
         self._threads = CThreads(products.threads)
         self._most_parts = products.parts
-        self._sgemm = sgemm() if openblas else None
+        self._sgemm = sgemm()
 
     def call(self, operation: str, *arguments: Any) -> None:
         """Append a call of the engine; arguments are tensors, numbers or None."""
@@ -132,9 +129,7 @@ class EngineOperations(Operations):
         self.append(self._threads.bind(operation, *arrays))
 
     @called_in_c
-    def rms_norm(self, norm: Norm, epsilon: float) -> Call | None:
-        if not _are_single(norm.x, norm.out):
-            return None
+    def rms_norm(self, norm: Norm, epsilon: float) -> Call:
         tensors = norm.x, norm.weight, norm.out, norm.inverse_rms
         return "rms_norm", *tensors, *norm.x.shape, epsilon
 
@@ -156,33 +151,24 @@ class EngineOperations(Operations):
         return "rotary", x, *rotation.tensors.values(), *x.shape, rotation.head_dim, inverse
 
     @called_in_c
-    def activate(
-        self, activation: ActivationFunction, inner: Sequence[Tensor], out: Tensor
-    ) -> Call | None:
-        tensors = *separated(activation, inner, out.shape[1]), out
-        if activation is not SWIGLU or not _are_single(*tensors):
+    def activate(self, activation: ActivationFunction, inner: Inner, out: Tensor) -> Call | None:
+        if activation is not SWIGLU:
             return None
-        return "swiglu", *tensors, out.size
+        return "swiglu", *separated(activation, inner, out.shape[1]), out, out.size
 
     @called_in_c
     def activate_backward(
-        self,
-        activation: ActivationFunction,
-        inner: Sequence[Tensor],
-        grad_out: Tensor,
-        grad_inner: Sequence[Tensor],
+        self, activation: ActivationFunction, inner: Inner, grad_out: Tensor, grad_inner: Inner
     ) -> Call | None:
-        tensors = *inner, grad_out, *grad_inner
-        if activation is not SWIGLU or len(inner) == 1 or not _are_single(*tensors):
+        if activation is not SWIGLU or len(inner) == 1:
             return None
-        return "swiglu_backward", *tensors, grad_out.size
+        return "swiglu_backward", *inner, grad_out, *grad_inner, grad_out.size
 
     @called_in_c
     def multiply_matrices(self, p: Product) -> Call | None:
         # Leave the product of a single row to NumPy, which calls another function of OpenBLAS for
         # such a product.
-        is_row = p.left.shape[0] == 1
-        if self._sgemm is None or is_row or p.stack > 1 or not _are_single(p.left, p.right, p.out):
+        if self._sgemm is None or p.left.shape[0] == 1 or p.stack > 1:
             return None
         factors = p.left, p.left_transposed, p.right, p.right_transposed
         addend = p.out if p.accumulate else p.residual
@@ -202,7 +188,7 @@ class EngineOperations(Operations):
     def _attend(
         self, operation: str, tensors: Iterable[Tensor], starts: Tensor, shape: AttentionShape
     ) -> Call | None:
-        if self._sgemm is None or not _are_single(*tensors):
+        if self._sgemm is None:
             return None
         scores = self.scratch("scores", (self._threads.count, 2, QUERIES, shape.seq))
         sizes = shape.batch, shape.seq, shape.heads, shape.kv_heads, shape.head_dim
@@ -211,9 +197,7 @@ class EngineOperations(Operations):
     @called_in_c
     def cross_entropy(
         self, logits: Tensor, targets: Tensor, losses: Losses, params: Tensor, tokens: int
-    ) -> Call | None:
-        if logits.is_half:
-            return None
+    ) -> Call:
         return "cross_entropy", logits, targets, *losses.parts, params, *logits.shape, tokens
 
     @called_in_c
@@ -229,10 +213,6 @@ class EngineOperations(Operations):
             return None
         tensors = update.parameter, update.gradient, *moments, update.stats, update.hyper
         return "adamw", *tensors, update.decays, update.parameter.size
-
-
-def _are_single(*tensors: Tensor) -> bool:
-    return all(each.dtype == np.float32 and each.array.flags.c_contiguous for each in tensors)
 
 
 def open_operations(

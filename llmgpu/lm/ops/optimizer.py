@@ -34,11 +34,9 @@ from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
 HYPER = struct_dtype("lm/hyper.wgsl", "Hyper")
 
-# Indices in `stats`, (4,) float32.
+# Indices in `stats`, (4,) float32. Index 1 is the norm of all gradients together, 3 the loss.
 CLIP_SCALE = 0  # factor of the gradients, divided by the loss scale; 0 in a bad step
-NORM = 1  # norm of all gradients together
 BAD = 2  # 1 from the first bad step on
-LOSS = 3
 
 LOSS_PARTS = 3  # number of fields of `Losses`
 

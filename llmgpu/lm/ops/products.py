@@ -196,11 +196,12 @@ class FixedProducts:
         The calling thread works, too: share k has the functions k, k + threads, and so on.
         """
 
+        @np.errstate(all="ignore")  # each thread has its own error state
         def do_share(first: int) -> list[T]:
             return [each() for each in work[first :: self.threads]]
 
         firsts = range(1, min(self.threads, len(work)))
-        others = [self._pool.submit(_quietly, partial(do_share, first)) for first in firsts]
+        others = [self._pool.submit(do_share, first) for first in firsts]
         shares = [do_share(0), *(other.result() for other in others)]
         return [shares[i % self.threads][i // self.threads] for i in range(len(work))]
 
@@ -222,8 +223,3 @@ def _claim_memory(threads: int) -> None:
     for memory in taken:  # OpenBLAS keeps freed memory for later products
         blas.give_back(memory)
     _claimed[0] = threads
-
-
-def _quietly(work: Callable[[], T]) -> T:
-    with np.errstate(all="ignore"):  # each thread has its own error state
-        return work()

@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.lm.ops.products import FixedProducts
-from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
+from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Shape, Tensor
 
 if TYPE_CHECKING:
     from llmgpu.gpu.adapters import Buffer
@@ -43,6 +43,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 AnyRecorder = TypeVar("AnyRecorder", bound="Recorder")
 Step = Callable[[], None]
+# Tensors, or contents of uniforms, by the names of a kernel's bindings.
+Bindings = Mapping[str, Tensor | AnyArray]
 # A function that waits for a copy of tensors. It returns the numbers, an array (n,) that must not
 # be changed, and a function that gives their memory back.
 Read = Callable[[], tuple[FloatArray, Callable[[], None]]]
@@ -146,18 +148,13 @@ class Recorder:
     def __init__(self, products: FixedProducts | None = None) -> None:
         self.products = products
         self.nbytes = 0
-        self._scratch: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Tensor] = {}
+        self._scratch: dict[tuple[str, Shape, np.dtype[Any]], Tensor] = {}
         self._program: Program | None = None
 
     # Memory
 
     def tensor(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: DTypeLike = np.float32,
-        *,
-        uniform: bool = False,
+        self, name: str, shape: Shape, dtype: DTypeLike = np.float32, *, uniform: bool = False
     ) -> Tensor:
         """Create a tensor of zeros.
 
@@ -170,9 +167,7 @@ class Recorder:
         self.nbytes += tensor.nbytes
         return tensor
 
-    def parameters(
-        self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32
-    ) -> Tensor:
+    def parameters(self, name: str, shape: Shape, dtype: DTypeLike = np.float32) -> Tensor:
         """Create a small tensor of numbers that the host writes between runs."""
         return self.tensor(name, shape, dtype, uniform=True)
 
@@ -180,7 +175,7 @@ class Recorder:
         """Return the tensor with memory, set to zero, as its `data`."""
         return replace(tensor, data=np.zeros(tensor.shape, tensor.dtype))
 
-    def scratch(self, role: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
+    def scratch(self, role: str, shape: Shape, dtype: DTypeLike = np.float32) -> Tensor:
         """Return memory that an operation may use until the next operation starts.
 
         All operations share the memory of a role, shape and dtype; its contents are undefined.
@@ -408,7 +403,7 @@ class GpuSnapshot(Snapshot):
         # has work while the host waits.
         if self._reading and (not self._unread or len(self._reading) == PARTS_IN_FLIGHT):
             download, part = self._reading.popleft()
-            download.finish_all([piece for _, piece in part])
+            download.finish(*(piece for _, piece in part))
             self._idle.append(download)
         if self._unread:
             download = self._idle.pop() if self._idle else Download(self._device)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 AnyArray: TypeAlias = NDArray[Any]  # an array of float32, float16, uint32 or uint8
 FloatArray: TypeAlias = NDArray[np.float32]
+Shape: TypeAlias = tuple[int, ...]
 
 # packed matrices start at multiples of this, which are 256 bytes in half precision
 PACKED_ELEMENTS = 128
@@ -33,7 +34,7 @@ class Tensor:
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: np.dtype[Any]
     data: Any
 
@@ -99,12 +100,10 @@ class Packed:
     """
 
     tensor: Tensor
-    starts: tuple[int, ...]
+    starts: Shape
 
     @staticmethod
-    def layout(
-        shapes: Iterable[tuple[int, ...]],
-    ) -> tuple[tuple[int, ...], tuple[int, int]]:
+    def layout(shapes: Iterable[Shape]) -> tuple[Shape, tuple[int, int]]:
         """Return the rows at which matrices of some shapes start, and the shape of all together.
 
         Neither depends on the type of elements.
@@ -116,7 +115,7 @@ class Packed:
             end = starts[-1] + rows
         return tuple(starts), (end, width)
 
-    def parts(self, shapes: Mapping[str, tuple[int, ...]]) -> list[Tensor]:
+    def parts(self, shapes: Mapping[str, Shape]) -> list[Tensor]:
         """Return the matrices; shapes: those given to `layout`, by the matrices' names."""
         return [
             replace(self.tensor.rows(start, start + rows), name=name)

@@ -16,6 +16,7 @@ from llmgpu.bpe.vocabulary import TIE_RULES
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.cpu.library import library
 from llmgpu.errors import LlmgpuError
+from tests.cpu.texts import ends_of
 from tests.reference import bpe as reference
 
 TEXT = st.lists(
@@ -75,7 +76,7 @@ def test_contractions_at_the_end_of_a_text(pattern: str, before: str) -> None:
         assert mask_of(text, pattern, [0]) == expected, text
         if library() is not None:
             ends = [*np.flatnonzero(expected).tolist()[1:], len(text)]
-            assert make_c_pattern(get_pattern(pattern)).ends(text).tolist() == ends, text
+            assert ends_of(make_c_pattern(get_pattern(pattern)), text) == ends, text
 
 
 # One of each kind that some pattern tells apart.
@@ -95,7 +96,7 @@ def test_every_short_text(pattern: str) -> None:
         c_pattern = make_c_pattern(get_pattern(pattern))
         for document, start in zip(documents[1:], bounds[1:].tolist(), strict=False):
             ends = [k for k in range(1, len(document)) if expected[start + k]]
-            assert c_pattern.ends(document).tolist() == [*ends, len(document)], document
+            assert ends_of(c_pattern, document) == [*ends, len(document)], document
 
 
 @pytest.mark.pinned_regex

@@ -13,8 +13,6 @@ from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import (
     BAD,
     CLIP_SCALE,
-    LOSS,
-    NORM,
     NORM_PARTIALS,
     WeightUpdate,
 )
@@ -32,6 +30,7 @@ from tests.lm.ops.adamw_steps import (
 from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
 from tests.reference.lm import optimizer as reference
 
+NORM, LOSS = 1, 3  # indices in `stats`
 SHAPES = [(1,), (3,), (5, 7), (64, 64), (1031, 5)]
 OPTIONS = TrainOptions(beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1, grad_clip=1.0)
 
