@@ -104,8 +104,7 @@ def describe() -> str:
     """Return the name of the CPU backend: "C", or "NumPy" with the reason."""
     if library() is not None:
         return "C"
-    chosen = os.environ.get(VARIABLE) == "numpy"
-    return f"NumPy ({f'{VARIABLE}=numpy' if chosen else _load()[1]})"
+    return f"NumPy ({why_missing() or f'{VARIABLE}=numpy'})"
 
 
 def why_missing() -> str:

@@ -74,10 +74,10 @@ class Kernel:
                 )
 
     def _compile(self, source: KernelSource, constants: Mapping[str, int]) -> None:
-        handle = self._opened.handle
-        module = self._opened.webgpu.create_shader_module(handle, source.text, self.label)
+        handle, label = self._opened.handle, self.label
+        module = self._opened.webgpu.create_shader_module(handle, source.text, label)
         self._layout = handle.create_bind_group_layout(
-            label=self.label,
+            label=label,
             entries=[
                 {
                     "binding": binding.index,
@@ -87,17 +87,9 @@ class Kernel:
                 for binding in source.bindings
             ],
         )
-        self._pipeline = handle.create_compute_pipeline(
-            label=self.label,
-            layout=handle.create_pipeline_layout(
-                label=self.label, bind_group_layouts=[self._layout]
-            ),
-            compute={
-                "module": module,
-                "entry_point": source.entry,
-                "constants": dict(constants),
-            },
-        )
+        layout = handle.create_pipeline_layout(label=label, bind_group_layouts=[self._layout])
+        compute = {"module": module, "entry_point": source.entry, "constants": dict(constants)}
+        self._pipeline = handle.create_compute_pipeline(label=label, layout=layout, compute=compute)
 
     def bind_from(self, buffers: Mapping[str, Buffer]) -> BoundKernel:
         """Attach the buffers that the kernel binds, see `bind`; ignore all others."""
@@ -110,21 +102,13 @@ class Kernel:
         if names != set(buffers):
             raise TypeError(f"{self.label} binds {sorted(names)}, not {sorted(buffers)}")
         ordered = tuple(buffers[binding.name] for binding in self.bindings)
-        group = self._opened.handle.create_bind_group(
-            label=self.label,
-            layout=self._layout,
-            entries=[
-                {
-                    "binding": binding.index,
-                    "resource": {
-                        "buffer": buffer.handle,
-                        "offset": buffer.offset,
-                        "size": buffer.nbytes,
-                    },
-                }
-                for binding, buffer in zip(self.bindings, ordered, strict=True)
-            ],
-        )
+        ranges = ({"buffer": b.handle, "offset": b.offset, "size": b.nbytes} for b in ordered)
+        entries = [
+            {"binding": binding.index, "resource": resource}
+            for binding, resource in zip(self.bindings, ranges, strict=True)
+        ]
+        create = self._opened.handle.create_bind_group
+        group = create(label=self.label, layout=self._layout, entries=entries)
         return BoundKernel(self.label, self._pipeline, group, ordered)
 
 

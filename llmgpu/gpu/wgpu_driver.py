@@ -9,10 +9,8 @@ functions end the process when misused, so `submit` and the map functions are ca
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
-from functools import cache
 from typing import Any
 
 import wgpu
@@ -29,18 +27,6 @@ libf: Any = _api.libf
 
 _NATIVE_APIS = 1 << 0 | 1 << 2 | 1 << 3  # WGPUInstanceBackend: Vulkan, Metal, DX12
 _BOUNDS_CHECKS_ONLY = 1  # WGPUShaderRuntimeChecks: indices are clamped, loops are not counted
-_log = logging.getLogger("llmgpu")
-
-
-@cache  # warns only once
-def _warn_of_slow_shaders() -> None:
-    _log.warning(
-        "wgpu %s can't compile kernels without loop bounding, so kernels with loops run up to "
-        "several times slower; install the wgpu release that llmgpu pins",
-        wgpu.__version__,
-    )
-
-
 # Seconds between two polls of a mapping: a short wait stays short, a long one costs little.
 _FIRST_PAUSE, _PAUSE_GROWTH, _LONGEST_PAUSE = 2e-5, 1.05, 1e-3
 # Pending callbacks, by the state that each callback changes. Callbacks that were called recently
@@ -140,9 +126,6 @@ class WgpuDriver(Driver):
 
     def create_shader_module(self, device: Any, code: str, label: str) -> Any:
         """Create a shader module whose loops are not bounded by an injected counter."""
-        if not hasattr(lib, "wgpuDeviceCreateShaderModuleTrusted"):
-            _warn_of_slow_shaders()
-            return device.create_shader_module(code=code, label=label)
         source = _api.new_struct_p("WGPUShaderSourceWGSL *", code=_api.to_c_string_view(code))
         source[0].chain.next = ffi.NULL
         source[0].chain.sType = lib.WGPUSType_ShaderSourceWGSL

@@ -40,20 +40,15 @@ _CUBIC = np.float32(0.044715)
 class ActivationFunction:
     """A function of float32 numbers, and its slope.
 
-    number: the value of ACTIVATION in lm/activations.wgsl. is_gated: whether the results are
-        multiplied by a second product. compute: called with x and an array for the results.
-    differentiate: called with x; returns the results and the slopes.
+    constants: the constant of lm/activations.wgsl that selects the function. is_gated: whether the
+        results are multiplied by a second product. compute: called with x and an array for the
+        results. differentiate: called with x; returns the results and the slopes.
     """
 
-    number: int
+    constants: dict[str, int]
     is_gated: bool
     compute: Callable[[FloatArray, FloatArray], None]
     differentiate: Callable[[FloatArray], tuple[FloatArray, FloatArray]]
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """The constant that selects the function in kernels."""
-        return {"ACTIVATION": self.number}
 
 
 def _sigmoid(x: FloatArray) -> FloatArray:
@@ -104,9 +99,9 @@ def _gelu_slope(x: FloatArray) -> tuple[FloatArray, FloatArray]:
     return half_x, t
 
 
-_FILE = "lm/activations.wgsl"
-SWIGLU = ActivationFunction(constant(_FILE, "SILU"), True, _silu, _silu_slope)
-GELU = ActivationFunction(constant(_FILE, "GELU"), False, _gelu, _gelu_slope)
+_CODES = {code: {"ACTIVATION": constant("lm/activations.wgsl", code)} for code in ("SILU", "GELU")}
+SWIGLU = ActivationFunction(_CODES["SILU"], True, _silu, _silu_slope)
+GELU = ActivationFunction(_CODES["GELU"], False, _gelu, _gelu_slope)
 BY_NAME = {"swiglu": SWIGLU, "gelu": GELU}  # the names in `llmgpu.lm.config.ACTIVATIONS`
 
 

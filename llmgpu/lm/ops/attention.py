@@ -62,8 +62,8 @@ class AttentionOperations(Recorder):
 
         def compute(batch: slice) -> None:
             firsts = starts.array.reshape(shape.batch, shape.seq)[batch]
-            queries, target, sums = (_by_head(x, shape)[batch] for x in (t.q, t.out, t.log_sum_exp))
-            keys, values = (_by_kv_head(x, shape)[batch] for x in (t.k, t.v))
+            queries, target, sums = _by_head(shape, shape.group, batch, t.q, t.out, t.log_sum_exp)
+            keys, values = _by_head(shape, 1, batch, t.k, t.v)
             queries, keys, values = map(as_single, (queries, keys, values))
             for rows in _blocks(shape):
                 scores = _scores(queries, keys, rows, firsts, shape)
@@ -92,10 +92,10 @@ class AttentionOperations(Recorder):
 
         def compute(batch: slice) -> None:
             firsts = starts.array.reshape(shape.batch, shape.seq)[batch]
-            queries, outs, sums = (_by_head(x, shape)[batch] for x in (t.q, t.out, t.log_sum_exp))
-            grads, target_q = (_by_head(x, shape)[batch] for x in (grad.out, grad.q))
-            keys, values = (_by_kv_head(x, shape)[batch] for x in (t.k, t.v))
-            target_k, target_v = (_by_kv_head(x, shape)[batch] for x in (grad.k, grad.v))
+            of_queries = t.q, t.out, t.log_sum_exp, grad.out, grad.q
+            queries, outs, sums, grads, target_q = _by_head(shape, shape.group, batch, *of_queries)
+            of_keys = t.k, t.v, grad.k, grad.v
+            keys, values, target_k, target_v = _by_head(shape, 1, batch, *of_keys)
             target_k[...] = target_v[...] = 0
             queries, outs, grads = map(as_single, (queries, outs, grads))
             keys, values = map(as_single, (keys, values))
@@ -129,7 +129,6 @@ class GpuAttention(GpuRecorder, AttentionOperations):
         return attention_units(self.device, head_dim, gradients=True) is not None
 
     def attention(self, t: AttentionTensors, starts: Tensor, shape: AttentionShape) -> None:
-        check_width(shape)
         units = self._units(t, shape, gradients=False)
         rows = BLOCK_ROWS if units is None else units.tile.rows
         groups = shape.batch * shape.heads * -(-shape.seq // rows)
@@ -138,7 +137,6 @@ class GpuAttention(GpuRecorder, AttentionOperations):
     def attention_backward(
         self, t: AttentionTensors, grad: AttentionGradients, starts: Tensor, shape: AttentionShape
     ) -> None:
-        check_width(shape)
         units = self._units(t, shape, gradients=True)
         rows, column_sets = BLOCK_ROWS, -(-shape.head_dim // COLUMNS)
         if units is not None:
@@ -197,32 +195,30 @@ class GpuAttention(GpuRecorder, AttentionOperations):
         return delta
 
 
-def check_width(shape: AttentionShape) -> None:
-    """Raise DeviceError if the kernels don't support heads of this width."""
+def attention_params(shape: AttentionShape, seq: int, workgroups: int) -> NDArray[np.void]:
+    """Return the contents of the kernels' uniform; seq: T, or the number of rows of the cache.
+
+    Raises:
+        DeviceError: the kernels don't support heads of this width.
+    """
     if shape.head_dim % 4 or not 4 <= shape.head_dim <= MAX_HEAD_DIM:
         raise DeviceError(
             f"heads are {shape.head_dim} wide, but the kernels take multiples of 4 up to "
             f"{MAX_HEAD_DIM}; change the number of heads or use --device cpu"
         )
-
-
-def attention_params(shape: AttentionShape, seq: int, workgroups: int) -> NDArray[np.void]:
-    """Return the contents of the kernels' uniform; seq: T, or the number of rows of the cache."""
     scales = (shape.scale, shape.scale * np.log2(np.e))
     starts = shape.batch * shape.seq * shape.heads  # index of the starts in `delta`
     return np.array([(seq, shape.heads, shape.kv_heads, workgroups, *scales, starts)], PARAMS)
 
 
-def _by_head(x: Tensor, shape: AttentionShape) -> FloatArray:
-    """Return a view (B, K, H / K, T, D) of rows (N, H * D); D is 1 for one number per head."""
-    array = x.array.reshape(shape.batch, shape.seq, shape.kv_heads, shape.group, -1)
-    return array.transpose(0, 2, 3, 1, 4)
+def _by_head(shape: AttentionShape, group: int, batch: slice, *tensors: Tensor) -> list[FloatArray]:
+    """Return a view (b, K, group, T, D) of the sequences `batch` of each tensor.
 
-
-def _by_kv_head(x: Tensor, shape: AttentionShape) -> FloatArray:
-    """Return a view (B, K, 1, T, D) of rows (N, K * D)."""
-    array = x.array.reshape(shape.batch, shape.seq, shape.kv_heads, 1, shape.head_dim)
-    return array.transpose(0, 2, 3, 1, 4)
+    group: H / K for queries, 1 for keys and values. tensors: (N, K * group * D), where D is 1 for
+    a number per head.
+    """
+    sizes = shape.batch, shape.seq, shape.kv_heads, group, -1
+    return [x.array.reshape(sizes).transpose(0, 2, 3, 1, 4)[batch] for x in tensors]
 
 
 def _blocks(shape: AttentionShape) -> Iterator[slice]:

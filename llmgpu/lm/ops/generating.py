@@ -12,14 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.kernel_source import constant, struct_dtype
-from llmgpu.lm.ops.activations import INNER, ActivationFunction, ActivationOperations
-from llmgpu.lm.ops.attention import attention_params, check_width
-from llmgpu.lm.ops.layers import LayerOperations, turned
-from llmgpu.lm.ops.linear import FEW_ROWS, LEAST_ROW_THREADS, LOADS, ProductOperations
+from llmgpu.lm.ops.activations import (
+    INNER,
+    ActivationFunction,
+    ActivationOperations,
+    GpuActivations,
+)
+from llmgpu.lm.ops.attention import attention_params
+from llmgpu.lm.ops.layers import GpuLayers, LayerOperations, turned
+from llmgpu.lm.ops.linear import FEW_ROWS, LEAST_ROW_THREADS, LOADS, GpuProducts, ProductOperations
 from llmgpu.lm.ops.recording import (
     FOUR,
     WORKGROUP_SIZE,
-    GpuRecorder,
     dims,
     recorded,
     thread_count,
@@ -144,7 +148,7 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
         """
         rows.tokens.array[...] = logits.array[:, :count].argmax(1)
         chosen.array[step] = rows.tokens.array
-        self._advance(rows)
+        rows.places.array[0] += rows.places.array[1] < rows.idle  # the next positions
 
     @recorded
     def find_largest(self, logits: Tensor, count: int, k: int, found: Tensor) -> None:
@@ -182,12 +186,7 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
             place = np.searchsorted(ends, uniform * ends[-1], side="right")
             rows.tokens.array[row] = pairs[min(place, len(ends) - 1), 0]
         found.array[:, 0, 1] = rows.tokens.array
-        self._advance(rows)
-
-    @staticmethod
-    def _advance(rows: NewRows) -> None:
-        positions, starts = rows.places.array
-        positions += starts < rows.idle
+        rows.places.array[0] += rows.places.array[1] < rows.idle  # the next positions
 
 
 def _order_of(logits: FloatArray) -> NDArray[np.uint32]:
@@ -207,7 +206,7 @@ def logits_of(inverted: NDArray[np.uint32]) -> NDArray[np.float32]:
     return bits.view(np.float32)
 
 
-class GpuGenerating(GpuRecorder, GenerationOperations):
+class GpuGenerating(GpuActivations, GpuLayers, GpuProducts, GenerationOperations):
     """The operations of generating, as GPU kernels."""
 
     def heads_to_cache(
@@ -290,7 +289,6 @@ class GpuGenerating(GpuRecorder, GenerationOperations):
     def attention_cached(
         self, heads: HeadTensors, places: Tensor, out: Tensor, shape: AttentionShape
     ) -> None:
-        check_width(shape)
         groups = heads.q.shape[0] * shape.heads
         self.dispatch(
             "lm/05_attention_cached.wgsl",

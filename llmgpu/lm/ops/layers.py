@@ -264,14 +264,10 @@ class GpuLayers(GpuRecorder, LayerOperations):
 
     def _add_columns(self, matrix: Tensor, sums: Tensor, columns: int) -> None:
         rows, width = matrix.shape
-        self.dispatch(
-            "lm/03_add_columns.wgsl",
-            -(-width // columns) if rows else 0,
-            {"COLUMNS": columns},
-            rows=matrix,
-            sums=sums,
-            dims=dims(rows, width),
-        )
+        groups, constants, sizes = -(-width // columns), {"COLUMNS": columns}, dims(rows, width)
+        if rows:
+            file = "lm/03_add_columns.wgsl"
+            self.dispatch(file, groups, constants, rows=matrix, sums=sums, dims=sizes)
 
     def rotary(
         self, x: Tensor, rotation: Rotation, out: Tensor | None = None, *, inverse: bool = False

@@ -116,10 +116,9 @@ class ProductOperations(Recorder):
         self, grad_out: Tensor, x: Tensor, grad_weight: Tensor, *, accumulate: bool
     ) -> None:
         """Write grad_weight (O, I) = grad_out^T x; `accumulate`: add it to grad_weight instead."""
-        name, transposed = "linear_backward_weight", True
-        self.multiply_matrices(
-            Product(name, grad_out, x, grad_weight, transposed, accumulate=accumulate)
-        )
+        name = "linear_backward_weight"
+        product = Product(name, grad_out, x, grad_weight, True, accumulate=accumulate)
+        self.multiply_matrices(product)
 
     def multiply(
         self,

@@ -16,16 +16,13 @@ from llmgpu.cpu.library import CThreads, library
 from llmgpu.lm.ops.activations import (
     SWIGLU,
     ActivationFunction,
-    ActivationOperations,
-    GpuActivations,
     Inner,
     separated,
 )
 from llmgpu.lm.ops.attention import AttentionOperations, GpuAttention
 from llmgpu.lm.ops.embedding import EmbeddingOperations, GpuEmbedding
 from llmgpu.lm.ops.generating import GenerationOperations, GpuGenerating
-from llmgpu.lm.ops.layers import GpuLayers, LayerOperations
-from llmgpu.lm.ops.linear import GpuProducts, Product, ProductOperations
+from llmgpu.lm.ops.linear import Product
 from llmgpu.lm.ops.loss import GpuLoss, LossOperations
 from llmgpu.lm.ops.optimizer import (
     GpuUpdates,
@@ -57,13 +54,10 @@ Call = tuple[Any, ...]
 
 
 class Operations(
-    GenerationOperations,  # before its base classes, as Python requires
-    ActivationOperations,
+    GenerationOperations,  # activations, layers and products included
     AttentionOperations,
     EmbeddingOperations,
-    LayerOperations,
     LossOperations,
-    ProductOperations,
     UpdateOperations,
 ):
     """Tensors, programs, and the operations that programs consist of.
@@ -74,17 +68,7 @@ class Operations(
     """
 
 
-class GpuOperations(
-    GpuGenerating,
-    GpuActivations,
-    GpuAttention,
-    GpuEmbedding,
-    GpuLayers,
-    GpuLoss,
-    GpuProducts,
-    GpuUpdates,
-    Operations,
-):
+class GpuOperations(GpuGenerating, GpuAttention, GpuEmbedding, GpuLoss, GpuUpdates, Operations):
     """All operations, as GPU kernels."""
 
 

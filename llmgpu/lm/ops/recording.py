@@ -389,12 +389,11 @@ class GpuSnapshot(Snapshot):
         for tensor, copy in zip(self.tensors, self._copies, strict=True):
             source, nbytes = tensor.buffer, -(-tensor.nbytes // 4) * 4
             commands.copy(source.handle, copy.handle, nbytes, source.offset)
-        commands.submit()
-        for tensor, copy in zip(self.tensors, self._copies, strict=True):
             content = self.arrays[tensor.name].reshape(-1).view(np.uint8)
             for start in range(0, len(content), SNAPSHOT_PART):
                 piece = content[start : start + SNAPSHOT_PART]
                 self._unread.append((copy.view(start, len(piece)), piece))
+        commands.submit()
 
     def advance(self) -> bool:
         from llmgpu.gpu.commands import Download
@@ -556,14 +555,9 @@ class GpuRecorder(Recorder):
         self.dispatch(file, workgroups(threads), settings, src=source, dst=target, n=size)
 
     def scale(self, x: Tensor, out: Tensor, factor: float) -> None:
-        self.dispatch(
-            "lm/08_scale.wgsl",
-            workgroups(x.size),
-            x=x,
-            out=out,
-            n=dims(x.size),
-            params=np.array([factor, 0, 0, 0], np.float32),
-        )
+        groups, size = workgroups(x.size), dims(x.size)
+        params = np.array([factor, 0, 0, 0], np.float32)
+        self.dispatch("lm/08_scale.wgsl", groups, x=x, out=out, n=size, params=params)
 
     def _uniform(self, values: AnyArray) -> Buffer:
         """Return a uniform with these contents. Equal contents share one uniform."""
