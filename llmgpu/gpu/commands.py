@@ -124,10 +124,10 @@ class Commands:
         return submission
 
     def _set(self, kernel: BoundKernel) -> None:
-        """Open a pass if none is open, and choose the kernel of its next dispatch.
+        """Open a pass if none is open, and choose the kernel of the pass's next dispatch.
 
-        The C functions of the driver take a quarter of the time of the package's methods. They
-        need arguments that stay alive until the submission. `_encoder.finish` raises their errors.
+        The driver's C functions take a quarter of the time of the package's methods. Their
+        arguments must stay alive until the submission. Errors are raised by `_encoder.finish`.
         """
         writes = None
         if self._times is not None:

@@ -297,7 +297,7 @@ def paced_states(
     first_rounds: int,
     most_rounds: int,
 ) -> Iterator[tuple[NDArray[Any], bool]]:
-    """Submit rounds of a loop until it halts; yield the state after each submission, in order.
+    """Submit rounds of a loop until the loop halts; yield the state after each submission.
 
     buffer: the state on the device, one element of `dtype` with a field "status".
     record: records one round. Rounds after the loop has halted must do nothing.

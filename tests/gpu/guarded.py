@@ -52,7 +52,7 @@ class GuardedKernel(Kernel):
 
 
 class GuardedDevice(Device):
-    """A device that guards what it makes."""
+    """A device whose buffers have guard words."""
 
     _make_kernel = GuardedKernel
 

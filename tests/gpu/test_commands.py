@@ -1,4 +1,4 @@
-"""What can be recorded: copies, clears, counts that the device holds, timed dispatches."""
+"""Recorded commands: copies, clears, workgroup counts on the device, timed dispatches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transfers, buffers, submissions and what would abort the process if it were not refused."""
+"""Transfers, buffers, submissions, and refusals of calls that would end the process."""
 
 from __future__ import annotations
 

@@ -157,7 +157,8 @@ fn rank_candidates(local_index: u32, found: u32) {
     workgroupBarrier();
 }
 
-// Whether pair r chains with one before it; `share` of `shares` looks at some of those.
+// Returns whether pair r chains with an earlier pair. Thread `share` of `shares` threads compares
+// every `shares`-th earlier pair.
 fn chains(r: u32, share: u32, shares: u32) -> bool {
     let own = sh_ranked[r];
     if (own.y == own.z && r > 0u) { return true; }
@@ -228,7 +229,7 @@ fn batched_select_batch(scan_input: ScanInput) {
     if (length > 0u && local_index == length - 1u) {
         state.candidates = start + size;
     }
-    workgroupBarrier(); // all have read what the first thread changes
+    workgroupBarrier(); // all threads have read the values that the first thread changes
     if (local_index != 0u) { return; }
     if (found == 0u) {
         if (all(hot_threshold() == vec3<u32>(0u))) {

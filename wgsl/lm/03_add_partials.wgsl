@@ -6,7 +6,7 @@
 // binding 0  partials  read        (parts, elements)
 // binding 1  residual  read        (elements); anything where it is not added
 // binding 2  product   read_write  (elements)
-// binding 3  dims      uniform     elements, parts, what to add
+// binding 3  dims      uniform     elements, parts, code of the addend
 // dispatch: one thread per element
 //!include lm/addend.wgsl
 //!include lm/elements.wgsl

@@ -6,7 +6,7 @@
 // binding 1  weight    read        (O, I), in half precision if `half` is set
 // binding 2  residual  read        (N, O); anything where it is not added
 // binding 3  out       read_write  (N, O)
-// binding 4  dims      uniform     N, O, I, what to add
+// binding 4  dims      uniform     N, O, I, code of the addend
 // dispatch: one workgroup per element of out
 //!include lm/element_type.wgsl
 //!include lm/few_rows.wgsl

@@ -6,7 +6,7 @@
 // binding 1  weight    read        (O, I), four per element, in half precision if `half` is set
 // binding 2  residual  read        (N, O); anything where it is not added
 // binding 3  out       read_write  (N, O)
-// binding 4  dims      uniform     N, O, I / 4, what to add
+// binding 4  dims      uniform     N, O, I / 4, code of the addend
 // dispatch: one workgroup for WORKGROUP_SIZE / ROW_THREADS elements of out
 //!include lm/few_rows_fours.wgsl
 

@@ -15,7 +15,7 @@
 //
 // binding 0  left      read        (rows, inner)
 // binding 1  right     read        (inner, columns)
-// binding 2  product   read_write  (rows, columns), or as many parts or matrices of it
+// binding 2  product   read_write  (rows, columns) for each part, or for each matrix of a stack
 // binding 3  dims      uniform     rows, columns, inner, terms of a part or matrices of a stack
 // binding 4  residual  read        (rows, columns), only if it is added
 // dispatch: one workgroup for each tile of each part or matrix; of a symmetric product only for the

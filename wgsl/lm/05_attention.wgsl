@@ -17,7 +17,7 @@
 // dispatch: one workgroup per block of BLOCK_ROWS queries of a head, the longest ones first
 //!include lm/attention_tiles.wgsl
 
-const LOWEST: f32 = -3.0e38; // the score of what is not to be seen
+const LOWEST: f32 = -3.0e38; // the score of a key that the query does not attend to
 
 // A number of each of the thread's own rows.
 struct RowNumbers {

@@ -25,7 +25,8 @@ fn logit(i: u32) -> f32 {
     return four_singles(logits[i / 4u])[i % 4u];
 }
 
-// Four neighbours; those beyond the last token, whose places are not in order, repeat the first.
+// Returns four neighbouring logits. Places beyond the last token are not in order; the first logit
+// stands in for theirs.
 fn four_logits(base: u32, places: vec4<u32>) -> vec4<f32> {
     let four = four_singles(logits[(base + places.x) / 4u]);
     return select(vec4(four.x), four, places == places.x + vec4(0u, 1u, 2u, 3u));

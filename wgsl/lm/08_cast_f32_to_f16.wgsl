@@ -1,8 +1,8 @@
 // cast_f32_to_f16: rounds numbers to half-precision numbers.
 //
 // Numbers beyond +-65504, even infinities, become +-65504; NaN stays NaN. WGSL leaves to the device
-// which neighbour a conversion rounds to, whether halves below 2^-14 become 0, and what clamp makes
-// of NaN. NaN is recognized by its bits, because compilers may replace x != x by false.
+// which neighbour a conversion rounds to, whether halves below 2^-14 become 0, and the result of
+// clamp(NaN). NaN is recognized by its bits, because compilers may replace x != x by false.
 //
 // binding 0  src  read        elements of any shape, f32, four at a time
 // binding 1  dst  read_write  elements, f16, four at a time

@@ -13,8 +13,8 @@
 // dispatch: one workgroup per row
 //!include lm/order.wgsl
 
-const BINS: u32 = 2048u; // of a digit
-const LOADS: u32 = 4u; // vectors of a thread at a time
+const BINS: u32 = 2048u; // values of a digit
+const LOADS: u32 = 4u; // vectors that a thread loads at a time
 
 struct LargestParams {
     rows: u32, // N
@@ -30,8 +30,8 @@ struct LargestParams {
 
 var<workgroup> sh_bins: array<atomic<u32>, BINS>;
 var<workgroup> sh_sums: array<u32, WORKGROUP_SIZE>;
-var<workgroup> sh_digits: u32; // found so far
-var<workgroup> sh_left: u32; // wanted of those that begin with them
+var<workgroup> sh_digits: u32; // the digits of the k-th largest order that were found so far
+var<workgroup> sh_left: u32; // number of ids still wanted among orders that begin with sh_digits
 var<workgroup> sh_count: atomic<u32>;
 
 // The orders of four logits of a row, 0 for logits that are not below `end`.

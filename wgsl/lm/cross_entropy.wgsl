@@ -13,7 +13,7 @@
 
 const NOT_FINITE: u32 = 0x7f800000u; // the exponent of infinities and NaN
 
-// Of a row, or of a thread's part of it.
+// Sums over the logits of a row, or over a thread's part of the row.
 struct Sums {
     largest: f32, // m
     rest: f32, // sum of exp(l - m) without the target

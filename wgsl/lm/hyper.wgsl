@@ -10,7 +10,7 @@ struct Hyper {
     bias_correction2: f32,
     max_norm: f32,         // 0 or less: gradients are not clipped
     inverse_count: f32,    // one over the number of targets
-    inverse_scale: f32,    // one over what the gradients were multiplied by
+    inverse_scale: f32,    // one over the loss scale
     slot: u32,             // row of the history that this step writes
     momentum: f32,         // of Muon's matrices
 }

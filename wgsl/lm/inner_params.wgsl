@@ -5,7 +5,7 @@ struct InnerParams {
     rows: u32, // N
     width: u32, // F
     up_start: u32, // row of the weights where up starts
-    row_width: u32, // products in a row, with those between gate and up
+    row_width: u32, // columns of a row of products: gate, padding and up
     quads: u32, // C / 4
     epsilon: f32,
 }

@@ -8,7 +8,7 @@ struct IterState {
     table_size: u32,        // slots of the pair table, a power of two
     symbol_a: u32,          // the pair being merged
     symbol_b: u32,
-    new_symbol: u32,        // what it becomes
+    new_symbol: u32,        // the symbol that replaces the pair
     merge_count: u32,       // merges chosen so far
     merge_limit: u32,       // merges wanted
     min_frequency: u32,     // a rarer pair is not merged

@@ -2,8 +2,8 @@
 // other.
 //
 // If a thread's chunk has an entry and the next chunk has none, the thread walks on to the next
-// chunk that has one. The entries found are written to the second row, so that no thread reads what
-// another thread writes.
+// chunk that has one. The entries found are written to the second row, so that no thread reads an
+// entry that another thread writes.
 //
 // binding 0  token_output   read        (chunk_count, chunk_size) exits by position
 // binding 1  chunk_entries  read_write  (2, chunk_count) the first row is read, the second written

@@ -4,7 +4,7 @@
 // one's key is a hash, and on equal keys the bytes are compared. The table is open-addressing, at
 // most half full, and holds keys and word numbers; the words' bytes are elsewhere, each word after
 // its length. Words are looked up in one dispatch and inserted in later dispatches, so no thread
-// reads what another thread is writing.
+// reads memory that another thread is writing.
 //
 // Words that can't be inserted, because a list or the table is full, stay marked in `pending`; the
 // host makes room and runs the slice again for just those words.
@@ -29,7 +29,7 @@ struct WordState {
 
 struct SliceParams {
     main_end: u32,  // bytes of text, to the end of the last word
-    documents: u32, // encoding: documents that begin in it
+    documents: u32, // encoding: documents that begin in the slice
 }
 
 const EXACT_BYTES: u32 = 11u;

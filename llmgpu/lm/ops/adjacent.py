@@ -87,9 +87,10 @@ def _places(shape: Shape) -> int:
 
 
 def adjacent_runs(rows: Sequence[Sequence[Tensor]]) -> list[list[int]]:
-    """Divide rows of tensors into runs; the tensors of a column of a run can be `joined`.
+    """Divide rows of tensors into runs in which each column is contiguous in memory.
 
-    Returns the numbers of the rows of each run. All rows have the same number of tensors.
+    `joined` makes one tensor of such a column. All rows have the same number of tensors. Returns
+    the numbers of the rows of each run. On the CPU, each row is a run of its own.
     """
     runs: list[list[int]] = []
     ends: dict[tuple[int, int], list[int]] = {}  # runs, by the end of their first column in memory
@@ -114,7 +115,7 @@ def _follows(tensor: Tensor, before: Tensor) -> bool:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the tensors of a run's column as one tensor of all their elements, (n,)."""
+    """Return contiguous tensors as one tensor of all their elements, (n,); see `adjacent_runs`."""
     if len(tensors) == 1:
         return tensors[0]
     memory = tensors[0].buffer.until(tensors[-1].buffer)

@@ -52,9 +52,11 @@ class MatrixUnits:
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """The rows of a workgroup (queries, or else keys); a subgroup has `subgroup_rows` of them.
+    """The division of a block of attention scores among subgroups.
 
-    step: number of keys (or else queries) that a workgroup loads at a time.
+    rows: queries of a workgroup; keys, in the kernel of the gradients of keys and values.
+    subgroup_rows: rows of each subgroup. step: keys that a workgroup loads at a time; queries, in
+    that kernel.
     """
 
     rows: int

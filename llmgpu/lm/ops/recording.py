@@ -584,7 +584,7 @@ def single_of(array: AnyArray) -> FloatArray:
 def put(values: FloatArray, array: AnyArray) -> None:
     """Round `values` into an array.
 
-    Do nothing if `values` is the array, as `single_of` may return it.
+    Do nothing if `values` is `array` itself, which `single_of` returns for float32 arrays.
     """
     if values is not array:
         np.copyto(array, values, casting="same_kind")

@@ -1,4 +1,4 @@
-"""One tensor under AdamW: the tensors that its operations need, and steps on them."""
+"""The tensors of AdamW's steps of one parameter, and steps on these tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def half_copy_of(operations: Operations, array: NDArray[Any]) -> Tensor:
 class Steps:
     """Tensors of one parameter, and the numbers of each step, set by hand.
 
-    rows: of the gradient, where it does not have those of the parameter.
+    rows: number of rows of the gradient, if it is not the parameter's.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Steps:
         return self.parameter, self.gradient, self.first, self.second
 
     def update(self, *, decay: bool = True, half_copy: Tensor | None = None) -> WeightUpdate:
-        """What the step reads and writes besides the moments."""
+        """The tensors of a step besides the moments."""
         fixed = (self.parameter, self.gradient, self.stats, self.hyper)
         return WeightUpdate(*fixed, decay, half_copy)
 
@@ -70,7 +70,7 @@ class Steps:
         count: int = 1,
         max_norm: float = 1.0,
     ) -> None:
-        """Write what step number `step` begins with."""
+        """Write the tensors as they are before step number `step`."""
         hyper = hyper_parameters(options, step, LEARNING_RATE, 1 / count, slot)
         hyper["max_norm"] = max_norm
         self.operations.write(self.hyper, hyper)

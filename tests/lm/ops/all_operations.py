@@ -38,7 +38,7 @@ Results = dict[str, NDArray[Any]]
 
 @dataclass
 class Tensors:
-    """Makes tensors of random numbers, or of those that `change` makes of them, and keeps them."""
+    """Makes tensors of random numbers, which `change` may alter, and stores them by name."""
 
     operations: Operations
     rng: np.random.Generator
@@ -61,7 +61,7 @@ class Tensors:
 
 
 def run_all(tensors: Tensors, shape: AttentionShape, vocabulary: int = VOCABULARY) -> Results:
-    """Run all operations once; return the contents of all tensors after it."""
+    """Run all operations once; return the contents of all tensors afterwards."""
     ops = tensors.operations
     for record in (_rows, _attention, _products, _loss, _update):
         run(ops, record(tensors, shape, vocabulary))

@@ -1,4 +1,4 @@
-"""How an operation is tried: inputs in, one run over poisoned outputs, comparison with float64."""
+"""Helpers for tests of an operation: inputs, poisoned outputs, one run, comparison with float64."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def poisoned_halves(operations: Operations, name: str, shape: tuple[int, ...]) -
 
 
 def assert_rounded(actual: NDArray[Any], reference: NDArray[np.float64]) -> None:
-    """Check half-precision results, each to a rounding; those beyond its range are infinite."""
+    """Check half-precision results up to a rounding; numbers beyond the range must be infinite."""
     expected = reference.astype(np.float32)
     expected[abs(expected) > HALF_MAX] *= np.inf
     np.testing.assert_allclose(actual.astype(np.float32), expected, rtol=1.01e-3, atol=6e-8)
 
 
 def run(operations: Operations, record: Callable[[], None]) -> None:
-    """Record operations and carry them out once."""
+    """Record operations and run them once."""
     with operations.record("test") as program:
         record()
     operations.run(program)

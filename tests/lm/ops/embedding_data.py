@@ -1,4 +1,4 @@
-"""Ids, tables and shapes that ways of looking rows up are tried on."""
+"""Ids, tables and shapes for tests of lookups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPES = [(1, 1, 1), (7, 5, 33), (5, 9, 1031), *VECTOR_SHAPES]
 
 
 def random_tokens(count: int, vocab_size: int) -> Ids:
-    """Ids of a table with a few beyond it: the first one, the next, and the largest number."""
+    """Return ids of a table, a few of them beyond the table: V, V + 1 and the largest number."""
     rng = np.random.default_rng(count)
     ids = rng.integers(0, vocab_size, count).astype(np.uint32)
     beyond = np.array([vocab_size, vocab_size + 1, NO_TOKEN], np.uint32)[: count // 2]

@@ -1,4 +1,4 @@
-"""Attention on matrix units: as it is where there are some, else computed by single lanes."""
+"""Attention on matrix units. Without units, single lanes compute the products of matrices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def source_of(file: str, a: AttentionUnits) -> KernelSource:
 
 
 class Case:
-    """Inputs rounded to half precision, and what float64 makes of them."""
+    """Inputs of attention rounded to half precision, and checks of kernels against float64."""
 
     @np.errstate(under="ignore")
     def __init__(

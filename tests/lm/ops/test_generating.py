@@ -1,4 +1,4 @@
-"""What generating takes of a layer, against float64: few rows and many, several sequences."""
+"""The operations of generating against float64: few rows and many, several sequences."""
 
 from __future__ import annotations
 

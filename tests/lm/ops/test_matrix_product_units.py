@@ -1,4 +1,4 @@
-"""Matrix products on matrix units: as they are where there are units, elsewhere written out."""
+"""Matrix products on matrix units. Without units, loops compute the products of small matrices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Product:
-    """A kernel of lm/03_matrix_product_units.wgsl; inner: of the product that it is made for."""
+    """A kernel of lm/03_matrix_product_units.wgsl; inner: inner dimension of its product."""
 
     tile: MatrixTile
     units: MatrixUnits
@@ -45,7 +45,7 @@ class Product:
 
     @property
     def in_pairs(self) -> Product:
-        """The same, its lines loaded for two steps at once if they can be."""
+        """The same product, with lines loaded for two steps at once if `inner` allows it."""
         even = self.inner % (2 * self.tile.inner) == 0
         return replace(self, settings={**self.settings, "long_sums": even})
 
@@ -96,7 +96,7 @@ def run(
 ) -> None:
     """Compute a product into a poisoned buffer with room around it; compare it with float64.
 
-    part: terms of each part of the inner dimension; 0: all. stack: how many products there are.
+    part: terms of each part of the inner dimension; 0: all. stack: number of products.
     """
     rows, columns, inner = sizes
     part = part or inner

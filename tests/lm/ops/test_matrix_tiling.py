@@ -1,4 +1,4 @@
-"""How matrix products are cut up."""
+"""The division of matrix products into tiles and parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a device's matrix units are used, by what devices of several vendors list."""
+"""The choice of matrix units, for the lists of shapes that devices of several vendors report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NVIDIA = [(16, 8, 8), (16, 8, 16), (16, 16, 16)]
 
 
 def described(shapes: list[tuple[int, int, int]], lanes: int, **limits: int) -> Any:
-    """What a device says of itself."""
+    """Return a stand-in for a device with these matrix shapes, lanes and limits."""
     names = {"invocations": "max-compute-invocations-per-workgroup"}
     names |= {"memory": "max-compute-workgroup-storage-size"}
     given = {names[name]: value for name, value in limits.items()}

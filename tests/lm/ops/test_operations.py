@@ -1,6 +1,6 @@
-"""Which backend has which operation; the CPU engine's with any threads, vectors and numbers.
+"""The operations of each backend, and the CPU engine's results for any threads and numbers.
 
-The tests of each operation beside this file compare them with float64.
+The other tests in this folder compare each operation with float64.
 """
 
 from __future__ import annotations
