@@ -55,7 +55,12 @@ class _TooLargeError(Exception):
 
 
 class _Expression:
-    """The states of one expression. symbols: the bits of each class of characters."""
+    """Computes the states of one expression.
+
+    program: instructions of all expressions. first: index of the expression's first instruction.
+    symbols: the bits of each class of characters.
+    is_certain: whether the automaton of this expression never goes back.
+    """
 
     def __init__(self, program: Sequence[Sequence[int]], first: int, symbols: Sequence[int]):
         self._program, self._symbols = program, [*symbols, 0]
@@ -78,7 +83,10 @@ class _Expression:
         return False
 
     def step(self, state: _Threads, bits: int) -> tuple[_Threads, int]:
-        """Return the state after a character, and the flags of the step; no bits: the text ends."""
+        """Return the state after a character, and the flags of the step.
+
+        bits: the character's sets; 0 at the end of the text.
+        """
         if state == _SKIP:
             return _GAP, 0
         begun, _ = self._moved(self._first, bits)
@@ -92,7 +100,8 @@ class _Expression:
         return (begun, _BOUND) if ends else (_GAP, _STOP)
 
     def _move(self, threads: _Threads, bits: int) -> tuple[_Threads, bool]:
-        """Return the threads after a character, and whether a match ends before it."""
+        """Return the threads after a character, and whether a match ends before the character."""
+        # Follow each thread, in their order, up to the instructions that take the character.
         waiting, seen, moved = [*reversed(threads)], set(), dict[tuple[int, int], None]()
         while waiting:
             thread = at, count = waiting.pop()
@@ -100,6 +109,7 @@ class _Expression:
                 continue
             seen.add(thread)
             operation, a, b, c = self._program[at]
+            # A match drops all later threads.
             if operation == _MATCH:
                 return tuple(moved), True
             if operation in (_TAKE, _REPEAT):
@@ -126,7 +136,10 @@ class _Expression:
 
 
 def _step(expressions: Sequence[_Expression], state: _States, bits: int) -> tuple[_States, int]:
-    """Return the states of expressions after a character, and the flags of the step."""
+    """Return the states of all expressions of an automaton after a character, and the step's flags.
+
+    bits: as for `_Expression.step`.
+    """
     following, flags = [], 0
     for expression, threads in zip(expressions, state, strict=True):
         # At a bound, a text of the later expressions ends, and another begins.
@@ -142,7 +155,10 @@ def _step(expressions: Sequence[_Expression], state: _States, bits: int) -> tupl
 
 
 def _numbered(expressions: Sequence[_Expression], symbols: Sequence[int]) -> _Numbered:
-    """Number the states of expressions of which all but the last are certain."""
+    """Return the tables of an automaton for expressions of which all but the last are certain.
+
+    symbols: the bits of each class of characters.
+    """
     states = [(_START,) * len(expressions)]
     numbers, outers = {states[0]: 0}, dict[_States, int]()
     following: list[list[int]] = []
@@ -168,7 +184,10 @@ def _numbered(expressions: Sequence[_Expression], symbols: Sequence[int]) -> _Nu
 
 
 def _tables(automaton: _Numbered, classes: NDArray[np.uint8]) -> Automaton:
-    """Return the tables of an automaton, with columns for each two of some classes."""
+    """Return an automaton for the engine, with more columns for pairs of characters.
+
+    classes: uint8 (n,). The table gets a column for each pair of these classes.
+    """
     following, flags, heads = automaton
     shape = len(following), len(classes) ** 2
     middle = following[:, classes]

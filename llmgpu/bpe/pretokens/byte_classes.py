@@ -11,10 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pretokens.blocks import Marks, Pattern, Positions, Text, last_set
+from llmgpu.bpe.pretokens.blocks import Marks, Pattern, Positions, Text
 
 _BLOCK = 1 << 17  # bytes marked at once, so that the temporary arrays fit in the processor's cache
-_WINDOW = 1 << 12  # bytes at the end of a text that are searched for a start first
 
 
 def _continuation_table() -> bytes:
@@ -60,16 +59,8 @@ class _ClassPattern(Pattern):
         mask[inner] = True
         return mask
 
-    def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
-        end, size = len(text), _WINDOW
-        while True:
-            low = max(begin, end - size)
-            last = last_set(_class_changes(text[low:end].copy()))
-            if last > 0 or low == begin:
-                return low + last
-            # The next window must include `low`: whether a pre-token starts there depends on the
-            # byte before `low`, which this window lacks.
-            end, size = low + 1, min(2 * size, _BLOCK)
+    def certain_starts(self, data: Text) -> Positions:
+        return np.flatnonzero(_class_changes(data)[1:]) + 1
 
 
 # The expression over characters. Its letters include all characters beyond ASCII, because the bytes

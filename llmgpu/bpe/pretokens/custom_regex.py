@@ -174,6 +174,7 @@ class HostPattern(DocumentPattern):
         limit = _TimeLimit(_match_seconds * (1 + len(text) // 10**6))
         for begin, end in pairwise([0, *np.unique(inner).tolist(), len(text)]):
             characters = text[begin:end].tobytes().decode("utf-8", "surrogateescape")
+            # Convert indices of characters to positions of bytes: int64 (bounds,).
             bounds = np.array(self._bounds(characters, limit), np.int64)
             mask[begin] = True
             places = begin + _byte_offsets(characters)[bounds]
@@ -205,15 +206,6 @@ class HostPattern(DocumentPattern):
         )
 
 
-class RegexPattern(HostPattern):
-    """The pattern of one regular expression."""
-
-    def __init__(self, expression: str) -> None:
-        """Compile a regular expression; LlmgpuError if it is wrong or can't be compiled here."""
-        name = REGEX_PREFIX + expression
-        super().__init__(name=name, expression=expression, expressions=(expression,))
-
-
 class SplitsPattern(HostPattern):
     """A pattern of several expressions that cut one after the other."""
 
@@ -227,15 +219,12 @@ class SplitsPattern(HostPattern):
             expressions = json.loads(described)
         except (ValueError, RecursionError):
             expressions = None
-        if not _is_splits(expressions) or describe_splits(expressions) != described:
+        is_list = isinstance(expressions, list) and 0 < len(expressions) <= MAX_SPLITS
+        is_valid = is_list and all(isinstance(entry, str) for entry in expressions)
+        if not is_valid or describe_splits(expressions) != described:
             raise LlmgpuError(f"{quote(described)} is not a list of 1 to {MAX_SPLITS} expressions")
         name = SPLITS_PREFIX + described
         super().__init__(name=name, expression=described, expressions=tuple(expressions))
-
-
-def _is_splits(content: Any) -> bool:
-    is_list = isinstance(content, list) and 0 < len(content) <= MAX_SPLITS
-    return is_list and all(isinstance(entry, str) for entry in content)
 
 
 def describe_splits(expressions: Sequence[str]) -> str:

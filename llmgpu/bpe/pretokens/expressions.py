@@ -58,7 +58,7 @@ _SETS = {
     r"\s": rf" \t-\r{_SPACE}",
 }
 _PARTS = re.compile(r"\\p\{\w+\}|\\.|\[\^?|.", re.DOTALL)
-_TABLES = code_tables(
+_table_of = code_tables(
     _CODES[unicode_classes.OTHER],
     _CODES,
     {chr(byte): byte for byte in range(128)} | {_LONG_S: _LONG_S_CODE},
@@ -112,20 +112,20 @@ def mark_starts(
 
     Returns bool (n,), and the number of entries that do not depend on later text.
     """
-    matches, table = _compiled(expression).findall, _TABLES[unicode]
-    positions = None
-    if (text & 0x80).any():
+    matches, table = _compiled(expression).findall, _table_of(unicode)
+    characters, positions = text.tobytes(), None
+    if not characters.isascii():
         positions, codes = decode(text, table)
         characters, edges = codes.tobytes(), np.searchsorted(positions, edges)
-    else:
-        characters = text.tobytes()
-    found: list[bytes] = []
+    found: list[bytes] = []  # all pre-tokens and edges, in order
     begin = 0
     for edge in edges.tolist():
         found += matches(characters, begin, edge)
         found.append(characters[edge : edge + 1])
         begin = edge + 1
     found += matches(characters, begin)
+    # starts: int64 (found,), the index of the first character of each; `sure` has those that later
+    # text can't change.
     starts = np.cumsum([0, *map(len, found)])[:-1]
     sure = starts[starts <= max(_decided(characters), begin)]
     if positions is not None:
@@ -145,7 +145,7 @@ def long_pretoken_end(
 
     Memory: 1 byte for each character, up to twice as many as the pre-token has.
     """
-    pattern, table = _compiled(expression), _TABLES[unicode]
+    pattern, table = _compiled(expression), _table_of(unicode)
     characters = bytearray()
     blocks = [(0, 0)]  # the end of each block, as a number of characters and of bytes
     wanted = _FIRST
@@ -178,9 +178,8 @@ def _character_end(text: NDArray[np.uint8], end: int) -> int:
 
 def _characters(text: NDArray[np.uint8], table: CodeTable) -> bytes:
     """Return one byte for each character of a text."""
-    if not (text & 0x80).any():
-        return text.tobytes()
-    return decode(text, table)[1].tobytes()
+    data = text.tobytes()
+    return data if data.isascii() else decode(text, table)[1].tobytes()
 
 
 def _decided(characters: bytes | bytearray) -> int:
@@ -208,6 +207,6 @@ def _byte_place(text: NDArray[np.uint8], blocks: list[tuple[int, int]], characte
         return blocks[number][1]
     (first_character, first), (_, end) = blocks[number - 1 : number + 1]
     # Any version will do, because lengths of characters are the same in all.
-    table = _TABLES[unicode_classes.DEFAULT_VERSION]
+    table = _table_of(unicode_classes.DEFAULT_VERSION)
     positions, _ = decode(text[first:end], table)
     return first + int(positions[character - first_character])

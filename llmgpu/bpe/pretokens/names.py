@@ -120,7 +120,6 @@ PATTERNS: Registry[Pattern] = Registry(
             r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}"
             r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
             DIGITS=3,
-            WHOLE_AT_END=0,
         ),
         "llama3": _rule(
             "llama3",
@@ -128,7 +127,6 @@ PATTERNS: Registry[Pattern] = Registry(
             _SHORT_FORMS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
             r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
             DIGITS=3,
-            WHOLE_AT_END=0,
         ),
         "qwen2": _rule(
             "qwen2",
@@ -136,7 +134,6 @@ PATTERNS: Registry[Pattern] = Registry(
             _SHORT_FORMS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
             r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
             DIGITS=1,
-            WHOLE_AT_END=0,
         ),
         "nanochat": _rule(
             "nanochat",
@@ -144,7 +141,6 @@ PATTERNS: Registry[Pattern] = Registry(
             r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}"
             r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
             DIGITS=2,
-            WHOLE_AT_END=0,
         ),
         "o200k": _rule(
             "o200k",

@@ -13,7 +13,6 @@ used if its pair has the same hash as a pair inside a token.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +26,6 @@ from llmgpu.bpe.pretokens.blocks import Marks, Pattern, Positions, Text
 PAIR_BITS = 22  # bits of a pair's hash; must equal the number in llmgpu/cpu/pieces.c
 # Number of code points. The next 256 numbers represent bytes that are not valid UTF-8.
 _POINTS = 0x110000
-_WINDOW = 1 << 12  # bytes at the end of a text that `last_start` searches first
 
 
 def _indices(before: NDArray[np.uint32], after: NDArray[np.uint32]) -> NDArray[np.uint32]:
@@ -80,18 +78,6 @@ class NeighboursPattern(Pattern):
     def _flags(self) -> NDArray[np.bool_]:
         return np.unpackbits(self.bits, bitorder="little").astype(np.bool_)
 
-    @cached_property
-    def _plain(self) -> re.Pattern[bytes] | None:
-        """An expression for reversed text that matches a space before a letter if a cut is allowed.
-
-        Reversed, the space before the letter is a space after the letter. None if no letter allows
-        a cut.
-        """
-        letters = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", np.uint8)
-        points = letters.astype(np.uint32)
-        fits = letters[self._may_cut(points, np.full(len(points), 0x20, np.uint32))]
-        return re.compile(b" (?=[" + fits.tobytes() + b"])") if len(fits) else None
-
     def _may_cut(self, before: NDArray[np.uint32], after: NDArray[np.uint32]) -> NDArray[np.bool_]:
         known = self._flags[1 << PAIR_BITS :]
         cut: NDArray[np.bool_] = ~self._flags[_indices(before, after)]
@@ -128,20 +114,6 @@ class NeighboursPattern(Pattern):
             mask[begin] = True
         return mask
 
-    def last_start(self, text: Text, begin: int, *, closed: bool) -> int:
-        """Return the last allowed cut, searched in growing windows at the end of the text."""
-        size = _WINDOW
-        while True:
-            low = max(begin, len(text) - size)
-            cuts = self._cuts(text[low:].tobytes(), only_valid=True)
-            if len(cuts) or low == begin:
-                return low + int(cuts[-1]) if len(cuts) else begin
-            size *= 2
-
-    def last_plain_start(self, end: Text) -> int:
-        """Return the distance from the last allowed cut between letter and space to the text's end.
-
-        0 if there is no such cut.
-        """
-        found = self._plain.search(end.tobytes()[::-1]) if self._plain else None
-        return found.start() + 1 if found else 0
+    def certain_starts(self, data: Text) -> Positions:
+        """Return the allowed cuts between characters that are valid UTF-8."""
+        return self._cuts(data.tobytes(), only_valid=True)

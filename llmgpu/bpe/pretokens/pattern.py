@@ -24,18 +24,16 @@ r"""Pre-tokenization patterns: rules that cut text into pre-tokens, whose ends n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pretokens.blocks import Pattern, last_set, make_rule
+from llmgpu.bpe.pretokens.blocks import Pattern, make_rule
 from llmgpu.bpe.pretokens.custom_regex import (
     REGEX_PREFIX,
     SPLITS_PREFIX,
     HostPattern,
-    RegexPattern,
     SplitsPattern,
 )
 from llmgpu.bpe.pretokens.names import ALIASES, PATTERNS
@@ -45,8 +43,6 @@ from llmgpu.cpu.library import CPattern
 from llmgpu.errors import LlmgpuError
 from llmgpu.input_files import quote
 from llmgpu.spelling import spelled
-
-_WINDOW = 1 << 12  # bytes after a span of text that are read first to find the starts in the span
 
 
 def pattern_of_expression(expression: str) -> str:
@@ -66,7 +62,8 @@ def get_pattern(name: str, unicode: str = DEFAULT_VERSION) -> Pattern:
         expression = name.removeprefix(REGEX_PREFIX)
         published = (known.name for known in PATTERNS.values() if known.expression == expression)
         if (name := next(published, "")) == "":
-            return RegexPattern(expression)
+            name = REGEX_PREFIX + expression
+            return HostPattern(name=name, expression=expression, expressions=(expression,))
     if name.startswith(SPLITS_PREFIX):
         return SplitsPattern(name.removeprefix(SPLITS_PREFIX))
     name = ALIASES.get(name, name)
@@ -115,73 +112,18 @@ def start_mask(
     return found.mark(text, inner, continues=continues, closed=closed)
 
 
-def start_masks_between(
-    text: NDArray[np.uint8],
-    pattern: str | Pattern,
-    document_starts: NDArray[np.int64],
-    spans: Iterable[tuple[int, int]],
-    *,
-    closed: bool = False,
-) -> Iterator[NDArray[np.bool_]]:
-    """Yield the entries of `start_mask` for spans of the text, reading only text around each span.
-
-    spans: begin and end of each span, ascending. Later text may change the same entries as in the
-        result of `start_mask`.
-
-    Yields bool (end - begin,) for each span.
-    """
-    known = 0  # the last pre-token start found so far
-    for begin, end in spans:
-        starts = document_starts[document_starts >= known] - known
-        known += last_start(text[known:begin], pattern, starts)
-        mask = _mask_from(text, pattern, document_starts, known, end, closed=closed)
-        yield mask[begin - known : end - known]
-        known += last_set(mask[: end - known])
-
-
-def _mask_from(
-    text: NDArray[np.uint8],
-    pattern: str | Pattern,
-    document_starts: NDArray[np.int64],
-    begin: int,
-    end: int,
-    *,
-    closed: bool,
-) -> NDArray[np.bool_]:
-    """Return a mask of the pre-token starts after `begin`, which is itself such a start.
-
-    The mask reaches at least to `end`. Only entries before `end` are final: later text may change
-    the others.
-    """
-    starts = document_starts[document_starts >= begin] - begin
-    window = _WINDOW
-    while True:
-        part = text[begin : min(len(text), end + window)]
-        is_rest = begin + len(part) == len(text)
-        if is_rest or begin + last_start(part, pattern, starts) >= end:
-            return start_mask(part, pattern, starts, closed=closed and is_rest)
-        window *= 2
-
-
 def last_start(
-    text: NDArray[np.uint8],
-    pattern: str | Pattern,
-    document_starts: NDArray[np.int64],
-    *,
-    closed: bool = False,
+    text: NDArray[np.uint8], pattern: str | Pattern, document_starts: NDArray[np.int64]
 ) -> int:
-    """Return the last position that is known to start a pre-token, whatever text follows.
+    """Return a position near the end of a text at which a pre-token starts, whatever text follows.
 
-    text: uint8 (n,), beginning with a pre-token.
-    pattern, document_starts: as for `start_mask`.
-    closed: whether the document ends at the end of text, so that no text follows.
+    text: uint8 (n,), beginning with a pre-token. pattern, document_starts: as for `start_mask`.
 
     Returns a position in [0, n): 0 if no other position is known, or n is 0.
     """
     found = as_pattern(pattern)
-    inside = document_starts[document_starts < len(text)]
-    begin = int(inside.max(initial=0))
-    return found.last_start(text, begin, closed=closed) if len(text) else begin
+    begin = int(document_starts[document_starts < len(text)].max(initial=0))
+    return found.last_start(text, begin) if len(text) else 0
 
 
 def make_c_pattern(pattern: Pattern) -> CPattern:

@@ -2,7 +2,7 @@
 
 Whether a pre-token starts may depend on a long run of characters. A kernel looks only `reach` bytes
 back and ahead, so it may leave a segment of SEGMENT_BYTES bytes undecided. The kernels list these
-segments in `undecided`, and the host marks their starts.
+segments in `undecided`. The host then processes the slice, or marks its starts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.custom_regex import HostPattern
 from llmgpu.bpe.pretokens.neighbours import NeighboursPattern
-from llmgpu.bpe.pretokens.pattern import as_pattern, start_masks_between
+from llmgpu.bpe.pretokens.pattern import as_pattern, start_mask
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.pretokens.unicode_classes import code_point_classes
 from llmgpu.gpu.adapters import Buffer
@@ -28,9 +28,6 @@ SEGMENT_BYTES = 32  # bytes of text that one thread marks
 # Bytes that a thread looks back and ahead, see walk.wgsl. The number is low on a software adapter,
 # because the host marks undecided segments faster than such an adapter walks.
 REACH, SOFTWARE_REACH = constant("pretoken/walk.wgsl", "REACH"), 256
-# The host marks blocks of this many bytes, so that a block's bits begin at an aligned offset in the
-# buffer.
-PART_BYTES = 1 << 16
 # The table of classes has two levels. An entry of the first level is for this many code points; a
 # u32 of the second level has the classes of 8 code points.
 BLOCK = 8 * constant("pretoken/unicode.wgsl", "BLOCK_WORDS")
@@ -108,36 +105,25 @@ class GpuPretokenizer:
         params["continues"] = piece.continues
         self._device.write(self._params, params)
         if len(inner):
-            starts = np.zeros(-(-piece.length // SEGMENT_BYTES) * SEGMENT_BYTES, np.bool_)
+            starts = np.zeros(piece.length, np.bool_)
             starts[inner] = True
-            self._device.write(self._document_bits, np.packbits(starts, bitorder="little"))
+            self._device.write(self._document_bits, _pack_bits(starts))
         self._device.write(self.undecided, np.full(1, self._by_host, np.uint32))
         groups = -(-piece.length // (SEGMENT_BYTES * self._kernel.workgroup_size))
         commands.dispatch(self._bound, groups)
 
     def mark_on_host(self, piece: Slice, text: NDArray[np.uint8]) -> None:
-        """Mark the starts that the kernel left undecided in a slice; text: uint8 (n,)."""
-        spans = self._undecided_spans(len(text))
-        masks = start_masks_between(text, self._pattern, piece.starts, spans, closed=piece.closed)
-        for (begin, _), mask in zip(spans, masks, strict=True):
-            padded = np.zeros(-(-len(mask) // SEGMENT_BYTES) * SEGMENT_BYTES, np.bool_)
-            padded[: len(mask)] = mask
-            bits = np.packbits(padded, bitorder="little")
-            self._device.write(self.start_bits.view(begin // 8, len(bits)), bits)
+        """Mark all starts of the slice recorded last on the host; text: uint8 (n,)."""
+        mask = start_mask(text, self._pattern, piece.starts, closed=piece.closed)
+        self._device.write(self.start_bits, _pack_bits(mask))
         self._device.write(self.undecided, np.zeros(1, np.uint32))
 
-    def _undecided_spans(self, length: int) -> list[tuple[int, int]]:
-        """Return the spans of text to mark on the host: undecided blocks, adjacent ones joined."""
-        if self._by_host:
-            return [(0, length)]
-        count = int(self._device.read(self.undecided, 1, np.uint32)[0])
-        segments = self._device.read(self.undecided, 1 + count, np.uint32)[1:]
-        # Round undecided segments to whole blocks, whose bits begin at aligned offsets.
-        parts = np.unique(segments // (PART_BYTES // SEGMENT_BYTES)).astype(np.int64)
-        first = np.flatnonzero(np.diff(parts, prepend=-2) > 1)
-        last = np.append(first[1:], len(parts)) - 1
-        begins, ends = parts[first] * PART_BYTES, (parts[last] + 1) * PART_BYTES
-        return list(zip(begins.tolist(), np.minimum(ends, length).tolist(), strict=True))
+
+def _pack_bits(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Return a bit for each flag, the lowest bit of a byte first, in whole segments."""
+    padded = np.zeros(-(-len(flags) // SEGMENT_BYTES) * SEGMENT_BYTES, np.bool_)
+    padded[: len(flags)] = flags
+    return np.packbits(padded, bitorder="little")
 
 
 @cache

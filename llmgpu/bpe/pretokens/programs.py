@@ -88,6 +88,7 @@ class _Parser:
 
     def _part(self, ignore_case: bool, depth: int) -> _Node:
         """Read a set or a group, with its quantifier."""
+        # A set.
         group = _GROUP.match(self._text, self._at)
         if group is None:
             found = _SET.match(self._text, self._at)
@@ -96,6 +97,7 @@ class _Parser:
             self._at = found.end()
             spelled = f"(?i:{found[0]})" if ignore_case else found[0]
             return _repeated(self.sets.setdefault(spelled, len(self.sets)), *self._quantifier())
+        # A group: a lookahead, an optional group or a plain one.
         if depth > _MOST_SETS:
             raise _NotCompiledError
         self._at = group.end()
@@ -211,6 +213,7 @@ def _classes(regex: Any, sets: Sequence[str]) -> tuple[NDArray[np.uint8], NDArra
     ]
     places = np.unique(np.concatenate([[0], *(run.reshape(-1) for run in runs)])).astype(np.int64)
     places = places[places < _CODE_POINTS]
+    # bits[k]: the sets of the code points from places[k] to the next place.
     bits = np.zeros(len(places), np.uint32)
     for number, run in enumerate(runs):
         for begin, end in np.searchsorted(places, run.reshape(-1, 2)).tolist():
@@ -232,9 +235,12 @@ def compiled(expressions: tuple[str, ...], regex: Any) -> CPattern | None:
     """
     if library() is None or len(expressions) > _MOST_EXPRESSIONS:
         return None
+    # Parse the expressions, and write their instructions.
     parser = _Parser()
-    program: list[list[int]] = []
-    first: list[list[int]] = []
+    program: list[list[int]] = []  # (instructions, 4)
+    first: list[
+        list[int]
+    ] = []  # (expressions, 2): the first instruction, and the bits of the starts
     try:
         for expression in expressions:
             root = parser.parse(expression)
@@ -246,6 +252,7 @@ def compiled(expressions: tuple[str, ...], regex: Any) -> CPattern | None:
         classes, bits = _classes(regex, list(parser.sets))
     except _NotCompiledError:
         return None
+    # Give the engine the instructions, and the automata if they are not too large.
     made = CPattern("", classes)
     made.set_expressions(np.array(program, np.int32), np.array(first, np.int32), bits)
     symbols = bits[: int(classes.max()) + 1].tolist()

@@ -16,7 +16,6 @@ from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens.slices import Slice, SliceSource
@@ -139,7 +138,10 @@ class _Submitter(Generic[_Slot]):
                 return None
             is_for_host = self._is_for_host()
             buffer = np.empty(size, np.uint8) if is_for_host else slot.staging.array()[:size]
-        piece = _read(self._reader, buffer)
+        # Skip slices without text and documents.
+        while (piece := self._reader.read(buffer)) is not None:
+            if piece.main_end or len(piece.document_starts):
+                break
         if piece is not None and is_for_host:
             piece = replace(piece, apart=True)
         with self._driver:
@@ -161,11 +163,3 @@ def read_back(device: Device, text: Buffer, piece: Slice) -> Slice:
     buffer = np.zeros(piece.length + PADDING, np.uint8)
     buffer[: piece.length] = device.read(text, piece.length, np.uint8)
     return replace(piece, buffer=buffer, text=buffer[: piece.length])
-
-
-def _read(reader: SliceSource, buffer: NDArray[np.uint8]) -> Slice | None:
-    """Return the next slice that is not empty, None at the end."""
-    while (piece := reader.read(buffer)) is not None:
-        if piece.main_end or len(piece.document_starts):
-            return piece
-    return None

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING
-from llmgpu.bpe.pretokens.blocks import PLAIN_WINDOW, Pattern
+from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import as_pattern, last_start
 from llmgpu.errors import InputError
 from llmgpu.spelling import spelled
@@ -29,6 +29,7 @@ from llmgpu.text.streams import FileBytes
 MAX_WORD_BYTES = 1 << 30
 # Longest text after a pre-token on which the pre-token's end may depend, in bytes.
 _MORE_BYTES = 1 << 16
+_END_BYTES = 1 << 8  # bytes at the end of an unread slice that are searched for a start
 
 
 def word_too_long(nbytes: int) -> InputError:
@@ -130,11 +131,13 @@ class SliceReader:
         """
         apart = False
         while not self._ended:
+            # The buffer must have room for the tail and more text.
             most = MAX_WORD_BYTES + _MORE_BYTES + PADDING
             if len(buffer) < min(2 * len(self._tail) + PADDING + 1, most):
                 buffer = np.empty(min(2 * len(buffer) + PADDING, most), np.uint8)
                 apart = True
                 continue
+            # Read until a cut is found or the buffer is full.
             piece, cut = self._fill(buffer[:-PADDING])
             found = Slice(
                 piece.text,
@@ -169,17 +172,18 @@ class SliceReader:
         """
         held, source = len(self._tail), self._source
         most = nbytes - PADDING - held
-        least = max(2 * PLAIN_WINDOW, most if is_full else 0)
+        least = max(2 * _END_BYTES, most if is_full else 0)
         if len(self._tail_starts) or self._lookahead is not None or most < least:
             return None
         if not isinstance(source, Corpus) or (file := source.upcoming(least, most, held)) is None:
             return None
         # Read only the last bytes here: they decide the end of the slice.
-        end = np.empty(PLAIN_WINDOW, np.uint8)
+        end = np.empty(_END_BYTES, np.uint8)
         file.read(end, file.nbytes - len(end))
-        plain = self._pattern.last_plain_start(end)
-        if not plain:
+        last = self._pattern.last_certain_start(end)
+        if not last:
             return None
+        self._tail = end[last:]
         # Skip the range in the source, and store the bytes after the cut as the tail.
         source.skip(file.nbytes - held)
         found = Slice(
@@ -187,11 +191,10 @@ class SliceReader:
             NO_TEXT.starts,
             closed=False,
             buffer=NO_TEXT.text,
-            main_end=file.nbytes - plain,
+            main_end=file.nbytes - len(self._tail),
             offset=self._offset,
             file=file,
         )
-        self._tail = end[len(end) - plain :]
         self._offset += found.main_end
         self._continues = False
         return found

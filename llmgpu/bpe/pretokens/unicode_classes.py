@@ -15,10 +15,10 @@ run is its length (omitted: 1) and a letter for the class.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache, cached_property
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,41 +76,37 @@ _LEAST = np.array([0, 0, 0x80, 0x800, 0x10000], np.uint32)
 _SURROGATES = (0xD800, 0xE000)
 
 
-@dataclass(frozen=True, eq=False)
-class CodeTable:
-    """A code for each class of `unicode_classes`, and codes of single characters.
+class CodeTable(NamedTuple):
+    """A code for each character of a text, by one version of Unicode.
 
-    unicode: version of the classes. other: code of the classes that `by_class` lacks. own: codes of
-    single characters, used in place of the codes of their classes.
+    of_code_points: uint8 (0x110000,), the code of every code point.
+    of_bytes: by byte, the code of an ASCII character or of a byte that is not part of valid UTF-8.
     """
 
-    unicode: str
-    other: int
-    by_class: Mapping[int, int]
-    own: Mapping[str, int]
-
-    @cached_property
-    def of_code_points(self) -> NDArray[np.uint8]:
-        """The code of every code point: uint8 (0x110000,)."""
-        by_class = np.array([self.by_class.get(k, self.other) for k in range(7)], np.uint8)
-        codes: NDArray[np.uint8] = by_class[code_point_classes(self.unicode)]
-        for character, code in self.own.items():
-            codes[ord(character)] = code
-        return codes
-
-    @cached_property
-    def of_bytes(self) -> bytes:
-        """The code of each byte that is an ASCII character, or not part of valid UTF-8."""
-        codes = np.full(256, self.by_class.get(OTHER, self.other), np.uint8)
-        codes[:128] = self.of_code_points[:128]
-        return codes.tobytes()
+    of_code_points: NDArray[np.uint8]
+    of_bytes: bytes
 
 
 def code_tables(
     other: int, by_class: Mapping[int, int], own: Mapping[str, int]
-) -> dict[str, CodeTable]:
-    """Return a `CodeTable` for each version of Unicode."""
-    return {version: CodeTable(version, other, by_class, own) for version in VERSIONS}
+) -> Callable[[str], CodeTable]:
+    """Return a function that makes the `CodeTable` of a version of Unicode once.
+
+    by_class: the code of each class of `unicode_classes`. other: code of the classes that
+    `by_class` lacks. own: codes of single characters, used in place of the codes of their classes.
+    """
+
+    @cache
+    def table(version: str) -> CodeTable:
+        code_of = np.array([by_class.get(number, other) for number in range(7)], np.uint8)
+        codes: NDArray[np.uint8] = code_of[code_point_classes(version)]
+        for character, code in own.items():
+            codes[ord(character)] = code
+        of_bytes = np.full(256, code_of[OTHER])
+        of_bytes[:128] = codes[:128]
+        return CodeTable(codes, of_bytes.tobytes())
+
+    return table
 
 
 def decode(

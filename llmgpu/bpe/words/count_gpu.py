@@ -1,8 +1,8 @@
 """Counting the distinct words of a corpus on a GPU: kernels in wgsl/count.
 
 Every word of a slice is looked up in a table on the device and counted there. When the table has
-reached its limit of memory, its words move to the host and the table is emptied. Words of more than
-MAX_WORD bytes are counted on the host.
+reached its limit of memory, its words move to the host and the table is emptied. The host counts
+words of more than MAX_WORD bytes, and slices in which the device can't decide all starts of words.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.pretokens.blocks import Pattern
+from llmgpu.bpe.pretokens.pattern import as_pattern
 from llmgpu.bpe.pretokens.slice_pipeline import SLOTS, begin_slots, made_slots, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
-from llmgpu.bpe.words.count_host import count_slice
+from llmgpu.bpe.words.count_host import HostCounter
 from llmgpu.bpe.words.distinct_words import NO_WORDS, DistinctWords, list_words
-from llmgpu.bpe.words.spilling import OnWords, WordAccumulator, no_words
+from llmgpu.bpe.words.spilling import OnWords, WordAccumulator, default_memory_bytes, no_words
 from llmgpu.bpe.words.word_table_gpu import (
     FIRST_WORDS,
     HASH_MASK,
@@ -80,7 +81,9 @@ class GpuWordCounter:
             the result.
         hash_mask: bits of the words' hashes to use; the result does not depend on the mask.
         """
-        self._device, self._pattern, self._words = device, pattern, words
+        self._device, self._words = device, words
+        self._pattern = found = as_pattern(pattern)
+        self._on_host = HostCounter(found, words, default_memory_bytes() // 2)
         # A slice must fit into one binding, and a 32-bit count must hold all occurrences in a
         # slice.
         if slice_bytes is None:
@@ -125,55 +128,55 @@ class GpuWordCounter:
         """
         reader = SliceReader(corpus, self._pattern)
         first = min(FIRST_SLICE_BYTES, self._slice_bytes)
+        # Words and their bytes: on the device, in the accumulator, and in the host's table.
+        sizes = [(0, 0)] * 3
         for slot, piece in submitted_slices(
             reader, self._slots, lambda: _Slot(self), self._slice_bytes, first
         ):
             if piece.apart:
-                self._words.add(count_slice(piece, self._pattern))
-                continue
-            state = slot.collect()
-            if state["undecided"]:
-                state = self._mark_on_host(slot)
-            if state["long"]:
-                long_words = slot.read_words(slot.long_spans(MAX_WORD))
-                self._words.add(list_words(Counter(word.tobytes() for word in long_words)))
-            with self._lock:
-                left = 0
-                while state["pending"]:
-                    # If the device inserted no word, the table is full, or no slot near the words'
-                    # hashes is free.
-                    is_stuck = state["full"] or state["pending"] == left
-                    if is_stuck and not self.table.grow(state):
-                        self._words.add(self._take_all())
-                    left = int(state["pending"])
-                    state = slot.run_again()
-            words, nbytes = self._words.size
+                self._on_host.add(piece)
+            elif (state := slot.collect())["undecided"]:
+                self._on_host.add(slot.read_slice())
+            else:
+                sizes[0] = self._count_missing(slot, state)
             progress("counting words", corpus.bytes_read, corpus.total_bytes)
-            on_words(words + int(state["words"]), nbytes + 4 * int(state["data_used"]))
+            sizes[1:] = self._words.size, self._on_host.measured[:2]
+            on_words(*map(sum, zip(*sizes, strict=True)))
         self._words.add(self._take_all())
+        self._on_host.hand_over()
         return self._words.result()
 
-    def _mark_on_host(self, slot: _Slot) -> NDArray[Any]:
+    def _count_missing(self, slot: _Slot, state: NDArray[Any]) -> tuple[int, int]:
+        """Count the words of a slice that the device could not count at once.
+
+        Returns the number of words in the table, and of their bytes.
+        """
+        if state["long"]:
+            long_words = slot.read_words(slot.long_spans(MAX_WORD))
+            self._words.add(list_words(Counter(word.tobytes() for word in long_words)))
         with self._lock:
-            slot.mark_on_host()
-            commands = self._device.record()
-            slot.all_pending(commands)
-            slot.submit_count(commands)
-        return slot.collect()
+            left = 0
+            while state["pending"]:
+                # If the device inserted no word, the table is full, or no slot near the words'
+                # hashes is free.
+                is_stuck = state["full"] or state["pending"] == left
+                if is_stuck and not self.table.grow(state):
+                    self._words.add(self._take_all())
+                left = int(state["pending"])
+                slot.submit_count(self._device.record())
+                state = slot.collect()
+        return int(state["words"]), 4 * int(state["data_used"])
 
     def expect(self, text_bytes: int) -> None:
         """Move counts to the host if a device counter could overflow in `text_bytes` more bytes."""
         self._text_counted += text_bytes
         if self._text_counted >= COUNT_LIMIT:
-            self._carry_counts()
+            # The words stay in the table.
+            self._carried = self._total_counts(int(self.table.read_state()["words"]))
+            commands = self._device.record()
+            commands.clear(self.table.buffers["counts"])
+            commands.submit()
             self._text_counted = text_bytes
-
-    def _carry_counts(self) -> None:
-        """Move the counts to the host. The words stay in the table."""
-        self._carried = self._total_counts(int(self.table.read_state()["words"]))
-        commands = self._device.record()
-        commands.clear(self.table.buffers["counts"])
-        commands.submit()
 
     def _total_counts(self, words: int) -> NDArray[np.int64]:
         counts = self._device.read(self.table.buffers["counts"], words, np.uint32).astype(np.int64)
@@ -226,11 +229,6 @@ class _Slot(WordSlot):
             commands = self.device.record()
             self.upload(commands, piece)
             self.submit_count(commands)
-
-    def run_again(self) -> NDArray[Any]:
-        """Submit the slice again for the words still pending; return its state, see `collect`."""
-        self.submit_count(self.device.record())
-        return self.collect()
 
     def submit_count(self, commands: Commands) -> None:
         """Record the kernels that count the pending words, and submit the commands."""

@@ -73,7 +73,7 @@ def count_words(
     memory = default_memory_bytes() if memory_bytes is None else memory_bytes
     words = WordAccumulator(memory // 2)
     found = as_pattern(pattern)
-    counters = [_Counter(found, words, memory // (2 * threads)) for _ in range(threads)]
+    counters = [HostCounter(found, words, memory // (2 * threads)) for _ in range(threads)]
     idle = list(counters)
     reader = SliceReader(corpus, found)
     # One thread reads slices into free buffers, ahead of the counting threads. There is a buffer
@@ -108,7 +108,7 @@ def count_words(
 
 
 def _sizes_so_far(
-    words: WordAccumulator, counters: Sequence[_Counter], slices: int
+    words: WordAccumulator, counters: Sequence[HostCounter], slices: int
 ) -> tuple[int, int]:
     """Return upper estimates of the number of distinct words read so far, and of their bytes.
 
@@ -120,8 +120,12 @@ def _sizes_so_far(
     return count * slices // max(counted, 1), nbytes * slices // max(counted, 1)
 
 
-class _Counter:
-    """The table of one counting thread, and the table's size when it was last measured."""
+class HostCounter:
+    """Counts the words of slices in a table of bounded memory. Only one thread may call it.
+
+    measured: number of words in the table, of their bytes, and of slices counted, at the last
+        measurement. Any thread may read this tuple.
+    """
 
     def __init__(self, pattern: Pattern, words: WordAccumulator, memory_bytes: int) -> None:
         """Start without words. A table of more than `memory_bytes` moves its words to `words`."""
@@ -130,11 +134,10 @@ class _Counter:
         self._memory_bytes = memory_bytes
         self._table: Any = make_table(pattern)  # a table of the same class in all counters
         self._slices = 0
-        # At the last measurement: number of words, their bytes, and number of slices. Any thread
-        # may read the tuple.
         self.measured = 0, 0, 0
 
     def add(self, piece: Slice) -> None:
+        """Count the words of a slice; InputError for a word of more than MAX_WORD_BYTES."""
         self._table.add(piece)
         self._slices += 1
         # Measuring may visit all words, so measure only after 25 % more slices.
@@ -142,7 +145,8 @@ class _Counter:
             self.measured = *self._table.size, self._slices
         self._bound_memory()
 
-    def absorb(self, other: _Counter) -> None:
+    def absorb(self, other: HostCounter) -> None:
+        """Add the words of another counter, which is not used any more."""
         self._table.absorb(other._table)
         self._bound_memory()
 
@@ -178,7 +182,13 @@ class CountTable:
 
     def add(self, piece: Slice) -> None:
         """Count the words of a slice; InputError for a word of more than MAX_WORD_BYTES."""
-        words, numbers = number_words(piece.buffer, word_bounds(piece, self._pattern))
+        mask = start_mask(piece.text, self._pattern, piece.starts, closed=piece.closed)
+        # The start of each word, then the end of the last word: int64 (words + 1,).
+        bounds = np.append(np.flatnonzero(mask[: piece.main_end]), piece.main_end)
+        longest = int(np.diff(bounds).max(initial=0))
+        if longest > MAX_WORD_BYTES:
+            raise word_too_long(longest)
+        words, numbers = number_words(piece.buffer, bounds)
         self._add(dict(zip(words, np.bincount(numbers).tolist(), strict=True)))
 
     def absorb(self, other: CountTable) -> None:
@@ -219,24 +229,3 @@ class EngineCountTable(CCounter):
 def make_table(pattern: Pattern) -> CountTable | EngineCountTable:
     """Return an empty table: the CPU engine's, or a `CountTable` if there is no CPU engine."""
     return CountTable(pattern) if library() is None else EngineCountTable(pattern)
-
-
-def word_bounds(piece: Slice, pattern: str | Pattern) -> NDArray[np.int64]:
-    """Return the start of each word that starts in a slice's main part, then the last word's end.
-
-    Raises InputError for a word of more than MAX_WORD_BYTES.
-    """
-    mask = start_mask(piece.text, pattern, piece.starts, closed=piece.closed)
-    bounds = np.append(np.flatnonzero(mask[: piece.main_end]), piece.main_end)
-    if piece.main_end > MAX_WORD_BYTES:
-        longest = int(np.diff(bounds).max())
-        if longest > MAX_WORD_BYTES:
-            raise word_too_long(longest)
-    return bounds
-
-
-def count_slice(piece: Slice, pattern: str | Pattern) -> DistinctWords:
-    """Count the words of one slice."""
-    table = make_table(as_pattern(pattern))
-    table.add(piece)
-    return table.words()

@@ -118,10 +118,8 @@ class GpuWordTable:
     def _write_state(self, words: int = 0, data_used: int = 0, ids_used: int = 0) -> None:
         state = np.zeros(1, STATE)
         state["words"], state["data_used"], state["ids_used"] = words, data_used, ids_used
-        state["word_capacity"] = self.word_capacity
-        state["slot_capacity"] = self.slot_capacity
-        state["data_capacity"] = self.data_capacity
-        state["fresh_capacity"] = self.fresh_capacity
+        for name in ("word_capacity", "slot_capacity", "data_capacity", "fresh_capacity"):
+            state[name] = getattr(self, name)
         self.device.write(self.buffers["state"], state)
 
     def read_state(self) -> NDArray[Any]:
@@ -129,11 +127,6 @@ class GpuWordTable:
         size = STATE.itemsize
         state: NDArray[Any] = self.device.read(self.buffers["state"], size, np.uint8).view(STATE)[0]
         return state
-
-    def bind(self, names: Sequence[str], slot: Mapping[str, Buffer]) -> list[BoundKernel]:
-        """Bind kernels, given by name, to the buffers of the table and of a slot."""
-        buffers = self.buffers | dict(slot)
-        return [self.kernels[name].bind_from(buffers) for name in names]
 
     def grow(self, state: NDArray[Any], *, beyond_limit: bool = False) -> bool:
         """At least double the table's room for words or for their bytes; return False at the limit.
@@ -230,10 +223,9 @@ class WordSlot:
         return read_back(self.device, self._text, self._piece)
 
     def mark_on_host(self) -> None:
-        """Mark the starts of words that the device could not decide."""
-        if self._piece is not None:
-            text = self.device.read(self._text, self._piece.length, np.uint8)
-            self._pretokenizer.mark_on_host(self._piece, text)
+        """Mark all starts of words of the slice on the host."""
+        piece = self.read_slice()
+        self._pretokenizer.mark_on_host(piece, piece.text)
 
     def upload(self, commands: Commands, piece: Slice) -> None:
         """Record commands that upload a slice from staging memory and mark the starts of words."""
@@ -253,7 +245,8 @@ class WordSlot:
     def bound(self, table: GpuWordTable, names: Sequence[str]) -> list[BoundKernel]:
         """Return kernels bound to the buffers of this slot and of a table."""
         if self._generation != table.generation:
-            self._kernels = table.bind(names, self.buffers)
+            buffers = table.buffers | self.buffers
+            self._kernels = [table.kernels[name].bind_from(buffers) for name in names]
             self._generation = table.generation
         return self._kernels
 
@@ -299,23 +292,18 @@ def long_spans(start_bits: NDArray[np.uint8], length: int, longest: int) -> list
         Bits after the text are 0.
     length: bytes of the text, 1 or more; the text consists of whole words.
     """
-    # A long word contains whole groups of 64 bits without a start. first: the first group of each
-    # stretch of such groups.
-    groups = np.zeros(-(-len(start_bits) // 8), "<u8")
+    # Group the bits by 64, uint64 (length // 64 + 1,), and set a bit at the end of the text. A long
+    # word contains whole groups without a set bit.
+    groups = np.zeros(length // 64 + 1, "<u8")
     groups.view(np.uint8)[: len(start_bits)] = start_bits
-    empty = np.flatnonzero(groups == 0)
-    first = empty[np.diff(empty, prepend=-1) > 1]
-    last = empty[np.diff(empty, append=len(groups) + 1) > 1]
-    enough = last - first + 1 >= (longest - 63) // 64
+    groups[length // 64] |= np.uint64(1 << length % 64)
+    filled = np.flatnonzero(groups)
     spans = []
-    for group, after in zip(first[enough].tolist(), (last[enough] + 1).tolist(), strict=True):
-        # The word starts at the last bit set before the stretch, and ends at the next bit set after
-        # it.
-        start = 64 * (group - 1) + int(groups[group - 1]).bit_length() - 1
-        end = length
-        if after < len(groups):
-            bits = int(groups[after])
-            end = 64 * after + (bits & -bits).bit_length() - 1
+    for k in np.flatnonzero(np.diff(filled) > (longest - 63) // 64).tolist():
+        # The word starts at the last bit set before the gap, and ends at the first bit after it.
+        before, after = (int(groups[filled[place]]) for place in (k, k + 1))
+        start = 64 * int(filled[k]) + before.bit_length() - 1
+        end = 64 * int(filled[k + 1]) + (after & -after).bit_length() - 1
         if end - start > longest:
             spans.append((start, end))
     return spans

@@ -28,8 +28,8 @@ from llmgpu.bpe.encoding.encoder_gpu import LISTED, LONGEST, GpuEncoder, Spared
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.matching import NO_RANK, pair_ranks
 from llmgpu.bpe.encoding.open import open_encoder, open_host_encoder
-from llmgpu.bpe.pretokens.custom_regex import RegexPattern
 from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.pattern import pattern_of_expression
 from llmgpu.bpe.pretokens.pretoken_gpu import REACH
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
@@ -346,7 +346,7 @@ def test_the_host_only_marks_the_words_of_expressions(
 ) -> None:
     documents = [b"ab abc, 12 3456 a-b " * 40] * 60
     trained, expression = train(documents[0]), "\\d{1,3}|[a-z]+|."
-    name = RegexPattern(expression).name
+    name = pattern_of_expression(expression)
     vocabulary = Vocabulary(trained.tokens, trained.merges, name, expression, match="bpe")
     encoder = GpuEncoder(any_device, vocabulary, 1 << 14, threads=4)
     spans = spans_on_host(monkeypatch)

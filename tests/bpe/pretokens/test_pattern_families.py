@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from tokenizers import Regex, pre_tokenizers
 
 from llmgpu.bpe.pretokens import blocks as pattern_blocks
-from llmgpu.bpe.pretokens import byte_classes, unicode_classes
-from llmgpu.bpe.pretokens import pattern as pattern_module
+from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import last_start, start_mask, start_masks_between
+from llmgpu.bpe.pretokens.pattern import last_start, start_mask
 from tests.reference import bpe as reference
 from tests.reference.characters import CHARACTERS
 
@@ -158,32 +157,10 @@ def test_the_last_start_holds_whatever_follows(
         patch.setattr(pattern_blocks, "_WINDOW", window)
         array = np.frombuffer(open_text, np.uint8)
         start = last_start(array, pattern, begins_of(documents))
-        at_end = last_start(array, pattern, begins_of(documents), closed=True)
     going_on = [*documents[:-1], documents[-1] + follows]
     if open_text:
         assert expected_mask(going_on, pattern)[start]
-        assert expected_mask(documents, pattern)[at_end]
     assert 0 <= start <= max(0, len(open_text) - 1)
-
-
-@pytest.mark.parametrize("pattern", sorted(set(PATTERNS) - {"none"}))
-@given(documents=DOCUMENTS, closed=st.booleans(), data=st.data())
-def test_parts_of_a_mask_are_found_from_what_is_around(
-    pattern: str, documents: list[bytes], closed: bool, data: st.DataObject
-) -> None:
-    text, starts = np.frombuffer(b"".join(documents), np.uint8), begins_of(documents)
-    decided = len(text) if closed else last_start(text, pattern, starts)
-    ends = sorted(data.draw(st.lists(st.integers(0, decided), max_size=6)))
-    spans = list(zip(ends[::2], ends[1::2], strict=False))
-    window = data.draw(st.sampled_from([1, 16, 1 << 12]))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pattern_blocks, "_WINDOW", window)
-        patch.setattr(pattern_module, "_WINDOW", window)
-        patch.setattr(byte_classes, "_WINDOW", window)
-        parts = list(start_masks_between(text, pattern, starts, spans, closed=closed))
-    whole = start_mask(text, pattern, starts)
-    for part, (begin, end) in zip(parts, spans, strict=True):
-        np.testing.assert_array_equal(part, whole[begin:end])
 
 
 @pytest.mark.parametrize("pattern", sorted(set(PATTERNS) - {"none"}))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import last_start, start_mask
-from llmgpu.bpe.pretokens.pretoken_gpu import PART_BYTES, REACH, GpuPretokenizer
+from llmgpu.bpe.pretokens.pretoken_gpu import REACH, GpuPretokenizer
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import compose
@@ -174,21 +174,19 @@ def test_runs_within_reach_are_decided(walker: Walker, pattern: str, unit: str) 
 
 
 @pytest.mark.slow
-def test_undecided_places_are_marked_where_they_are(walker: Walker, pattern: str) -> None:
+def test_the_host_marks_what_is_undecided(walker: Walker, pattern: str) -> None:
     """Runs that are too long, next to one another and apart, and documents that end in them."""
     plain = b"It's 12 words, or so.\r\n" * 4000
     signs, spaces, digits = (unit * 2 * REACH for unit in (b"!", b" ", b"1"))
     documents = [signs + b"\n" + plain, plain + spaces, digits + plain * 3 + signs + spaces, plain]
     text, begins = b"".join(documents), begins_of(documents)
     assert len(text) < CAPACITY
-    found = walker.mask(text, begins)
+    walker.mask(text, begins)
     expected = expected_mask(documents, pattern)
     assert walker.undecided() > 0
     walker.pretokenizer.mark_on_host(walker.piece, walker.piece.text)
     assert walker.undecided() == 0
     np.testing.assert_array_equal(walker.bits(len(text)), expected)
-    wrong = np.flatnonzero(found != expected)
-    assert len(np.unique(wrong // PART_BYTES)) < len(text) // PART_BYTES // 2
 
 
 def test_a_slice_is_undecided_by_itself(walker: Walker) -> None:

@@ -170,7 +170,7 @@ def test_tables_never_hold_more_than_they_may() -> None:
     rng = random.Random(3)
     texts = [b" ".join(b"%d" % rng.randrange(1 << 40) for _ in range(3000)) for _ in range(9)]
     words = WordAccumulator(1 << 30)
-    counter = count_host._Counter(PATTERNS["class"], words, 1 << 18)
+    counter = count_host.HostCounter(PATTERNS["class"], words, 1 << 18)
     for text in texts:
         piece = SliceReader(corpus_from_bytes(text), PATTERNS["class"]).read(
             np.empty(len(text) + 1000, np.uint8)
@@ -220,6 +220,8 @@ def test_the_words_of_one_slice() -> None:
     reader = SliceReader(corpus_from_bytes(text), PATTERNS["gpt2"])
     piece = reader.read(np.empty(len(text) + 1000, np.uint8))
     assert piece is not None
-    words = count_host.count_slice(piece, "gpt2")
+    table = count_host.make_table(PATTERNS["gpt2"])
+    table.add(piece)
+    words = table.words()
     begun = text[: piece.main_end]
     assert dict(listed(words)) == expected([begun], "gpt2")
