@@ -35,7 +35,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import is_ascending, offsets_of
-from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
@@ -77,10 +76,7 @@ _FIELDS: dict[str, type] = {
     "documents": int,
     "words": int,
     "data_bytes": int,
-}
-_FIELDS_BY_VERSION = {
-    _VERSION_WITHOUT_UNICODE: _FIELDS,
-    FORMAT_VERSION: _FIELDS | {"unicode": str},
+    "unicode": str,  # not in _VERSION_WITHOUT_UNICODE
 }
 
 
@@ -108,35 +104,28 @@ def write_counts(
     for block in blocks():
         words, data_bytes = words + len(block), data_bytes + len(block.data)
         text_bytes += block.text_bytes
-    recorded = _recorded(facts.cut)
-    header = msgpack.packb(
-        {
-            "format": FORMAT_NAME,
-            "version": FORMAT_VERSION if recorded else _VERSION_WITHOUT_UNICODE,
-            "pattern": facts.pattern,
-            "expression": facts.cut.expression,
-            "separators": list(facts.separators),
-            "text_bytes": text_bytes,
-            "documents": facts.documents,
-            "words": words,
-            "data_bytes": data_bytes,
-            **recorded,
-        }
-    )
+    unicode = facts.cut.unicode
+    entries = {
+        "format": FORMAT_NAME,
+        "version": FORMAT_VERSION if unicode else _VERSION_WITHOUT_UNICODE,
+        "pattern": facts.pattern,
+        "expression": facts.cut.expression,
+        "separators": list(facts.separators),
+        "text_bytes": text_bytes,
+        "documents": facts.documents,
+        "words": words,
+        "data_bytes": data_bytes,
+    }
+    header = msgpack.packb(entries | ({"unicode": unicode} if unicode else {}))
     if len(header) > _MAX_HEADER_BYTES:
         raise OutputError(f"can't write {path}: the document separators are too long")
-    columns: tuple[Callable[[DistinctWords], NDArray[Any]], ...] = (
-        lambda block: block.lengths.astype(_LENGTH),
-        lambda block: block.counts.astype(_COUNT),
-        lambda block: np.ascontiguousarray(block.data),
-    )
     # Write one column after the other, each by a pass over the blocks.
     digest = hashlib.sha256(header)
     with atomic_output(path) as stream:
         stream.write(header)
-        for column in columns:
+        for name, dtype in (("lengths", _LENGTH), ("counts", _COUNT), ("data", np.uint8)):
             for block in blocks():
-                content = column(block).data
+                content = np.ascontiguousarray(getattr(block, name), dtype).data
                 digest.update(content)
                 stream.write(content)
         stream.write(digest.digest())
@@ -170,12 +159,11 @@ class CountsReader(Closing):
         self._path = path
         with _errors_of(path):
             self._stream = _open_seekable(path)
-        try:
-            with _errors_of(path):
+            try:
                 self._header = header = self._check_whole()
-        except BaseException:
-            self.close()
-            raise
+            except BaseException:
+                self.close()
+                raise
         self.text_bytes: int = header["text_bytes"]
         self.facts = WordCounts(
             NO_WORDS,
@@ -233,7 +221,8 @@ class CountsReader(Closing):
         # `read` allocates memory for as many bytes as requested, so request at most the file's
         # size.
         header, self._begin = _read_header(self._stream.read(min(size, _MAX_HEADER_BYTES)))
-        left = self._begin + _content_bytes(header) - _HASH_BYTES
+        left = self._begin + header["words"] * (_LENGTH.itemsize + _COUNT.itemsize)
+        left += header["data_bytes"]
         digest = hashlib.sha256()
         self._stream.seek(0)
         while left and (block := self._stream.read(min(left, size, _MAX_HEADER_BYTES))):
@@ -297,12 +286,6 @@ def check_counted_alike(counts: Sequence[WordCounts]) -> None:
                 )
 
 
-def _recorded(pattern: Pattern) -> dict[str, str]:
-    """Return the header's entry for the Unicode version; {} for a pattern without classes."""
-    unicode = pattern.unicode
-    return {} if unicode is None else {"unicode": unicode}
-
-
 class _UnfitError(Exception):
     """The file is not a valid file of word counts; the message gives the reason."""
 
@@ -317,7 +300,7 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
         max_str_len=size,
         max_bin_len=size,
         max_array_len=size,
-        max_map_len=len(_FIELDS) + 1,
+        max_map_len=len(_FIELDS),
         max_ext_len=0,
     )
     unpacker.feed(memoryview(data)[:_MAX_HEADER_BYTES])
@@ -329,7 +312,7 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
     if not isinstance(header, dict) or header.get("format") != FORMAT_NAME:
         raise _UnfitError(_OF_OTHERS)
     version = header.get("version")
-    if not isinstance(version, int) or version not in _FIELDS_BY_VERSION:
+    if not isinstance(version, int) or version not in (_VERSION_WITHOUT_UNICODE, FORMAT_VERSION):
         raise _UnfitError(
             f"version {quote(version)} of the format, but this llmgpu reads versions up to "
             f"{FORMAT_VERSION}: count the corpus again, or use the llmgpu that wrote it"
@@ -343,12 +326,12 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
 
 
 def _check_header(header: dict[str, Any]) -> None:
-    fields = _FIELDS_BY_VERSION[header["version"]]
-    if list(header) != list(fields):
+    has_unicode = header["version"] == FORMAT_VERSION
+    if list(header) != list(_FIELDS)[: len(_FIELDS) - (not has_unicode)]:
         raise _UnfitError("damaged: its header has unexpected or missing entries")
-    for name, kind in fields.items():
-        if type(header[name]) is not kind:
-            raise _UnfitError(f"damaged: {name} is a {type(header[name]).__name__}")
+    for name, value in header.items():
+        if type(value) is not _FIELDS[name]:
+            raise _UnfitError(f"damaged: {name} is a {type(value).__name__}")
     # Check the values before using them.
     for name in ("text_bytes", "documents", "words", "data_bytes"):
         if not 0 <= header[name] <= MAX_TEXT_BYTES:
@@ -370,34 +353,19 @@ def _check_header(header: dict[str, Any]) -> None:
             f"its words were cut by pattern {quote(name)}, {quote(expression)}, of Unicode "
             f"{unicode}, which this llmgpu does not know: count the corpus again"
         )
-    if ("unicode" in header) != bool(_recorded(pattern)):
-        raise _UnfitError(
-            "damaged: its header is not in canonical form"
-            if "unicode" in header
-            else f"pattern {name} has character classes, and the file does not say of which "
-            "Unicode, as in unreleased versions of llmgpu: count the corpus again"
-        )
-
-
-def _content_bytes(header: dict[str, Any]) -> int:
-    """Return the number of bytes after the header."""
-    numbers = header["words"] * (_LENGTH.itemsize + _COUNT.itemsize)
-    return int(numbers + header["data_bytes"] + _HASH_BYTES)
+    if has_unicode != (pattern.unicode is not None):
+        raise _UnfitError("damaged: its header is not in canonical form")
 
 
 def _open_seekable(path: str | Path) -> BinaryIO:
-    """Open a file. A pipe is read into memory, up to one byte beyond the length in its header."""
+    """Open a file. A pipe that begins like a file of word counts is read into memory."""
     stream = open(path, "rb")  # noqa: SIM115 (closed by the reader)
     if stream.seekable():
         return stream
     with stream:
-        blocks = [stream.read(_MAX_HEADER_BYTES)]
-        header, begin = _read_header(blocks[0])
-        left = begin + _content_bytes(header) + 1 - len(blocks[0])
-        while left > 0 and (block := stream.read(min(left, _MAX_HEADER_BYTES))):
-            blocks.append(block)
-            left -= len(block)
-    return BytesIO(b"".join(blocks))
+        head = stream.read(_MAX_HEADER_BYTES)
+        _read_header(head)
+        return BytesIO(head + stream.read())
 
 
 def _check_words(words: DistinctWords) -> None:
@@ -525,26 +493,25 @@ def read_parquet(
     try:
         file = parquet.ParquetFile(path)
         words = _read_rows(arrow, file, path)
-        known = _known(file.schema_arrow.metadata or {}, path)
-        if known is None and pattern is None:
+        recorded = (file.schema_arrow.metadata or {}).get(_METADATA)
+        if recorded is None and pattern is None:
             raise InputError(
                 f"{path} does not record the pattern that cut its words: give "
                 f"{spelled('--pattern')}"
             )
-        facts = known or {"documents": 0, "pattern": pattern, "separators": separators}
+        facts: dict[str, Any] = {"documents": 0, "pattern": pattern, "separators": separators}
+        if recorded is not None:
+            facts = _parse_facts(recorded, path)
         return WordCounts(words, source=str(path), **facts)
     except (arrow.ArrowException, OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"can't read {path} as word counts: {reason}") from error
 
 
-def _known(metadata: dict[bytes, bytes], path: str | Path) -> dict[str, Any] | None:
-    """Return the facts that llmgpu recorded; None if another program wrote the file."""
-    if _METADATA not in metadata:
-        return None
+def _parse_facts(recorded: bytes, path: str | Path) -> dict[str, Any]:
     try:
-        known = json.loads(metadata[_METADATA])
-        facts = {
+        known = json.loads(recorded)
+        return {
             "documents": int(known["documents"]),
             "pattern": str(known["pattern"]),
             "separators": tuple(map(bytes.fromhex, known["separators"])),
@@ -552,7 +519,6 @@ def _known(metadata: dict[bytes, bytes], path: str | Path) -> dict[str, Any] | N
         }
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: damaged: its metadata does not describe word counts") from error
-    return facts
 
 
 def _read_rows(arrow: Any, file: Any, path: str | Path) -> DistinctWords:

@@ -142,6 +142,7 @@ def add_up(pieces: Sequence[DistinctWords]) -> DistinctWords:
     words = join(pieces)
     if len(words) == 0:
         return words
+    # Equal words are neighbours in `order`. firsts: positions in `order` of the first of each.
     order, same = sort_by_bytes(words.data, words.offsets)
     firsts = np.flatnonzero(~same)
     counts = np.add.reduceat(words.counts[order], firsts)
@@ -210,7 +211,8 @@ def number_words(
 
 def _number(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Number the distinct keys from 0; equal keys get the same number: int64 (n,)."""
-    slots = (keys * _GOLDEN >> np.uint64(64 - _SLOT_BITS)).view(np.int64)
+    slots = (keys * _GOLDEN >> np.uint64(64 - _SLOT_BITS)).view(np.int64)  # by key: its hash slot
+    # By hash slot: the key that owns it, and whether there is one.
     owners = np.zeros(1 << _SLOT_BITS, np.uint64)
     is_taken = np.zeros(1 << _SLOT_BITS, np.bool_)
     owners[slots], is_taken[slots] = keys, True

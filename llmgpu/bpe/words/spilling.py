@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.arrays import blocks
 from llmgpu.bpe.words.distinct_words import DistinctWords, add_up, join
 from llmgpu.files import output_errors
 from llmgpu.memory import free_memory
@@ -74,10 +75,10 @@ class WordAccumulator:
     def size(self) -> tuple[int, int]:
         """Upper bounds of the number of words added, and of their bytes."""
         with self._lock:
-            blocks = [block for run in self._runs for block in run]
-            words = sum(map(len, self._pieces)) + sum(block.words for block in blocks)
+            spilled = [block for run in self._runs for block in run]
+            words = sum(map(len, self._pieces)) + sum(block.words for block in spilled)
             data = sum(len(piece.data) for piece in self._pieces)
-            return words, data + sum(block.data_bytes for block in blocks)
+            return words, data + sum(block.data_bytes for block in spilled)
 
     def add(self, words: DistinctWords) -> None:
         """Add words with their counts.
@@ -165,14 +166,9 @@ class RunFile:
         return [*run, *self._write_blocks(join(waiting))]
 
     def _write_blocks(self, words: DistinctWords) -> Iterator[_Block]:
-        first = 0
-        # ends: for each word, the position of its end in the file, counted from the run's start.
-        ends = words.offsets[1:] + 16 * np.arange(1, len(words) + 1)
-        while first < len(words):
-            done = int(ends[first - 1]) if first else 0
-            last = int(np.searchsorted(ends, done + self._block_bytes, side="right"))
-            last = max(last, first + 1)
-            part = words.take_range(first, last)
+        # A word takes 16 bytes for its length and its count, besides its own bytes.
+        for span in blocks(words.lengths + 16, self._block_bytes):
+            part = words.take_range(span.start, span.stop)
             block = _Block(self._end, len(part), len(part.data))
             with output_errors(self._name):
                 self._file.seek(self._end)
@@ -180,7 +176,6 @@ class RunFile:
                     self._file.write(np.ascontiguousarray(array).data)
             self._end += 16 * block.words + block.data_bytes
             yield block
-            first = last
 
     def read(self, run: Run) -> Iterator[DistinctWords]:
         """Yield the words of a run block by block."""
@@ -209,17 +204,17 @@ class RunFile:
 
 def merge_runs(runs: list[Iterator[DistinctWords]]) -> Iterator[DistinctWords]:
     """Merge runs of words; each run is an iterator of blocks. Yield words in ascending order."""
-    blocks = [next(run) for run in runs]
+    heads = [next(run) for run in runs]
     while runs:
-        # Words up to the smallest of the blocks' last words can't occur in later blocks.
-        bound = min(block.spell(len(block) - 1) for block in blocks)
-        taken = [bisect_right(range(len(block)), bound, key=block.spell) for block in blocks]
+        # Words up to the smallest of the heads' last words can't occur in later blocks.
+        bound = min(block.spell(len(block) - 1) for block in heads)
+        taken = [bisect_right(range(len(block)), bound, key=block.spell) for block in heads]
         yield add_up(
-            [block.take_range(0, count) for block, count in zip(blocks, taken, strict=True)]
+            [block.take_range(0, count) for block, count in zip(heads, taken, strict=True)]
         )
         rest = [
             block.take_range(count, len(block)) if count < len(block) else next(run, None)
-            for block, count, run in zip(blocks, taken, runs, strict=True)
+            for block, count, run in zip(heads, taken, runs, strict=True)
         ]
         runs = [run for run, block in zip(runs, rest, strict=True) if block is not None]
-        blocks = [block for block in rest if block is not None]
+        heads = [block for block in rest if block is not None]
