@@ -267,7 +267,6 @@ RULES: dict[str, list[str]] = {
     "llmgpu/bpe/training/batched_numpy.py": [
         r"^SHORT_LIST = |^if results\[index\] < next_symbol: .*<= next_symbol$",  # time alone
         r"^if len\(equal\) > wanted: .* >= wanted$",  # all of them are taken
-        r"^self\._key = -1 .*: 1 -> 2$",  # any negative number
         r"^MERGING = -1 .*: 1 -> 2$",  # the same
         r"^_INDEX_BITS = ",  # two ways, one answer
     ],
@@ -357,7 +356,7 @@ RULES: dict[str, list[str]] = {
         r"length >= 2 \* searched: ",  # time alone: how often a cut is looked for
     ],
     "llmgpu/bpe/pretokens/unicode_classes.py": [
-        r"^self\._by_class = np\.full\(7, .*: 7 -> 8$",  # of a class that no character has
+        r"^code_of = np\.array\(.*: 7 -> 8$",  # of a class that no character has
         r"^_LEAST = np\.array\(\[0, 0, .*: 0 -> 1$",  # no character here has fewer bytes than two
     ],
     "llmgpu/bpe/pretokens/expressions.py": [

@@ -71,10 +71,7 @@ def concatenate_ranges(
             start = starts[block.start]
             result[done:end] = values[start : start + lengths[block.start]]
         else:
-            counts = lengths[block]
-            # The distance of a value's position in `values` from its position in `result`.
-            shifts = starts[block] - ends[block] + counts
-            result[done:end] = values[np.repeat(shifts, counts) + np.arange(done, end)]
+            result[done:end] = values[ranges(starts[block], lengths[block])]
         done = end
     return result
 
@@ -132,6 +129,7 @@ def sort_by_bytes(
         if done >= _LONG_BYTES:
             _sort_one_by_one(data, offsets, order, same, places)
             break
+        # Sort them by their next bytes, within strings that are equal so far.
         strings = order[places]
         keys = _string_keys(padded, starts[strings] + done, lengths[strings] - done)
         within = np.lexsort((keys, np.cumsum(~same[places])))

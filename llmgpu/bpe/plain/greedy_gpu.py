@@ -26,7 +26,6 @@ from llmgpu.errors import CapacityError
 from llmgpu.gpu.adapters import Buffer
 from llmgpu.gpu.commands import Download, Staging
 from llmgpu.gpu.device import Device
-from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.spelling import spelled
 from llmgpu.text.corpus import TextSource
@@ -81,6 +80,7 @@ class GpuGreedyEncoder:
         )
         self._wg = workgroup_size
         self._lookahead = stream_lookahead(vocabulary)
+        # A slice fits into one binding, and its chunks into one loop.
         if slice_bytes is None:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         chunks = min(device.max_binding_bytes // 4 // chunk_bytes, device.max_loop_iterations)
@@ -88,7 +88,18 @@ class GpuGreedyEncoder:
         self._least_bytes = min(2 * vocabulary.trie.longest + PADDING + 1, most)
         self._slice_bytes = min(max(slice_bytes, self._least_bytes), most)
         self.expect(text_bytes)
-        self._kernels = self._compile()
+        # The kernels of a slice, in the order in which they run.
+        size = {"WORKGROUP_SIZE": workgroup_size}
+        self._kernels = device.prepare(
+            [
+                ("trie/00_chunk_entry.wgsl", size | {"LOOK_BACK": chunk_bytes}),
+                ("trie/01_long_exit.wgsl", size),
+                ("trie/02_long_chain.wgsl", size),
+                ("trie/03_tokenizer_chunked.wgsl", size),
+                ("trie/04_prefix_sum.wgsl", size),
+                ("trie/05_tokenizer_compact.wgsl", {"WORKGROUP_SIZE": COMPACT_WORKGROUP}),
+            ]
+        )
         self._shared = {
             "nodes": device.upload("trie nodes", vocabulary.trie.nodes),
             "edges": device.upload("trie edges", vocabulary.trie.edges),
@@ -121,20 +132,6 @@ class GpuGreedyEncoder:
         made = {name: create(name.replace("_", " "), size) for name, size in sizes.items()}
         return self._shared | made
 
-    def _compile(self) -> list[Kernel]:
-        """Compile the kernels of a slice, in the order in which they run."""
-        size = {"WORKGROUP_SIZE": self._wg}
-        return self._device.prepare(
-            [
-                ("trie/00_chunk_entry.wgsl", size | {"LOOK_BACK": self._chunk_bytes}),
-                ("trie/01_long_exit.wgsl", size),
-                ("trie/02_long_chain.wgsl", size),
-                ("trie/03_tokenizer_chunked.wgsl", size),
-                ("trie/04_prefix_sum.wgsl", size),
-                ("trie/05_tokenizer_compact.wgsl", {"WORKGROUP_SIZE": COMPACT_WORKGROUP}),
-            ]
-        )
-
     @cached_property
     def _host(self) -> HostSlices:
         return host_slices(self._vocabulary)
@@ -152,6 +149,7 @@ class GpuGreedyEncoder:
         self, reader: SliceSource, allocate: Allocate = new_ids
     ) -> Generator[EncodedSlice, None, None]:
         """Yield the ids of all slices of `reader` in order; see `encode`."""
+        # Use the slots of an earlier text again if they are large enough.
         slots, self._idle = self._idle, []
         if slots and slots[0].slice_bytes < self._slot_bytes:
             slots = []
@@ -170,6 +168,7 @@ class GpuGreedyEncoder:
             if not is_decided:
                 yield self.encode_on_host(read_back(self._device, slot.input, piece))
                 continue
+            # Fetch the ids, then convert the starts of documents to indices of ids.
             ids = allocate(int(state[STATE_TOTAL]))
             slot.fetch(ids)
             if state[STATE_UNMATCHED] != NO_BYTE:

@@ -21,6 +21,7 @@ class GreedyMatcher:
         unknown = vocabulary.unknown_token
         # The id of a byte at which no token begins.
         self._unknown = NO_TOKEN if unknown is None else unknown
+        # By node: the id of the token that ends there, or NO_TOKEN.
         self._tokens = trie.nodes[:, 2].tolist()
         parents = np.repeat(np.arange(len(trie.nodes)), trie.nodes[:, 1])
         keys = parents << 8 | trie.edges[:, 0]  # an edge's node and byte, as one number

@@ -80,13 +80,12 @@ def train(
             f"the recount engine numbers tokens with 16 bits: {tokens} tokens asked for, but the "
             f"limit is {MAX_TOKENS}; ask for fewer or use {spelled('--device cpu')}"
         )
-    symbol_bytes = symbol_bytes or _symbol_bytes(options)
-    most = most_text_bytes(device, options, symbol_bytes)
+    symbol_bytes = symbol_bytes or symbol_bytes_of(options)
+    most = most_text_bytes(device, symbol_bytes)
     if len(text) > most:
         raise DeviceError(
             f"the corpus has more than {most} bytes, the limit on {device.name}; use "
-            f"{spelled('--limit')} "
-            f"{most} or {spelled('--device cpu')}"
+            f"{spelled('--limit')} {most} or {spelled('--device cpu')}"
         )
     if count_tile is None:
         count_tile = SOFTWARE_COUNT_TILE if device.is_software else COUNT_TILE
@@ -97,18 +96,13 @@ def train(
     return loop.run(progress)
 
 
-def _symbol_bytes(options: TrainingOptions) -> int:
+def symbol_bytes_of(options: TrainingOptions) -> int:
+    """Return the fewest bytes, 2 or 4, that hold all symbols of a training."""
     return 2 if 256 + options.merges <= MAX_SHORT_TOKENS else 4
 
 
-def most_text_bytes(
-    device: Device, options: TrainingOptions, symbol_bytes: int | None = None
-) -> int:
-    """Return the longest text in bytes: one binding must hold a symbol for each byte of text.
-
-    symbol_bytes: see `train`.
-    """
-    symbol_bytes = symbol_bytes or _symbol_bytes(options)
+def most_text_bytes(device: Device, symbol_bytes: int) -> int:
+    """Return the longest text in bytes: one binding must hold a symbol for each byte of text."""
     return min(device.max_binding_bytes // symbol_bytes, MAX_TEXT_BYTES)
 
 
@@ -291,5 +285,5 @@ def gpu_bytes(text_bytes: int, options: TrainingOptions) -> int:
     """Estimate the device memory, in bytes, for training on a text of `text_bytes`."""
     # A byte of text needs two symbols and a byte of marks. The text, and up to 3 bits of the
     # pre-tokenizer for each byte, are freed once the symbols exist.
-    half_bytes = 4 * _symbol_bytes(options) + 5
+    half_bytes = 4 * symbol_bytes_of(options) + 5
     return half_bytes * text_bytes // 2 + (64 << 20)

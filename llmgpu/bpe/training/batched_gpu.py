@@ -116,7 +116,7 @@ def unfit(device: Device, words: SymbolWords, merges: int) -> str | None:
     symbols = len(words.lengths) + merges
     if symbols > MAX_SYMBOLS:
         return f"{symbols} tokens asked for, but the limit of {device.name} is {MAX_SYMBOLS}"
-    positions = _positions(words)
+    positions = words.positions
     most = device.max_binding_bytes // LINK_BYTES
     if positions > most:
         words_take = f"the distinct pre-tokens take {positions} positions"
@@ -126,13 +126,8 @@ def unfit(device: Device, words: SymbolWords, merges: int) -> str | None:
     return None
 
 
-def _positions(words: SymbolWords) -> int:
-    """Return the number of positions of words, including a separator around each word."""
-    return len(words.symbols) + len(words.counts) + 1
-
-
 def _suitable(words: SymbolWords) -> Capacities:
-    positions = _positions(words)
+    positions = words.positions
     candidates = 1 << max(16, (positions // 8).bit_length())
     return Capacities(
         pairs=max(1 << 18, positions // 4),
@@ -188,7 +183,7 @@ class _BatchedLoop:
         self._groups = SOFTWARE_GROUPS if device.is_software else GROUPS
         self._wg = workgroup_size
         self._kernels = compile_kernels(device, workgroup_size)
-        self._positions = _positions(words)
+        self._positions = words.positions
         sizes = {
             "units": UNIT_BYTES * self._positions,
             "links": LINK_BYTES * self._positions,
@@ -209,7 +204,15 @@ class _BatchedLoop:
         """Upload the words, and store the symbols as linked positions with their pairs."""
         device, kernels, words = self._device, self._kernels, self._words
         numbers, first_pairs = _first_pairs(words)
-        self._reserve(len(first_pairs))
+        sizes = self._capacities
+        self._make_buffers(
+            Capacities(
+                pairs=max(sizes.pairs, len(first_pairs) + 1),
+                listed=max(sizes.listed, self._positions),
+                entries=max(sizes.entries, 1 << (len(first_pairs) - 1).bit_length()),
+                candidates=sizes.candidates,
+            )
+        )
         self._write_state(options)
         device.write(self._buffers["lengths"], words.lengths)
         params = np.zeros(1, PARAMS)
@@ -237,25 +240,25 @@ class _BatchedLoop:
         commands.clear(buffers["entries"])
         commands.submit()
 
-    def _reserve(self, first_pairs: int) -> None:
-        """Create the growing buffers, large enough for the first pairs, and bind the kernels."""
-        capacities, create = self._capacities, self._device.create_buffer
-        self._capacities = sizes = Capacities(
-            pairs=max(capacities.pairs, first_pairs + 1),
-            listed=max(capacities.listed, self._positions),
-            entries=max(capacities.entries, 1 << (first_pairs - 1).bit_length()),
-            candidates=capacities.candidates,
-        )
-        self._buffers |= {
-            "pairs": create("pairs", PAIR_BYTES * sizes.pairs),
-            "pair_counts": create("pair counts", 4 * sizes.pairs),
-            "position_list": create("position list", 4 * sizes.listed),
-        }
-        self._make_batch_buffers()
+    def _make_buffers(self, sizes: Capacities) -> None:
+        """Create or enlarge the growing buffers, and bind the kernels.
 
-    def _make_batch_buffers(self) -> None:
-        """Create the buffers that are used within one batch only, and bind the kernels."""
-        create, sizes = self._device.create_buffer, self._capacities
+        The buffers of one batch are empty afterwards; all other buffers keep their contents.
+        """
+        self._capacities, create = sizes, self._device.create_buffer
+        lasting = {
+            "pairs": PAIR_BYTES * sizes.pairs,
+            "pair_counts": 4 * sizes.pairs,
+            "position_list": 4 * sizes.listed,
+        }
+        for name, nbytes in lasting.items():
+            old = self._buffers.get(name)
+            if old is None or nbytes > old.nbytes:
+                self._buffers[name] = larger = create(name.replace("_", " "), nbytes)
+                if old is not None:
+                    commands = self._device.record()
+                    commands.copy(old.handle, larger.handle, old.nbytes)
+                    commands.submit()
         self._buffers["entries"] = create("entries", ENTRY_BYTES * sizes.entries)
         self._buffers["changes"] = create("changes", CHANGE_BYTES * sizes.candidates)
         self._bound = [self._kernels[name].bind_from(self._buffers) for name in ROUND_KERNELS]
@@ -330,17 +333,14 @@ class _BatchedLoop:
         changes = 2 * needed
         if state["list_length"][0] + changes > old.listed:
             state["list_length"] = self._compact_list(state)
-        self._capacities = Capacities(
-            pairs=max(old.pairs, 2 * (int(state["pair_count"][0]) + changes)),
-            listed=max(old.listed, 2 * (int(state["list_length"][0]) + changes)),
-            entries=max(old.entries, 1 << (4 * changes - 1).bit_length()),
-            candidates=max(old.candidates, 2 * needed),
+        self._make_buffers(
+            Capacities(
+                pairs=max(old.pairs, 2 * (int(state["pair_count"][0]) + changes)),
+                listed=max(old.listed, 2 * (int(state["list_length"][0]) + changes)),
+                entries=max(old.entries, 1 << (4 * changes - 1).bit_length()),
+                candidates=max(old.candidates, 2 * needed),
+            )
         )
-        # Copy the buffers that outlive a batch. Buffers of one batch are created again, empty.
-        self._enlarge("pairs", PAIR_BYTES * self._capacities.pairs)
-        self._enlarge("pair_counts", 4 * self._capacities.pairs)
-        self._enlarge("position_list", 4 * self._capacities.listed)
-        self._make_batch_buffers()
         state["status"], state["used"], state["used_before"] = RUNNING, 0, 0
         self._write_capacities(state)
 
@@ -359,17 +359,6 @@ class _BatchedLoop:
         device.write(buffers["pairs"], pairs)
         device.write(buffers["position_list"], positions)
         return len(positions)
-
-    def _enlarge(self, name: str, nbytes: int) -> None:
-        """Replace a buffer by a larger one of at least `nbytes` bytes, with the same contents."""
-        buffer = self._buffers[name]
-        if nbytes <= buffer.nbytes:
-            return
-        larger = self._device.create_buffer(buffer.label, nbytes)
-        commands = self._device.record()
-        commands.copy(buffer.handle, larger.handle, buffer.nbytes)
-        commands.submit()
-        self._buffers[name] = larger
 
     def _read_log(self, done: int) -> NDArray[np.uint32]:
         return self._device.read(self._buffers["merge_log"], 4 * done, np.uint32).reshape(done, 4)

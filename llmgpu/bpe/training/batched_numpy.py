@@ -30,15 +30,14 @@ Decisions:
 - A pair that is too rare when it is made stays too rare, and a pair that is too long stays too
   long: such a pair gets no slot. Merging a long pair would give an even longer symbol, so leaving
   out long pairs does not change the argument above.
-- Candidates for the next batch are taken from a short list of the best-ranked pairs. An empty short
-  list is filled again from all pairs.
+- Only pairs from a certain count on are ranked for the next batch. When no pair is as frequent any
+  more, the count is lowered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,10 +66,9 @@ def check_limits(words: SymbolWords, new_symbols: int) -> None:
         raise LlmgpuError(
             f"{tokens} tokens asked for, but the limit is {MAX_SYMBOLS}; ask for fewer"
         )
-    positions = len(words.symbols) + len(words.counts) + 1
-    if positions > MAX_POSITIONS:
+    if words.positions > MAX_POSITIONS:
         raise LlmgpuError(
-            f"the distinct pre-tokens take {positions} positions, but the limit is "
+            f"the distinct pre-tokens take {words.positions} positions, but the limit is "
             f"{MAX_POSITIONS}; use {spelled('--limit')}, or a pattern that makes shorter pre-tokens"
         )
 
@@ -331,15 +329,7 @@ def apply_merges(
     keys = pair_keys(merges[:, 0], merges[:, 1])
     symbols = LinkedSymbols(words)
     wanted = np.unique(keys)
-
-    def is_wanted(keys: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
-        if len(wanted) == 0:
-            return np.zeros(len(keys), np.bool_)
-        found = np.minimum(np.searchsorted(wanted, keys), len(wanted) - 1)
-        chosen: NDArray[np.bool_] = wanted[found] == keys
-        return chosen
-
-    pairs = PairIndex(symbols, is_wanted)
+    pairs = PairIndex(symbols, lambda keys, counts: np.isin(keys, wanted))
     count_pairs(pairs)
     slots_of: dict[int, list[int]] = {}
     known = 1  # slots below this number are in slots_of
@@ -361,7 +351,7 @@ def apply_merges(
 
 MAX_BATCH = 256  # limit of the merges in one pass
 COSTS = Costs(fixed=10 << 20, per_byte=85, per_word=40)
-SHORT_LIST = 1024  # number of pairs that are ranked for the next batches
+SHORT_LIST = 1024  # pairs that are ranked for the next batches, and all pairs with equal counts
 
 
 def train(
@@ -389,23 +379,33 @@ def train(
     lengths = GrowableArray(np.int64, len(words.lengths) + merges)
     lengths.append(words.lengths)
     least = max(options.min_frequency, 1)
-    are_worth = partial(_are_worth_merging, lengths, least, options.max_token_length)
+    longest = options.max_token_length
+
+    def are_worth(keys: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+        kept = counts >= least
+        if longest is not None:
+            left, right = split_keys(keys)
+            kept &= lengths.values[left] + lengths.values[right] <= longest
+        return kept
+
     symbols = LinkedSymbols(words)
     pairs = PairIndex(symbols, are_worth)
     count_pairs(pairs)
-    short_list = ShortList(pairs, least, spellings)
+    ranking = Ranking(pairs, least, spellings)
     merged_keys, merged_counts, batches = GrowableArray(np.int64), GrowableArray(np.int64), 0
     while len(lengths) < len(words.lengths) + merges:
         missing = len(words.lengths) + merges - len(lengths)
         # Find the longest prefix of the ranking that one pass can merge, and merge it everywhere.
-        slots, results = short_list.next_batch(min(missing, MAX_BATCH), len(lengths))
+        slots, results = ranking.next_batch(min(missing, MAX_BATCH), len(lengths))
         if len(slots) == 0:
             break
         keys, counts = pairs.keys.values[slots], pairs.counts.values[slots]
         left, right = split_keys(keys)
+        # A result below len(lengths) is a symbol that exists already.
         new = results >= len(lengths)
         lengths.append((lengths.values[left] + lengths.values[right])[new])
         merge_batch(pairs, slots, results)
+        # Record and report the merges.
         merged_keys.append(keys)
         merged_counts.append(counts)
         batches += 1
@@ -415,40 +415,16 @@ def train(
     return Merges(pairs_of_keys(merged_keys.values), merged_counts.values, symbols.total, batches)
 
 
-def _are_worth_merging(
-    lengths: GrowableArray[np.int64],
-    least: int,
-    longest: int | None,
-    keys: NDArray[np.int64],
-    counts: NDArray[np.int64],
-) -> NDArray[np.bool_]:
-    """Return a mask of the pairs that may ever be merged: frequent enough and not too long.
+class Ranking:
+    """Chooses the pairs of each batch.
 
-    lengths: bytes of each symbol. least: lowest count. longest: limit for the bytes of a merged
-    symbol, or None.
-    """
-    kept = counts >= least
-    if longest is not None:
-        left, right = split_keys(keys)
-        kept &= lengths.values[left] + lengths.values[right] <= longest
-    return kept
-
-
-class ShortList:
-    """All pairs whose rank is at or before a threshold, which is a count and a key.
-
-    `_update` adds new pairs, and removes pairs that rank after the threshold because their counts
-    have dropped.
+    `_floor` is a lowest count, so that few pairs have to be ranked: while any pair is as frequent,
+    the best-ranked pairs are among the pairs with this count or more.
     """
 
     def __init__(self, pairs: PairIndex, least: int, spellings: Spellings | None) -> None:
-        self._pairs = pairs
-        self._least = least
-        self._spellings = spellings
-        self._slots = np.empty(0, np.int64)
-        self._known = 1  # slots below this number have been compared with the threshold
-        self._count = np.iinfo(np.int64).max
-        self._key = -1
+        self._pairs, self._least, self._spellings = pairs, least, spellings
+        self._floor = np.iinfo(np.int64).max
 
     def next_batch(
         self, limit: int, next_symbol: int
@@ -459,14 +435,16 @@ class ShortList:
 
         Returns the slots of the pairs, and their merged symbols, both int64 (n,).
         """
-        self._update()
-        # The list has all pairs up to the threshold, so it has to be filled again only if it is
-        # empty.
-        if len(self._slots) == 0:
-            self._refill()
-        slots = self._slots
-        counts, keys = self._pairs.counts.values[slots], self._pairs.keys.values[slots]
-        best = _best_ranked(counts, keys, limit)
+        counts = self._pairs.counts.values
+        slots = np.flatnonzero(counts >= self._floor)
+        if len(slots) == 0:
+            # Lower the floor to the count of the pair of rank SHORT_LIST.
+            live = counts[counts >= self._least]
+            rank = min(SHORT_LIST, len(live))
+            self._floor = np.partition(live, -rank)[-rank] if rank else self._least
+            slots = np.flatnonzero(counts >= self._floor)
+        keys = self._pairs.keys.values[slots]
+        best = _best_ranked(counts[slots], keys, limit)
         best = best[: _independent_prefix(keys[best])]
         results = self._results(keys[best], next_symbol)
         return slots[best[: len(results)]], results
@@ -481,25 +459,6 @@ class ShortList:
             if results[index] < next_symbol:
                 return results[: index + 1]
         return results
-
-    def _update(self) -> None:
-        """Add new pairs, and remove pairs that rank after the threshold."""
-        fresh = np.arange(self._known, len(self._pairs.keys))
-        self._known = len(self._pairs.keys)
-        slots = np.concatenate([self._slots, fresh])
-        counts, keys = self._pairs.counts.values[slots], self._pairs.keys.values[slots]
-        passed = (counts > self._count) | ((counts == self._count) & (keys <= self._key))
-        self._slots = slots[passed]
-
-    def _refill(self) -> None:
-        """Lower the threshold until it admits the SHORT_LIST best-ranked pairs, or all pairs."""
-        live = np.flatnonzero(self._pairs.counts.values >= self._least)
-        if len(live) == 0:
-            return
-        counts, keys = self._pairs.counts.values[live], self._pairs.keys.values[live]
-        chosen = _best_ranked(counts, keys, SHORT_LIST)
-        self._slots = live[chosen]
-        self._count, self._key = int(counts[chosen[-1]]), int(keys[chosen[-1]])
 
 
 def _best_ranked(

@@ -27,7 +27,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,6 @@ _OPTIONS = "options.toml"
 _WHOLE = f"{_RUN}|{_COUNTS}|{_OPTIONS}"  # files that are written atomically
 _OWN_FILES = re.compile(rf"{_WHOLE}|{_MERGES}|{_LOCK}|\.({_WHOLE})\.[0-9a-f]+\.tmp")
 _HEAD = np.dtype([("merges", "<u4"), ("crc", "<u4")])
-_PAIR_BYTES, _COUNT_BYTES = 8, 8
 
 
 def checkpoint_files(folder: str | Path) -> list[Path]:
@@ -71,8 +70,7 @@ class Checkpoint:
         self.folder = folder
         self._lock = FileLock(folder / _LOCK, str(folder))
         self.counts_path = folder / _COUNTS
-        self._log: BinaryIO | None = None
-        self._synced = 0.0
+        self._synced = 0.0  # time at which the log last reached the disk
 
     @classmethod
     def begin(cls, path: str | Path, run: Run) -> Checkpoint:
@@ -113,14 +111,7 @@ class Checkpoint:
         is_unused = _is_unused(folder)
         if not is_unused:  # check before writing, because the folder may belong to another program
             begun = _read_run(folder / _RUN)
-            is_recorded = UNICODE_FACT in begun or UNICODE_FACT not in run
-            known = run if is_recorded else {**run, UNICODE_FACT: None}
-            check_same_run(f"{folder} is the checkpoint of another run", begun, known)
-            if not is_recorded:
-                raise InputError(
-                    f"{folder} lacks the {UNICODE_FACT}, as in unreleased versions of llmgpu: "
-                    "resume it with the one that wrote it, or start a new run"
-                )
+            check_same_run(f"{folder} is the checkpoint of another run", begun, run)
         checkpoint = cls(folder)
         try:
             if is_unused:
@@ -195,23 +186,19 @@ class Checkpoint:
         content = pairs.astype("<u4").tobytes() + counts.astype("<i8").tobytes()
         head = np.array([(len(counts), zlib.crc32(content))], _HEAD).tobytes()
         path = self.folder / _MERGES
-        with output_errors(str(path)):
-            if self._log is None:
-                self._log = open(path, "ab")  # noqa: SIM115 (closed by `close`)
-            self._log.write(head + content)
-            self._log.flush()
+        with output_errors(str(path)), open(path, "ab") as log:
+            log.write(head + content)
+            log.flush()
             if time.monotonic() - self._synced >= SYNC_SECONDS:
-                os.fsync(self._log.fileno())
+                os.fsync(log.fileno())
                 self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Close the log and unlock the folder. The files remain."""
-        self._close_log()
+        """Unlock the folder. The files remain."""
         self._lock.close()
 
     def finish(self, run: Run, outputs: Iterable[str]) -> None:
         """Record the results of the finished run, and remove all files that only resuming needs."""
-        self._close_log()
         with output_errors(str(self.folder)):
             self._write_run(run, outputs=[file_facts(os.path.abspath(path)) for path in outputs])
         self._clear(keep=(_RUN, _OPTIONS))
@@ -219,7 +206,6 @@ class Checkpoint:
 
     def remove(self) -> None:
         """Remove the checkpoint's files, and the folder unless it has any other file."""
-        self._close_log()
         self._clear()
         self._lock.remove()
         with suppress(OSError):
@@ -231,11 +217,6 @@ class Checkpoint:
             for name in os.listdir(self.folder):
                 if name not in (_LOCK, *keep) and _OWN_FILES.fullmatch(name):
                     (self.folder / name).unlink()
-
-    def _close_log(self) -> None:
-        if self._log is not None:
-            self._log.close()
-            self._log = None
 
     def _write_run(self, run: Run, **finished: object) -> None:
         content = {"format": FORMAT_NAME, "version": FORMAT_VERSION, "run": run, **finished}
@@ -284,14 +265,13 @@ def _parse_log(data: bytes) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]
     counts = [np.empty(0, np.int64)]
     position = 0
     while len(data) - position >= _HEAD.itemsize:
-        head = np.frombuffer(data, _HEAD, 1, position)[0]
-        number = int(head["merges"])
+        number, checksum = np.frombuffer(data, _HEAD, 1, position)[0].tolist()
         first = position + _HEAD.itemsize
-        middle = first + number * _PAIR_BYTES
-        end = middle + number * _COUNT_BYTES
-        if number == 0 or end > len(data) or zlib.crc32(data[first:end]) != head["crc"]:
+        end = first + 16 * number  # a pair and a count of 8 bytes each for every merge
+        if number == 0 or end > len(data) or zlib.crc32(data[first:end]) != checksum:
             break
-        pairs.append(np.frombuffer(data[first:middle], "<u4").astype(np.uint32).reshape(-1, 2))
-        counts.append(np.frombuffer(data[middle:end], "<i8").astype(np.int64))
+        block = np.frombuffer(data, "<u4", 2 * number, first)
+        pairs.append(block.astype(np.uint32).reshape(-1, 2))
+        counts.append(np.frombuffer(data, "<i8", number, first + 8 * number).astype(np.int64))
         position = end
     return np.concatenate(pairs), np.concatenate(counts), position

@@ -82,8 +82,7 @@ def train(
         callbacks: dict[str, Any] = {"progress": progress, "on_merges": on_merges}
         return batched_numpy.train(words, options, merges=merges, spellings=spellings, **callbacks)
     # Open a trainer. If memory is short, it indexes only the most frequent pairs at a time.
-    positions = len(words.counts) + len(words.symbols)
-    few_pairs = FEW_PAIRS + positions // POSITIONS_A_PAIR
+    few_pairs = FEW_PAIRS + words.positions // POSITIONS_A_PAIR
     trainer = _open(
         words,
         merges,

@@ -69,6 +69,7 @@ class TrainingOptions(DeclaredOptions):
         ):
             if value not in known:
                 raise LlmgpuError(f"unknown {what} {quote(value)}: use one of {', '.join(known)}")
+        # Check the types and ranges of numbers and texts.
         self._make_ints()
         for text in self.special_tokens:
             if not isinstance(text, str):
@@ -83,6 +84,7 @@ class TrainingOptions(DeclaredOptions):
             )
         if len(set(self.special_tokens)) != len(self.special_tokens) or "" in self.special_tokens:
             raise LlmgpuError("special tokens must differ from one another and not be empty")
+        # Check the options against the seed.
         if self.seed is not None:
             self._check_seed(self.seed)
             _ = self.symbols  # raises VocabularyError if the seed can't be extended

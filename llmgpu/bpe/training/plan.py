@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from llmgpu.backend import NUMPY, Backend
+from llmgpu.bpe.pretokens.custom_regex import HostPattern
 from llmgpu.bpe.training import merge_host
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.vocabulary.vocabulary import FEW_NODES, Vocabulary
@@ -21,6 +23,9 @@ from llmgpu.bpe.words.spilling import default_memory_bytes
 from llmgpu.errors import LlmgpuError
 from llmgpu.memory import Costs, Memory
 from llmgpu.spelling import spelled
+
+if TYPE_CHECKING:
+    from llmgpu.gpu.device import Device
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,14 @@ class Plan:
     merging: Backend
     notes: tuple[str, ...] = ()
 
+    @property
+    def counting_device(self) -> Device | None:
+        """The device that counts words; None if the CPU counts them.
+
+        A device can't cut text by expressions, so the CPU does all the work under such a pattern.
+        """
+        return None if isinstance(self.options.cut, HostPattern) else self.counting.device
+
 
 def make_plan(options: TrainingOptions, backend: Backend) -> Plan:
     """Choose the backend of each phase.
@@ -44,8 +57,7 @@ def make_plan(options: TrainingOptions, backend: Backend) -> Plan:
     """
     if options.engine == "recount":
         _check_recount(options, backend)
-        return Plan(options, backend, backend)
-    if backend.device is not None and options.symbols.unreached:
+    elif backend.device is not None and options.symbols.unreached:
         note = "the seed has tokens that no merge makes: merging on the CPU, which reuses their ids"
         return Plan(options, backend, NUMPY, (note,))
     return Plan(options, backend, backend)
@@ -76,9 +88,8 @@ def words_memory(plan: Plan, words: float, nbytes: float, *, merges: bool = True
 
     words: number of distinct words. nbytes: bytes of all distinct words.
     """
-    counting, merging = _counting(plan, words, nbytes), Memory(0)
-    if merges:
-        merging = _merging(plan, words, nbytes)
+    counting = _counting(plan, words, nbytes)
+    merging = _merging(plan, words, nbytes) if merges else Memory(0)
     return Memory(max(counting.host, merging.host), max(counting.device, merging.device))
 
 
@@ -97,10 +108,10 @@ def writing_memory(vocabularies: Iterable[Vocabulary]) -> int:
 
 
 def _counting(plan: Plan, words: float, nbytes: float) -> Memory:
-    if plan.counting.device is not None:
+    if plan.counting_device is not None:
         from llmgpu.bpe.words import count_gpu
 
-        on_device = count_gpu.gpu_bytes(words, nbytes, plan.counting.device)
+        on_device = count_gpu.gpu_bytes(words, nbytes, plan.counting_device)
         return _on_device(plan, _UPLOAD.of(words, nbytes), on_device)
     costs = count_host.memory_costs(plan.options.threads)
     return Memory(min(costs.of(words, nbytes), costs.fixed + default_memory_bytes()))

@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.training.batched_numpy import apply_merges
+from llmgpu.bpe.training.merge_host import apply_merges
 from llmgpu.bpe.training.symbols import seed_symbols
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.vocabulary.recovery import listed_merges
@@ -148,11 +148,13 @@ def draw_vocabulary(
         ]
     # Count the tokens by length and by script.
     lengths, scripts = Counter(lengths_of(vocabulary)), Counter(scripts_of(vocabulary))
-    ordered = sorted(lengths.items(), key=_by_length)
+    groups = (*map(length_group, range(MOST_LENGTH + 2)), SPECIAL)
+    ordered = [(group, lengths[group]) for group in groups if lengths[group]]
     largest, others = scripts.most_common(_MOST_SCRIPTS), scripts.most_common()[_MOST_SCRIPTS:]
     if others:
         rest = sum(count for _, count in others)
         largest.append((f"{len(others)} other scripts", rest))
+    # Append a section for each chart and table.
     lines += [
         "<h2>Lengths</h2>",
         *_count_bars(ordered, vocabulary.size, "tokens by their length in bytes"),
@@ -162,11 +164,6 @@ def draw_vocabulary(
         *_longest(vocabulary),
     ]
     return draw_page(f"Vocabulary {name}", f"llmgpu: vocabulary {name}", lines)
-
-
-def _by_length(group: tuple[str, int]) -> tuple[int, str]:
-    first = group[0].split(" ")[0]
-    return (int(first), "") if first.isdecimal() else (1 << 62, first)
 
 
 def _count_bars(groups: Sequence[tuple[str, int]], size: int, caption: str) -> list[str]:

@@ -39,6 +39,11 @@ class SymbolWords:
     lengths: NDArray[np.uint32]
     total: int
 
+    @property
+    def positions(self) -> int:
+        """Number of symbols, and of separators around the words."""
+        return len(self.symbols) + len(self.counts) + 1
+
     def let_go(self) -> None:
         """Free the symbols. Call this after a trainer has copied them."""
         self.symbols = self.symbols[:0].copy()
@@ -132,8 +137,8 @@ def seed_symbols(seed: Vocabulary, byte_ranks: NDArray[np.uint32]) -> SeedSymbol
     before it is tokenized, or a merge joins a token of several bytes that no earlier merge makes.
     """
     _check_seed(seed)
-    ids = np.empty(seed.size, np.uint32)
-    is_byte = np.zeros(seed.size, np.bool_)
+    ids = np.empty(seed.size, np.uint32)  # the id of each symbol
+    is_byte = np.zeros(seed.size, np.bool_)  # by id
     ordinary, spelled = seed.ordinary_ids.tolist(), tuple(seed.tokens)
     # Go backwards, so that the lowest of several ids for the same byte remains.
     of_byte = {spelled[i]: i for i in reversed(ordinary) if len(spelled[i]) == 1}
@@ -141,7 +146,7 @@ def seed_symbols(seed: Vocabulary, byte_ranks: NDArray[np.uint32]) -> SeedSymbol
         ids[rank] = of_byte[bytes([value])]
     is_byte[ids[:256]] = True
     ids[256:] = np.flatnonzero(~is_byte)
-    symbol_of = np.empty(seed.size, np.uint32)
+    symbol_of = np.empty(seed.size, np.uint32)  # the symbol of each id
     symbol_of[ids] = np.arange(seed.size, dtype=np.uint32)
     merges = symbol_of[seed.merges]
     reached = _reached(merges, seed.size)
@@ -213,16 +218,14 @@ def check_logged(
     new = len(seed.tokens) + np.arange(len(pairs))  # the symbol that each merge makes
     order = pairs[:, 0].astype(np.int64) << 32 | pairs[:, 1]
     made_before = np.asarray((pairs >= new[:, None] - 1).any(axis=1))
+    steps = np.diff(counts)
     sound = (
-        not (pairs >= new[:, None]).any()
-        and bool((counts >= max(min_frequency, 1)).all())
-        and bool((np.diff(counts) <= 0).all())
+        (pairs < new[:, None]).all()
+        and (counts >= max(min_frequency, 1)).all()
+        and (steps <= 0).all()
         # With unreached symbols, a merge may make an old symbol, so the order of pairs is not
         # checked.
-        and (
-            bool(seed.unreached)
-            or bool(((np.diff(counts) < 0) | (np.diff(order) > 0) | made_before[1:]).all())
-        )
+        and (seed.unreached or ((steps < 0) | (np.diff(order) > 0) | made_before[1:]).all())
     )
     if not sound:
         raise InputError("its log holds merges that this training can't have made: remove it")

@@ -34,7 +34,6 @@ from llmgpu.bpe.training.plan import (
 )
 from llmgpu.bpe.training.symbols import (
     Merges,
-    OnMerges,
     Spellings,
     SymbolWords,
     check_logged,
@@ -145,8 +144,9 @@ class Training:
             merging.
         may_be_empty: accept a corpus without text, such as one share of a larger corpus (`--part`).
         """
-        device, options = self._plan.counting.device, self._options
+        device, options = self._plan.counting_device, self._options
 
+        # Tell the memory for the words so far, extrapolated to the text that is left.
         def estimate(words: int, nbytes: int, left: float = 1.0) -> None:
             memory, likely = (
                 words_memory(self._plan, words * times, nbytes * times, merges=merges)
@@ -176,6 +176,7 @@ class Training:
                     words = counter.count(corpus, self._progress, on_words)
             if compiling is not None:
                 compiling.result()
+        # All words are known: tell the memory for them.
         estimate(len(words), len(words.data))
         if not may_be_empty:
             _require_text(corpus.text_bytes)
@@ -204,19 +205,15 @@ class Training:
         seed, progress = self._options.symbols, self._progress
         spellings = seed.spellings()
         pairs, counts = np.empty((0, 2), np.uint32), np.empty(0, np.int64)
-        # Read the merges that an interrupted execution logged, and replay them after the seed's
-        # merges.
-        if checkpoint:
-            pairs, counts = checkpoint.read_merges()
-            with checkpoint.naming():
-                check_logged(pairs, counts, seed, self._options.min_frequency)
         with self._phase("make symbols"):
             rest = words = merge_host.apply_merges(words, seed.merges, progress)
+            # Replay the merges that an interrupted execution logged.
             if checkpoint:
                 with checkpoint.naming():
+                    pairs, counts = checkpoint.read_merges()
+                    check_logged(pairs, counts, seed, self._options.min_frequency)
                     merges = np.column_stack([pairs, spellings.results(pairs)])
-                rest = merge_host.apply_merges(words, merges, progress)
-                with checkpoint.naming():
+                    rest = merge_host.apply_merges(words, merges, progress)
                     check_replayed(pairs, counts, words.total, rest.total)
         # Keep `words` if there are several sizes, because `_measure_sizes` needs them.
         keeps_words = rest is words and len(self._options.sizes) > 1
@@ -249,9 +246,18 @@ class Training:
         """Learn the merges that are still missing, on the device or the CPU."""
         options, device = self._options, self._plan.merging.device
         merges = options.start.size + options.merges - len(words.lengths)
-        logged = Logged(checkpoint.add_merges) if checkpoint else None
+        made = logged = 0  # merges made so far, and merges in the checkpoint
+
+        def log(pairs: NDArray[np.uint32], counts: NDArray[np.int64]) -> None:
+            nonlocal made, logged
+            known = max(logged - made, 0)  # a device made these merges before it ran out of memory
+            made += len(counts)
+            if checkpoint and known < len(counts):
+                checkpoint.add_merges(pairs[known:], counts[known:])
+                logged = made
+
         given: dict[str, Any] = {"merges": merges, "progress": self._progress}
-        given["on_merges"] = logged.take if logged else None
+        given["on_merges"] = log if checkpoint else None
         # Merge on the device if the words fit there, else on the CPU, and note the reason.
         if device is not None:
             from llmgpu.bpe.training import batched_gpu
@@ -262,9 +268,7 @@ class Training:
                     return batched_gpu.train(device, words, options, **given)
             # The CPU makes all merges again, also those before the error.
             except CapacityError as error:
-                reason = str(error)
-                if logged:
-                    logged.start_again()
+                reason, made = str(error), 0
             self._notes.append(f"merged on the CPU, because {reason}")
         given |= {"spellings": spellings, "keeps_words": keeps_words}
         return merge_host.train(words, options, **given)
@@ -279,6 +283,7 @@ class Training:
         """
         # Apply the merges to count the symbols that are left. The counts of merges do not give this
         # number, because occurrences of (a, a) overlap.
+        # made[k]: number of new tokens after merge k, int64 (M,).
         made = np.cumsum(merges[:, 2] >= self._options.start.size)
         measured: dict[int, tuple[int, int]] = {}
         done = 0
@@ -300,7 +305,7 @@ class Training:
         if (size := corpus.total_bytes) is not None:
             self._tell_memory(recount_memory(self._plan, size))
         with self._phase("read"):
-            most = recount_gpu.most_text_bytes(device, options)
+            most = recount_gpu.most_text_bytes(device, recount_gpu.symbol_bytes_of(options))
             text, starts = _read_all(corpus, most, self._progress)
             _require_text(corpus.text_bytes)
         with self._phase("merge"):
@@ -329,6 +334,7 @@ class Training:
         sizes: number of merges, and of symbols in the merged text, by vocabulary size.
         """
         options = self._options
+        # The vocabulary of a size has the first merges, and its own special tokens after them.
         with self._phase("make vocabulary"):
             vocabularies = {
                 size: extend_vocabulary(
@@ -340,7 +346,8 @@ class Training:
                 for size, (count, symbols) in sorted(sizes.items())
             }
         writing = writing_memory(vocabularies.values())
-        if writing > self._needed.host:  # more than estimated, because tokens may have megabytes
+        # Writing may need more than estimated, because tokens may have megabytes.
+        if writing > self._needed.host:
             self._tell_memory(replace(self._needed, host=writing))
         largest = vocabularies[options.vocab_size]
         return TrainingResult(
@@ -360,26 +367,6 @@ def train_vocabulary(
 ) -> TrainingResult:
     """Plan and run a training; see `make_plan` and `Training.run`, which gets `given`."""
     return Training(make_plan(options, backend)).run(source, **given)
-
-
-class Logged:
-    """Passes each merge to a callback once, even if another backend makes all merges again."""
-
-    def __init__(self, on_merges: OnMerges) -> None:
-        self._on_merges = on_merges
-        self._passed = self._made = 0
-
-    def take(self, pairs: NDArray[np.uint32], counts: NDArray[np.int64]) -> None:
-        """Pass the next merges to the callback, unless they were passed before."""
-        known = min(max(self._passed - self._made, 0), len(counts))
-        self._made += len(counts)
-        if known < len(counts):
-            self._passed = self._made
-            self._on_merges(pairs[known:], counts[known:])
-
-    def start_again(self) -> None:
-        """Expect all merges again from the first one on."""
-        self._made = 0
 
 
 def _require_text(text_bytes: int) -> None:

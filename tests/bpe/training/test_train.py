@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.backend import NUMPY, Backend
+from llmgpu.bpe.training import batched_gpu, merge_host
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.plan import make_plan
-from llmgpu.bpe.training.train import Logged, Training, train_vocabulary
+from llmgpu.bpe.training.symbols import Merges, OnMerges
+from llmgpu.bpe.training.train import Training, train_vocabulary
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts
-from llmgpu.errors import InputError, LlmgpuError
+from llmgpu.errors import CapacityError, InputError, LlmgpuError
 from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.plain.test_recount_gpu import words
@@ -67,20 +70,27 @@ def test_what_does_not_fit_the_device_is_merged_on_the_cpu(size: int, tmp_path: 
     checkpoint.remove()
 
 
-def test_merges_made_again_are_logged_once() -> None:
-    logged: list[int] = []
-    log = Logged(lambda pairs, counts: logged.extend(counts.tolist()))
+@pytest.mark.parametrize("before", [0, 3, 8])
+def test_merges_made_again_are_logged_once(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """The device runs out of memory after some merges; the CPU logs its merges by fours."""
+    monkeypatch.setattr(merge_host, "SLICE_MERGES", 4)
+    train = batched_gpu.train
 
-    def take(*counts: int) -> None:
-        log.take(np.zeros((len(counts), 2), np.uint32), np.array(counts, np.int64))
+    def fail(*given: Any, on_merges: OnMerges, **others: object) -> Merges:
+        train(*given, merges=before, on_merges=on_merges)
+        raise CapacityError("it has no more memory")
 
-    take(9, 8)
-    take(7)
-    log.start_again()
-    take(9)
-    take(8, 7, 6, 5)
-    take(4)
-    assert logged == [9, 8, 7, 6, 5, 4]
+    monkeypatch.setattr(batched_gpu, "train", fail)
+    checkpoint = Checkpoint.begin(tmp_path / "run", {})
+    options, adapter = TrainingOptions(280), Backend(device, "the adapter")
+    made = train_vocabulary(
+        corpus_from_bytes(words(1, 1_000, 300)), options, adapter, checkpoint=checkpoint
+    )
+    assert made.notes == ("merged on the CPU, because it has no more memory",)
+    assert checkpoint.read_merges()[1].tolist() == made.merge_counts.tolist()
+    checkpoint.remove()
 
 
 def test_every_engine_takes_the_version_of_unicode(device: Device) -> None:
