@@ -10,10 +10,10 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from collections.abc import Iterator
+from codecs import getincrementaldecoder
 from functools import cache
-from itertools import chain, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ _WINDOW = 64
 # Bytes of a block in `Blanks`: a multiple of 1, 2 and 3, the lengths of white-space characters.
 _BLOCK = 3 << 14
 _ERRORS = "surrogateescape"
+_BLANKS = re.compile(b"(?:%s)*+" % b"|".join(re.escape(c.encode()) for c in WHITE_SPACE))
 _MORE_LETTERS = ((0x24B6, 0x24EA), (0x1F130, 0x1F14A), (0x1F150, 0x1F16A), (0x1F170, 0x1F18A))
 _JOINERS = (0x200C, 0x200D)
 _NEWER_FRACTIONS = range(0x1D2C0, 0x1D2D4)  # numbers of category No that older Pythons do not know
@@ -99,35 +100,25 @@ def blank_before(data: bytes, begin: int, end: int) -> int:
 
 def blank_after(data: bytes, begin: int, end: int) -> int:
     """Return the end of the white space that starts at `begin`, at most `end`."""
-    size = _WINDOW
-    while True:
-        last = min(end, begin + size)
-        window = data[begin:last].decode(errors=_ERRORS)
-        kept = len(window.lstrip(WHITE_SPACE).encode(errors=_ERRORS))
-        if last == end or kept >= LONGEST:
-            return last - kept
-        size *= 8
+    found = _BLANKS.match(data, begin, end)
+    return found.end() if found else begin
 
 
 def incomplete_bytes(data: bytes) -> int:
     """Return the number of bytes at the end of `data` that begin a character but do not end it."""
-    for length in range(1, min(LONGEST, len(data) + 1)):
-        lead = data[-length]
-        if lead >= 0xC0:
-            return length if lead >= (0xC0, 0xE0, 0xF0)[length - 1] else 0
-        if lead < 0x80:
-            break
-    return 0
+    decoder = getincrementaldecoder("utf-8")(_ERRORS)
+    decoder.decode(data)
+    return len(decoder.getstate()[0])
 
 
 class Blanks:
-    """White space of any length. Equal blocks in a row are stored once, with their count.
+    """White space of any length. Equal blocks in a row share the memory of one.
 
     length: total number of bytes.
     """
 
     def __init__(self) -> None:
-        self._blocks: list[tuple[bytes, int]] = []
+        self._blocks: list[bytes] = []
         self._rest = b""
         self.length = 0
 
@@ -139,13 +130,12 @@ class Blanks:
         self._rest = data[whole:]
         for begin in range(0, whole, _BLOCK):
             block = data[begin : begin + _BLOCK]
-            if self._blocks and self._blocks[-1][0] == block:
-                self._blocks[-1] = block, self._blocks[-1][1] + 1
-            else:
-                self._blocks.append((block, 1))
+            if self._blocks and self._blocks[-1] == block:
+                block = self._blocks[-1]
+            self._blocks.append(block)
 
-    def take(self) -> Iterator[bytes]:
-        """Yield all white space in blocks, and remove it."""
-        blocks, self._blocks = [*self._blocks, (self._rest, 1)], []
-        self._rest, self.length = b"", 0
-        return chain.from_iterable(repeat(*block) for block in blocks)
+    def take(self) -> list[bytes]:
+        """Return all white space in blocks, and remove it."""
+        blocks = [*self._blocks, self._rest]
+        self._blocks, self._rest, self.length = [], b"", 0
+        return blocks

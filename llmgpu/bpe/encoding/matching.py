@@ -98,8 +98,8 @@ class BpeMatcher:
     def _merge_long(self, word: bytes) -> NDArray[np.uint32]:
         """Return the tokens of one word, uint32 (n,)."""
         symbols = self._byte_ids[np.frombuffer(word, np.uint8)].tolist()
-        merged = np.array(merge_by_heap(symbols, self._ranked), np.int32)
-        return merged[merged != GONE].view(np.uint32)
+        merged = [symbol for symbol in merge_by_heap(symbols, self._ranked) if symbol != GONE]
+        return np.array(merged, np.int32).view(np.uint32)
 
     def _merge_short(self, words: Sequence[bytes], lengths: NDArray[np.int64]) -> Matches:
         """Return the tokens of words of at most MOST_BYTES; lengths: int64 (words,), in bytes."""

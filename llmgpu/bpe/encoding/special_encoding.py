@@ -28,9 +28,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,21 +105,16 @@ def with_special_tokens(
     if options.is_plain and not early:
         return encoder
     before, after = ids_around(vocabulary, options)
-    # Each encoder adds at most one token on each side of a document, the innermost first.
-    first, *others = zip_longest(reversed(before), after) if before or after else [(None, None)]
-    made = _SpecialEncoder(
+    return _SpecialEncoder(
         encoder,
         vocabulary.token_lengths,
         flags,
         allowed={text.encode(): special[text] for text in early},
         disallowed=[text.encode() for text in disallowed],
-        bos=first[0],
-        eos=first[1],
+        bos=before,
+        eos=after,
         block_bytes=block_bytes,
     )
-    for bos, eos in others:
-        made = replace(made, encoder=made, allowed={}, disallowed=(), bos=bos, eos=eos)
-    return made
 
 
 def special_matches(
@@ -260,8 +254,9 @@ class _NormalizingEncoder:
 class _SpecialEncoder:
     """Cuts special tokens out, lets another encoder encode the rest, and inserts the tokens' ids.
 
-    lengths: int64, bytes of each token's text by id. allowed: ids by text. is_normalized: whether
-    the text is normalized, so that its offsets are not offsets in the corpus.
+    lengths: int64, bytes of each token's text by id. allowed: ids by text. bos, eos: ids before and
+    after each document. is_normalized: whether the text is normalized, so that its offsets are not
+    offsets in the corpus.
     """
 
     encoder: Encoder
@@ -270,8 +265,8 @@ class _SpecialEncoder:
     allowed: Mapping[bytes, int]
     disallowed: Collection[bytes]
     block_bytes: int
-    bos: int | None = None
-    eos: int | None = None
+    bos: Sequence[int] = ()
+    eos: Sequence[int] = ()
     is_normalized: bool = False
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
@@ -322,7 +317,7 @@ class _SpecialEncoder:
 class _Insertion:
     """Inserts ids of special tokens into a text's ids, and `bos` and `eos` around documents."""
 
-    def __init__(self, bos: int | None, eos: int | None) -> None:
+    def __init__(self, bos: Sequence[int], eos: Sequence[int]) -> None:
         self._bos, self._eos = bos, eos
         self._is_open = False  # whether a document has started and not yet ended
 
@@ -333,23 +328,21 @@ class _Insertion:
         """
         starts = piece.document_starts
         begins = kinds == _DOCUMENT
-        # values: the ids that may be inserted at each boundary, int64 (boundaries, 2). Column 0 has
-        # the id of a special token, or `eos` of the document before the boundary. Column 1 has
+        # Where a document starts, `eos` ends the document before it, if a document is open.
+        ending = begins.copy()
+        if len(ending) and not self._is_open:
+            ending[np.argmax(begins)] = False
+        # values: the ids that may be inserted at each boundary, int64 (boundaries, columns). The
+        # columns are `eos` of the document before the boundary, the id of a special token, and
         # `bos` of the document after it. present: bool, same shape, whether the id is inserted.
-        values = np.stack([kinds, np.zeros_like(kinds)], axis=1)
-        present = np.stack([~begins, begins & (self._bos is not None)], axis=1)
-        values[:, 1] = self._bos or 0
-        if self._eos is not None:
-            # Where a document starts, `eos` ends the document before it, if a document is open.
-            ending = begins.copy()
-            if len(ending) and not self._is_open:
-                ending[np.argmax(begins)] = False
-            values[begins, 0] = self._eos
-            present[:, 0] |= ending
+        widths = len(self._eos), 1, len(self._bos)
+        values = np.tile([*self._eos, 0, *self._bos], (len(kinds), 1))
+        values[:, len(self._eos)] = kinds
+        present = np.repeat(np.stack([ending, ~begins, begins], axis=1), widths, axis=1)
         # before: int64 (boundaries,), number of ids inserted before the first token of the document
         # that starts at each boundary.
-        before = np.cumsum(present.sum(axis=1)) - present[:, 1]
-        ids = np.insert(piece.ids, np.repeat(starts, 2)[present.ravel()], values[present])
+        before = np.cumsum(present.sum(axis=1)) - len(self._bos) * begins
+        ids = np.insert(piece.ids, np.repeat(starts, sum(widths))[present.ravel()], values[present])
         self._is_open |= bool(begins.any())
         if piece.closed and (last := self.finish()) is not None:
             ids = np.concatenate([ids, last.ids])
@@ -358,11 +351,11 @@ class _Insertion:
         return EncodedSlice(ids, (starts + before)[begins], piece.text_bytes, piece.closed)
 
     def finish(self) -> EncodedSlice | None:
-        """Return a slice with the id that ends the last document; None if no document is open."""
-        if not self._is_open or self._eos is None:
+        """Return a slice with `eos` of the last document; None if it is empty or already added."""
+        if not (self._is_open and self._eos):
             return None
         self._is_open = False
-        ids = np.array([self._eos], np.uint32)
+        ids = np.array(self._eos, np.uint32)
         return EncodedSlice(ids, np.empty(0, np.int64), 0, closed=True)
 
 

@@ -42,9 +42,11 @@ FORMAT_NAME = "llmgpu vocabulary"
 FORMAT_VERSION = 3
 MAX_TRAINING_ENTRIES = 64
 # Names of entries in a file's training data, for facts that have no field in the format.
-UNICODE, NORMALIZED_TOKENS = "unicode", "normalized_tokens"
+# SPECIAL_IDS and AROUND name fields of Vocabulary that are tuples of ids.
+UNICODE = "unicode"
 ADDED_FLAGS = ("lstrip_tokens", "rstrip_tokens", "single_word_tokens", "whole_tokens")
-PREFIX_IDS, SUFFIX_IDS = "prefix_ids", "suffix_ids"
+SPECIAL_IDS = ("normalized_tokens", *ADDED_FLAGS)
+AROUND = ("prefix_ids", "suffix_ids")
 # Limit for the pattern's expression, and for each text in the training data, in bytes.
 MAX_TEXT_BYTES = 1 << 16
 # Limit for the normalizer of a vocabulary of SentencePiece's kind, in bytes.
@@ -85,16 +87,8 @@ _TRIE_FIELDS: dict[str, tuple[type, ...]] = {
     "nodes": (bytes,),
     "edges": (bytes,),
 }
-_SAME_IN_VOCABULARY = (
-    "pattern",
-    "expression",
-    "normalizer",
-    "match",
-    "ignore_merges",
-    "unknown_token",
-    "tie",
-    "training",
-)
+# The entries that are not arguments of a Vocabulary, or have another name there.
+_CONVERTED = {"format", "version", "special_ids", "token_lengths", "token_data", "trie"}
 
 
 class PackedTokens(Sequence[bytes]):
@@ -244,12 +238,12 @@ def unpack(data: bytes) -> FileContent:
     _check_fields("the file", content, _FIELDS | OPTIONAL if has_pieces else _FIELDS)
     _check_fields("the trie", content["trie"], _TRIE_FIELDS)
     tokens = _unpack_tokens(content["token_lengths"], content["token_data"])
-    fields = {name: content[name] for name in _SAME_IN_VOCABULARY}
-    fields |= {name: content[name] for name in OPTIONAL if has_pieces}
+    fields = {name: value for name, value in content.items() if name not in _CONVERTED}
+    fingerprint = fields.pop("fingerprint")
     fields["tokens"] = tokens
     fields["merges"] = _unpack_table("merges", content["merges"], 3)
     fields["special_tokens"] = _unpack_special_tokens(content["special_ids"], tokens)
-    return FileContent(fields, _unpack_trie(content["trie"]), content["fingerprint"])
+    return FileContent(fields, _unpack_trie(content["trie"]), fingerprint)
 
 
 def check_header(data: bytes) -> None:

@@ -28,7 +28,7 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import offsets_of, ranges
+from llmgpu.bpe.arrays import ranges
 from llmgpu.errors import VocabularyError
 
 NO_TOKEN = 0xFFFFFFFF
@@ -90,25 +90,13 @@ class SortedTokens:
 
         A level with more nodes is a range of its own.
         """
-        # The number of nodes in a level changes only at `cuts`. widths[k]: number of nodes in each
-        # level from cuts[k] up to the next cut.
-        begins = np.sort(self._first_levels())
-        ends = np.sort(self.lengths + 1)
-        cuts = np.unique(np.concatenate([begins, ends]))
-        widths = np.searchsorted(begins, cuts, "right") - np.searchsorted(ends, cuts, "right")
-        # Number of nodes in all levels before each cut.
-        before = offsets_of(np.diff(cuts) * widths[:-1])
-        # First level of the range, and number of nodes in the levels before it.
-        first, done = 0, 0
+        lengths, first = np.sort(self.lengths), 0
         while first <= self.longest:
-            cut = int(np.searchsorted(before, done + most, "right")) - 1
-            last = int(cuts[cut])
-            if widths[cut]:
-                last += int(done + most - before[cut]) // int(widths[cut])
-            last = max(last, first + 1)
+            # Tokens shorter than `first` have no node in this range. Every other token has at most
+            # one node in a level.
+            widest = len(lengths) - int(np.searchsorted(lengths, first))
+            last = min(first + max(1, most // widest), self.longest + 1)
             yield first, last
-            cut = int(np.searchsorted(cuts, last, "right")) - 1
-            done = int(before[cut] + (last - cuts[cut]) * widths[cut])
             first = last
 
     def _block(self, first: int, last: int, done: int) -> Block:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -40,11 +40,10 @@ from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES, chat
 from llmgpu.bpe.vocabulary.chat import ChatTemplate, take_chat_template
 from llmgpu.bpe.vocabulary.file import (
     ADDED_FLAGS,
+    AROUND,
     MAX_TRAINING_ENTRIES,
-    NORMALIZED_TOKENS,
     OPTIONAL,
-    PREFIX_IDS,
-    SUFFIX_IDS,
+    SPECIAL_IDS,
     UNICODE,
     PackedTokens,
     check_header,
@@ -214,20 +213,12 @@ class Vocabulary:
         A file stores these rules in its training data.
         """
         version = self.classes_version
-        rules = {
-            UNICODE: version if version and version != UNRECORDED_VERSION else "",
-            **{
-                name: ",".join(map(str, getattr(self, name)))
-                for name in (NORMALIZED_TOKENS, *ADDED_FLAGS)
-            },
-        }
-        return {name: rule for name, rule in rules.items() if rule}
+        recorded = {} if version in (None, UNRECORDED_VERSION) else {UNICODE: self.unicode}
+        return recorded | self._joined(SPECIAL_IDS)
 
-    @property
-    def _around(self) -> dict[str, str]:
-        """Prefix and suffix ids, joined by commas, by the names in a file's map ``training``."""
-        ids = {PREFIX_IDS: self.prefix_ids, SUFFIX_IDS: self.suffix_ids}
-        return {name: ",".join(map(str, found)) for name, found in ids.items() if found}
+    def _joined(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the ids in the named fields, joined by commas; without empty fields."""
+        return {name: ",".join(map(str, ids)) for name in names if (ids := getattr(self, name))}
 
     @property
     def swallows_space(self) -> bool:
@@ -376,7 +367,7 @@ class Vocabulary:
         """Yield the bytes of the vocabulary file in blocks, in little memory."""
         entries = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         chat = {} if self.chat is None else self.chat.entries()
-        entries["training"] = self.training | self._recorded | self._around | chat
+        entries["training"] = self.training | self._recorded | self._joined(AROUND) | chat
         entries["tokens"] = self._packed_tokens
         if (pieces := entries.pop("pieces")) is not None:
             entries |= pieces.entries()
@@ -411,7 +402,7 @@ class Vocabulary:
             has_classes = _has_classes(content.fields["pattern"])
             absent = UNRECORDED_VERSION if has_classes else DEFAULT_VERSION
             unicode = content.fields["training"].pop(UNICODE, absent)
-            for rule in (NORMALIZED_TOKENS, *ADDED_FLAGS, PREFIX_IDS, SUFFIX_IDS):
+            for rule in (*SPECIAL_IDS, *AROUND):
                 content.fields[rule] = _take_ids(content.fields["training"], rule)
             chat = take_chat_template(content.fields["training"])
             pieces = _take_pieces(content.fields)
@@ -544,7 +535,7 @@ def _check(vocabulary: Vocabulary) -> None:
     check_pattern(vocabulary.pattern, vocabulary.expression)
     _check_special_tokens(vocabulary)
     _check_merges(vocabulary)
-    check_training(vocabulary.training, vocabulary._recorded | vocabulary._around)
+    check_training(vocabulary.training, vocabulary._recorded | vocabulary._joined(AROUND))
 
 
 def _check_rules(vocabulary: Vocabulary) -> None:
@@ -573,13 +564,12 @@ def _check_special_tokens(vocabulary: Vocabulary) -> None:
                 f"special token {quote(text)} has id {token}, but there are {vocabulary.size} "
                 "tokens"
             )
-        spelled = text
-        if pieces is not None and token in pieces.marked:
-            spelled = text.replace(SPACE_MARK, " ")
+        is_marked = pieces is not None and token in pieces.marked
+        spelled = text.replace(SPACE_MARK, " ") if is_marked else text
         if not text or vocabulary.tokens[token] != spelled.encode(errors="replace"):
             raise VocabularyError(f"special token {quote(text)} is not what id {token} spells")
     special = set(vocabulary.special_tokens.values())
-    for name in (NORMALIZED_TOKENS, *ADDED_FLAGS):
+    for name in SPECIAL_IDS:
         marked = getattr(vocabulary, name)
         if len(set(marked)) < len(marked) or not set(marked) <= special:
             raise VocabularyError(f"{name} are not different ids of special tokens")
@@ -643,8 +633,7 @@ def check_training(training: Mapping[str, object], recorded: Mapping[str, str]) 
         raise VocabularyError(
             f"{len(training)} entries of training data, but the limit is {MAX_TRAINING_ENTRIES}"
         )
-    ids = (NORMALIZED_TOKENS, *ADDED_FLAGS, PREFIX_IDS, SUFFIX_IDS)
-    for rule in (UNICODE, *ids, chat.SOURCE, chat.TOKENS):
+    for rule in (UNICODE, *SPECIAL_IDS, *AROUND, chat.SOURCE, chat.TOKENS):
         if rule in training:
             raise VocabularyError(
                 f"training data can't hold {quote(rule)}, which is an argument of its own"
