@@ -217,7 +217,6 @@ RULES: dict[str, list[str]] = {
         r"\.reshape\(-1, 3\)\.T .*1 -> 2$|^unknown = -1 if .*: 1 -> 2$",  # any negative number
     ],
     "llmgpu/bpe/encoding/special_encoding.py": [
-        r"^values\[:, 1\] = self\._bos or 0 .*: 0 -> 1$",  # what is not present is not taken
         r"^self\._added = self\._taken = 0",  # only their difference counts
         r"^_DOCUMENT = -1 .*: 1 -> 2$",  # any negative number
         r"^closed = final or bool",  # the end of the text ends the last document anyway

@@ -641,12 +641,6 @@ def test_a_type_of_ids_for_all_calls(tmp_path: Path) -> None:
         Tokenizer.load(path, "cpu", dtype="float32")  # type: ignore[call-overload]
 
 
-def test_a_pickle_without_a_type_of_ids_opens() -> None:
-    made = Tokenizer.__new__(Tokenizer)
-    made.__setstate__((vocabulary().to_bytes(), "cpu"))
-    assert made.encode("ab").dtype == np.uint32
-
-
 def test_tensors_for_an_embedding_of_torch(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     path = tmp_path / "v.bin"

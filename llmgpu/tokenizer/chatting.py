@@ -59,11 +59,8 @@ class ChatEncoder:
         None for the vocabulary's own.
         """
         with self._lock:
-            conversations = self._opened(template)
-            parts = [
-                (text.encode(), is_reply)
-                for text, is_reply in self._parts(conversations, messages, tools, prompt)
-            ]
+            conversations, read = self._read(messages, tools, prompt, template)
+            parts = [(text.encode(), is_reply) for text, is_reply in read]
             before = conversations.text_bytes
             conversations.add(parts)
             ids = self._encode(b"".join(data for data, _ in parts))
@@ -71,28 +68,24 @@ class ChatEncoder:
             edges = before + np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
             return ids, conversations.mask(edges)
 
-    def render(
+    def render(self, *conversation: Any) -> str:
+        """Return the text of a conversation; takes the arguments of `encode`."""
+        with self._lock:
+            _, parts = self._read(*conversation)
+            return "".join(text for text, _ in parts)
+
+    def _read(
         self,
         messages: Sequence[Message],
         tools: Sequence[Any] | None,
         prompt: bool,
         template: str | None = None,
-    ) -> str:
-        """Return the text of a conversation; template: None for the vocabulary's own."""
-        with self._lock:
-            parts = self._parts(self._opened(template), messages, tools, prompt)
-            return "".join(text for text, _ in parts)
-
-    def _parts(
-        self,
-        conversations: Conversations,
-        messages: Sequence[Message],
-        tools: Sequence[Any] | None,
-        prompt: bool,
-    ) -> Parts:
+    ) -> tuple[Conversations, Parts]:
+        """Return the renderer of the template, and the texts of a conversation."""
         given = [dict(m) if isinstance(m, Mapping) else m for m in messages]
         tools = None if tools is None else list(tools)
-        return conversations.read(given, tools, "the conversation", prompt=prompt)
+        conversations = self._opened(template)
+        return conversations, conversations.read(given, tools, "the conversation", prompt=prompt)
 
     def _opened(self, template: str | None) -> Conversations:
         if self._process != os.getpid():

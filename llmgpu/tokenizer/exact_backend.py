@@ -65,7 +65,8 @@ class _Added:
     def __init__(self, ids: Mapping[bytes, int]) -> None:
         """Search for the keys of `ids`, which are bytes; the values are the tokens' ids."""
         self.ids = ids
-        self._pattern = search_for(ids).pattern if ids else None
+        # The group lets `split` return the tokens between the stretches of text.
+        self._pattern = re.compile(b"(%s)" % search_for(ids).pattern.pattern) if ids else None
 
     def split(self, pieces: list[bytes | int]) -> list[bytes | int]:
         """Replace the tokens that stretches of text spell by their ids.
@@ -76,13 +77,11 @@ class _Added:
             return pieces
         found: list[bytes | int] = []
         for piece in pieces:
-            end = 0
-            if isinstance(piece, bytes):
-                for match in self._pattern.finditer(piece):
-                    found += [piece[end : match.start()], self.ids[match[0]]]
-                    end = match.end()
-                piece = piece[end:] if end else piece
-            found.append(piece)
+            if isinstance(piece, int):
+                found.append(piece)
+                continue
+            for number, part in enumerate(self._pattern.split(piece)):
+                found.append(self.ids[part] if number % 2 else part)
         return [piece for piece in found if piece != b""]
 
     def occurs(self, text: bytes) -> bool:

@@ -152,11 +152,16 @@ def count_words(
         plan = make_plan(options, select_backend(device))
         counts = Training(plan).count(text, merges=False, may_be_empty=part is not None)
     save_counts(output, counts)
+    return _facts(output, len(counts.words), counts.words.text_bytes, counts.documents)
+
+
+def _facts(output: str | Path, words: int, text_bytes: int, documents: int) -> dict[str, Any]:
+    """Return the result of a job that writes word counts."""
     return {
         "output": os.fspath(output),
-        "distinct_words": len(counts.words),
-        "text_bytes": counts.words.text_bytes,
-        "documents": counts.documents,
+        "distinct_words": words,
+        "text_bytes": text_bytes,
+        "documents": documents,
     }
 
 
@@ -182,12 +187,7 @@ def merge_counts(
         raise InputError(f"{len(names)} files have the weights {weights}: give each 1 or more")
     check_outputs([Output(os.fspath(output), COUNTS)], names)
     facts, words, text_bytes = counts_file.merge_counts(names, output, weights)
-    return {
-        "output": os.fspath(output),
-        "distinct_words": words,
-        "text_bytes": text_bytes,
-        "documents": facts.documents,
-    }
+    return _facts(output, words, text_bytes, facts.documents)
 
 
 @speaking_python

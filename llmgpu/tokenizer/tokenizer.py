@@ -663,8 +663,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
         from llmgpu.tokens.process_encoders import ProcessEncoders
 
-        data, self._device, *more = state
-        self._dtype = more[0] if more else None
+        data, self._device, self._dtype = state
         self._vocabulary = Vocabulary.from_bytes(data, "pickled vocabulary")
         self._encoders = ProcessEncoders(self._vocabulary, Opening(self._device, encodes=True))
 

@@ -41,7 +41,7 @@ _NEWER_FRACTIONS = range(0x1D2C0, 0x1D2D4)  # numbers of category No that older 
 
 
 class Flags(NamedTuple):
-    """The ids of the tokens with each flag."""
+    """For each flag, the ids of the special tokens that have the flag."""
 
     lstrip: frozenset[int] = frozenset()
     rstrip: frozenset[int] = frozenset()
@@ -105,7 +105,7 @@ def blank_after(data: bytes, begin: int, end: int) -> int:
 
 
 def incomplete_bytes(data: bytes) -> int:
-    """Return the number of bytes at the end of `data` that begin a character but do not end it."""
+    """Return the number of bytes at the end of `data` that are an incomplete character of UTF-8."""
     decoder = getincrementaldecoder("utf-8")(_ERRORS)
     decoder.decode(data)
     return len(decoder.getstate()[0])

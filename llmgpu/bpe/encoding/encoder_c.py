@@ -128,7 +128,10 @@ class CSliceEncoder:
         if piece.file is not None:
             return self._encode_file(piece, piece.file, memory)
         self._find_cuts(piece.text)
-        marks = self._marks(piece)
+        marks = None  # bool (n,), the starts of pre-tokens, unless the engine finds them
+        if self.pattern.is_marked:
+            cut = self._vocabulary.cut
+            marks = start_mask(piece.text, cut, piece.starts, closed=piece.closed)
         encoder, words = self._take_encoder()
         own = len(piece.document_starts)
         ids, starts, stopped = encoder.encode(
@@ -191,12 +194,6 @@ class CSliceEncoder:
             encoder = CEncoder(self.pattern, self._matching, self._threads, self._part_bytes)
             return encoder, words
 
-    def _marks(self, piece: Slice) -> NDArray[np.bool_] | None:
-        """Return a mask of pre-token starts, bool (n,); None if the engine finds them itself."""
-        if not self.pattern.is_marked:
-            return None
-        return start_mask(piece.text, self._vocabulary.cut, piece.starts, closed=piece.closed)
-
     @property
     def is_immediate(self) -> bool:
         """Whether the engine encodes a document in one call, without help from Python."""
@@ -235,7 +232,7 @@ def _leads(text: NDArray[np.uint8]) -> int:
 
 
 def host_slices(vocabulary: Vocabulary, threads: int = 1) -> HostSlices:
-    """Return the encoder on the CPU for slices and words that a device can't encode, or not fast.
+    """Return an encoder on the CPU for the slices and words that a device leaves to the host.
 
     threads: threads of the engine that encode a slice.
     """
@@ -265,22 +262,20 @@ def open_coder(vocabulary: Vocabulary, most_bytes: int | None = None) -> Any:
     offsets = vocabulary.token_offsets
     if vocabulary.pieces is not None:
         offsets = np.zeros_like(offsets)
-    encoding = None if most_bytes is None else _encoding(vocabulary, most_bytes)
+    encoding = None
+    if most_bytes is not None:
+        slices = CSliceEncoder(vocabulary)
+        is_ready = slices.is_immediate and _prepared_by_engine(vocabulary)
+        encoding = Encoding(
+            slices.pattern if is_ready else None,
+            make_c_vocabulary(vocabulary),
+            slices.find_cuts_if_many,
+            vocabulary.special_tokens,
+            table_bytes=MAX_TABLE_BYTES,
+            part_bytes=SLICE_BYTES // PARTS,
+            most_bytes=most_bytes,
+        )
     return make_coder(module, (data, offsets, vocabulary.token_spans), encoding)
-
-
-def _encoding(vocabulary: Vocabulary, most_bytes: int) -> Encoding:
-    slices = CSliceEncoder(vocabulary)
-    is_ready = slices.is_immediate and _prepared_by_engine(vocabulary)
-    return Encoding(
-        slices.pattern if is_ready else None,
-        make_c_vocabulary(vocabulary),
-        slices.find_cuts_if_many,
-        vocabulary.special_tokens,
-        table_bytes=MAX_TABLE_BYTES,
-        part_bytes=SLICE_BYTES // PARTS,
-        most_bytes=most_bytes,
-    )
 
 
 _made: WeakKeyDictionary[Vocabulary, CVocabulary] = WeakKeyDictionary()
@@ -292,7 +287,9 @@ def make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
     with _making:
         made = _made.get(vocabulary)
         if made is None or not made.is_of(library()):
-            made = _made[vocabulary] = _make_c_vocabulary(vocabulary)
+            made = _make_unprepared(vocabulary)
+            _prepare_documents(made, vocabulary)
+            _made[vocabulary] = made
     return made
 
 
@@ -326,12 +323,6 @@ def _prepare_documents(made: CVocabulary, vocabulary: Vocabulary) -> None:
     if len(added) == len(found):
         trie = compile_trie([*added], [*added.values()])
         made.set_documents(None, (trie.nodes, trie.edges), has_prefix=has_prefix, is_late=is_late)
-
-
-def _make_c_vocabulary(vocabulary: Vocabulary) -> CVocabulary:
-    made = _make_unprepared(vocabulary)
-    _prepare_documents(made, vocabulary)
-    return made
 
 
 def _make_unprepared(vocabulary: Vocabulary) -> CVocabulary:

@@ -313,13 +313,13 @@ class Spared:
         self._left = 0
 
     def judge(self, *, is_bad: bool) -> None:
-        """Tell whether a slice was bad for the device."""
+        """Record whether the host had to encode a slice that the device got."""
         with self._lock:
             self._left = self._next if is_bad else 0
             self._next = min(2 * self._next, MOST_SPARED) if is_bad else 1
 
     def take(self) -> bool:
-        """Return whether the host encodes the next slice."""
+        """Whether the host encodes the next slice, without the device. Counts the slice."""
         with self._lock:
             is_spared = self._left > 0
             self._left -= is_spared

@@ -267,7 +267,7 @@ class _InFlight:
             return replace(piece, text=text, buffer=buffer)
 
     def forget_first(self) -> None:
-        """Drop the first slice, whose ids have arrived."""
+        """Drop the oldest slice in flight, because its ids have arrived."""
         _, memory = self._kept.popleft()
         if memory is not None:
             self._idle.append(memory)

@@ -58,8 +58,6 @@ from llmgpu.text.normalizing import Normalizer, get_normalizer
 # the special token that was cut out there.
 _DOCUMENT = -1
 
-_NO_BOUNDARIES = np.empty((2, 0), np.int64)
-
 
 def with_special_tokens(
     encoder: Encoder,
@@ -212,7 +210,7 @@ def _chosen(
 
 
 def normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
-    """Return the special tokens to search for in normalized text, with the bytes to find."""
+    """Return the bytes to find in normalized text, by the text of each special token."""
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     found = [texts[number] for number in vocabulary.normalized_tokens]
     if vocabulary.pieces is not None and vocabulary.pieces.ranks:
@@ -351,7 +349,10 @@ class _Insertion:
         return EncodedSlice(ids, (starts + before)[begins], piece.text_bytes, piece.closed)
 
     def finish(self) -> EncodedSlice | None:
-        """Return a slice with `eos` of the last document; None if it is empty or already added."""
+        """End the last document, and return a slice with the ids of `eos`.
+
+        None if no document is open, or if `eos` is empty.
+        """
         if not (self._is_open and self._eos):
             return None
         self._is_open = False
@@ -370,11 +371,10 @@ class _Boundaries:
     """
 
     def __init__(self) -> None:
-        # Boundaries are int64 (2, n): row 0 has their kinds, row 1 their offsets in filtered text.
-        self._found: deque[NDArray[np.int64]] = deque()  # boundaries not yet moved to `_ahead`
+        # The kinds of boundaries, and their offsets in the filtered text.
+        self._found: deque[tuple[int, int]] = deque()
         self._ends: deque[int] = deque()  # number of boundaries before each end of a document
         self._added = self._taken = 0  # numbers of boundaries added and removed
-        self._ahead = _NO_BOUNDARIES  # boundaries that have left `_found` but are not removed yet
         self.follows: deque[bool] | None = None
         # Where white space was swallowed: its offset in the filtered text, and its bytes.
         self._swallowed: deque[tuple[int, int]] = deque()
@@ -385,13 +385,16 @@ class _Boundaries:
         self._swallowed.append((offset, count))
 
     def pass_swallowed(self, offset: int) -> int:
-        """Return the bytes of white space swallowed up to `offset`, which must not decrease."""
+        """Return how many bytes of white space tokens swallowed up to an offset.
+
+        No call may have a smaller offset than the call before.
+        """
         while self._swallowed and self._swallowed[0][0] <= offset:
             self._swallowed_before += self._swallowed.popleft()[1]
         return self._swallowed_before
 
     def add(self, kinds: NDArray[np.int64], offsets: NDArray[np.int64], ended: int | None) -> None:
-        """Append the next boundaries. Call `add` before the encoder gets the text around them.
+        """Append the next boundaries. The encoder must get the text around them after this call.
 
         kinds: int64 (n,), _DOCUMENT or ids of special tokens. offsets: int64 (n,), positions in the
         whole filtered text. ended: if a document ends in this text, the number of these boundaries
@@ -402,32 +405,23 @@ class _Boundaries:
         self._added += len(kinds)
         if self.follows is not None:
             self.follows.extend((kinds != _DOCUMENT).tolist())
-        self._found.append(np.stack([kinds, offsets]))
+        self._found.extend(zip(kinds.tolist(), offsets.tolist(), strict=True))
 
     def take(self, count: int) -> NDArray[np.int64]:
         """Remove the next `count` boundaries; return their kinds, int64 (count,)."""
-        while self._ahead.shape[1] < count:
-            self._look_ahead()
-        kinds: NDArray[np.int64] = self._ahead[0, :count]
-        self._ahead = self._ahead[:, count:]
         self._taken += count
-        return kinds
+        return np.array([self._found.popleft()[0] for _ in range(count)], np.int64)
 
     def ends_document(self) -> bool:
-        """Whether a document ends before the next boundary."""
+        """Whether a document ends between the last boundary that `take` removed and the next."""
         while self._ends and self._ends[0] < self._taken:
             self._ends.popleft()
         return bool(self._ends) and self._ends[0] == self._taken
 
-    def special_before(self, offset: int) -> NDArray[np.int64]:
-        """Return the ids, int64, of special tokens up to `offset` that `take` has not removed."""
-        while self._found:
-            self._look_ahead()
-        kinds: NDArray[np.int64] = self._ahead[0, self._ahead[1] <= offset]
-        return np.compress(kinds != _DOCUMENT, kinds)
-
-    def _look_ahead(self) -> None:
-        self._ahead = np.concatenate([self._ahead, self._found.popleft()], axis=1)
+    def special_before(self, offset: int) -> list[int]:
+        """Return the ids of special tokens up to `offset` that `take` has not removed."""
+        # Copy the boundaries first, because another thread may add some.
+        return [kind for kind, at in [*self._found] if at <= offset and kind != _DOCUMENT]
 
 
 # A match: the begin and end of the bytes that are cut out, and the special token's id.

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -233,7 +233,7 @@ def read_metadata(data: bytes) -> dict[str, Any]:
         name = parts.string()
         value = parts.value(parts.take("<I"))
         if name.startswith(_KEPT):
-            kept[name] = value()
+            kept[name] = value.tolist() if isinstance(value, np.ndarray) else value
     return kept
 
 
@@ -255,30 +255,24 @@ class _Parts:
         except UnicodeDecodeError as error:
             raise VocabularyError(f"a text that is not UTF-8: {data[:40]!r}") from error
 
-    def value(self, kind: int) -> Callable[[], Any]:
-        """Read a value, and return a function that returns it.
-
-        An array of numbers is converted only when the function is called.
-        """
+    def value(self, kind: int) -> Any:
+        """Parse a value: a number, a text, an array of numbers (n,), or a list of texts."""
         if kind == _STRING:
-            text = self.string()
-            return lambda: text
+            return self.string()
         if kind in _NUMBERS:
-            number = self.take(_NUMBERS[kind])
-            return lambda: number
+            return self.take(_NUMBERS[kind])
         if kind != _ARRAY:
             raise VocabularyError(f"the GGUF file has a value of the unknown type {kind}")
         kind, count = self.take("<I"), self.take("<Q")
         if kind in _NUMBERS:
             data = self._bytes(count * struct.calcsize(_NUMBERS[kind]))
-            return lambda: np.frombuffer(data, _NUMBERS[kind]).tolist()
+            return np.frombuffer(data, _NUMBERS[kind])
         if kind != _STRING:
             raise VocabularyError(f"the GGUF file has an array of the unsupported type {kind}")
         # Each string takes at least the 8 bytes of its length, which limits the count.
         if count > (len(self._data) - self._at) // 8:
             raise self._cut()
-        texts = [self.string() for _ in range(count)]
-        return lambda: texts
+        return [self.string() for _ in range(count)]
 
     def _bytes(self, count: int) -> bytes:
         if count > len(self._data) - self._at:

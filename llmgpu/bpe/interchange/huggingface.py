@@ -126,8 +126,8 @@ _SEQUENCES = {  # key of the list of components in each kind of Sequence
 _FIRST_PARTS = {"version": "1.0", "truncation": None, "padding": None}
 _PARTS = {"version", "truncation", "padding", "added_tokens", "model", *_SEQUENCES}
 _MODEL_PARTS = {"type", "vocab", "merges", "unk_token", "ignore_merges"}
-_MODEL_AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
-_MODEL_REFUSED = ("dropout", *_MODEL_AFFIXES, "fuse_unk", "byte_fallback")
+_MODEL_REFUSED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+_BYTES_REFUSED = (*_MODEL_REFUSED, "fuse_unk", "byte_fallback")  # by a byte-level model
 _ADDED_FLAGS = {  # for each flag in the file, the field of a vocabulary that lists the tokens
     "single_word": "single_word_tokens",
     "lstrip": "lstrip_tokens",
@@ -179,7 +179,7 @@ def read_content(
         _check_different(added, normalized, get_normalizer(normalizer).apply)
     elif len(normalized) == len(added):
         normalized = ()  # without a normalizer, the searches before and after it see the same text
-    vocabulary = _read_model(
+    vocabulary = _read_bytes(
         model,
         added,
         cut,
@@ -391,11 +391,12 @@ def _refuse_unknown(what: str, content: Iterable[str], known: set[str]) -> None:
             raise VocabularyError(f"unknown {what} {quote(name)}")
 
 
-def _type_of(what: str, component: object) -> str:
-    kind = _as_map(what, component).get("type")
-    if not isinstance(kind, str):
+def _typed(what: str, component: object) -> tuple[str, dict[str, Any]]:
+    """Return the type and the content of a component."""
+    content = _as_map(what, component)
+    if not isinstance(content.get("type"), str):
         raise VocabularyError(f"{what} has no type")
-    return kind
+    return content["type"], content
 
 
 def _steps(what: str, component: object, supported: Set[str]) -> list[tuple[str, dict[str, Any]]]:
@@ -406,11 +407,10 @@ def _steps(what: str, component: object, supported: Set[str]) -> list[tuple[str,
     """
     if component is None:
         return []
-    steps = [component]
-    if _type_of(what, component) == "Sequence":
-        members = _SEQUENCES[what]
-        steps = _as_list(f"Sequence in {what}", _as_map(what, component).get(members))
-    typed = [(_type_of(what, step), _as_map(what, step)) for step in steps]
+    typed = [_typed(what, component)]
+    if typed[0][0] == "Sequence":
+        steps = _as_list(f"Sequence in {what}", typed[0][1].get(_SEQUENCES[what]))
+        typed = [_typed(what, step) for step in steps]
     for kind, _ in typed:
         if kind == "Sequence":
             raise VocabularyError(f"{what} has a Sequence in a Sequence")
@@ -425,7 +425,7 @@ def _model_of(content: Mapping[str, Any]) -> dict[str, Any]:
         raise VocabularyError("not a tokenizer.json: no model (a vocab.json needs merges)")
     _refuse_unknown("part", content, _PARTS)
     model = _as_map("model", content["model"])
-    kind = _type_of("model", {"type": "BPE"} | model)
+    kind, _ = _typed("model", {"type": "BPE"} | model)
     if kind != "BPE":
         raise VocabularyError(f"model {quote(kind)} is not supported; supported: BPE")
     return model
@@ -436,10 +436,6 @@ def _read_pieces(
 ) -> Vocabulary:
     """Return the vocabulary of a file of SentencePiece's kind; see `metaspace`."""
     # Read the components other than the model.
-    _refuse_unknown("part of the model", model, _MODEL_PARTS | set(_MODEL_REFUSED))
-    for name in ("dropout", *_MODEL_AFFIXES):
-        if model.get(name):
-            raise VocabularyError(f"model BPE with {name} is not supported")
     before = _steps("normalizer", content.get("normalizer"), STEPS)
     cut = _steps("pre_tokenizer", content.get("pre_tokenizer"), metaspace.PRE_TOKENIZERS)
     decoder = _steps("decoder", content.get("decoder"), metaspace.DECODERS)
@@ -461,16 +457,13 @@ def _read_pieces(
     spelled = spell_normalizer(steps)
     assert spelled is not None
     _check_different(added, late, get_normalizer(spelled).apply)
-    # Read the model.
-    ids = check_vocabulary_map(model.get("vocab"))
-    check_added_ids(added, ids)
-    unknown = _read_unknown(model.get("unk_token"), ids)
+    ids, merges, unknown = _read_model(model, added, _MODEL_REFUSED)
     return metaspace.make_vocabulary(
         ids,
-        number_merges(_parse_merges(model.get("merges")), ids),
+        merges,
         added,
         plain,
-        next(iter(unknown.values()), None),
+        unknown,
         model,
         normalizer=spelled,
         splits=space is not None and space.get("split", True) is True,
@@ -537,19 +530,32 @@ def _check_different(
 
 
 def _read_model(
-    model: dict[str, Any], added: dict[str, int], pattern: Pattern, **rules: Any
-) -> Vocabulary:
-    """Return the vocabulary of a model and added tokens; rules: further fields of Vocabulary."""
-    _refuse_unknown("part of the model", model, _MODEL_PARTS | set(_MODEL_REFUSED))
-    for name in _MODEL_REFUSED:
+    model: Mapping[str, Any], added: dict[str, int], refused: Iterable[str]
+) -> tuple[dict[str, int], NDArray[np.uint32], int | None]:
+    """Return the ids by text of a model's tokens, its merges, and the unknown token's id.
+
+    Merges are uint32 (M, 3). refused: parts of the model that raise VocabularyError.
+    """
+    _refuse_unknown("part of the model", model, _MODEL_PARTS | set(_BYTES_REFUSED))
+    for name in refused:
         if model.get(name):
             raise VocabularyError(f"model BPE with {name} is not supported")
-    # Read ids and merges.
     ids = check_vocabulary_map(model.get("vocab"))
-    ignore_merges = bool(model.get("ignore_merges"))
     merges = number_merges(_parse_merges(model.get("merges")), ids)
     check_added_ids(added, ids)
-    unknown = _read_unknown(model.get("unk_token"), ids)
+    unknown = model.get("unk_token")
+    if unknown is not None and (not isinstance(unknown, str) or unknown not in ids):
+        shown = quote(unknown) if isinstance(unknown, str) else type(unknown).__name__
+        raise VocabularyError(f"the unk_token {shown} is not a token")
+    return ids, merges, None if unknown is None else ids[unknown]
+
+
+def _read_bytes(
+    model: dict[str, Any], added: dict[str, int], pattern: Pattern, **rules: Any
+) -> Vocabulary:
+    """Return the vocabulary of a byte-level model; rules: further fields of Vocabulary."""
+    ids, merges, unknown = _read_model(model, added, _BYTES_REFUSED)
+    ignore_merges = bool(model.get("ignore_merges"))
     _check_apart(merges, added, ids, unknown)
     # Separate the added tokens from the tokens that represent bytes.
     ordinary = {number: to_bytes(text) for text, number in ids.items() if text not in added}
@@ -570,18 +576,19 @@ def _read_model(
         merges,
         pattern,
         ignore_merges=len(merges) == 0 or ignore_merges,
-        unknown_token=next(iter(unknown.values()), None),
+        unknown_token=unknown,
         whole_tokens=tuple(sorted(whole)),
         **rules,
     )
 
 
 def _check_apart(
-    merges: NDArray[np.uint32], added: dict[str, int], ids: dict[str, int], unknown: dict[str, int]
+    merges: NDArray[np.uint32], added: dict[str, int], ids: dict[str, int], unknown: int | None
 ) -> None:
     """Check that added and unknown tokens are in no merge, and no added token is one byte."""
     merged = set(merges.reshape(-1).tolist())
-    for text, number in (added | unknown).items():
+    unknowns = {text: number for text, number in ids.items() if number == unknown}
+    for text, number in (added | unknowns).items():
         if number in merged:
             raise VocabularyError(f"the token {quote(text)} is added or unknown, and in a merge")
     for text in added:
@@ -590,16 +597,6 @@ def _check_apart(
                 f"the added token {quote(text)} is also the byte 0x{to_bytes(text)[0]:02x} of the "
                 "model, and can't be both here: remove it from added_tokens"
             )
-
-
-def _read_unknown(text: object, ids: dict[str, int]) -> dict[str, int]:
-    """Return the unknown token as an id by its text; an empty dict if there is no unknown token."""
-    if text is None:
-        return {}
-    if not isinstance(text, str) or text not in ids:
-        shown = quote(text) if isinstance(text, str) else type(text).__name__
-        raise VocabularyError(f"the unk_token {shown} is not a token")
-    return {text: ids[text]}
 
 
 def _parse_merges(content: object) -> Iterator[tuple[str, str]]:

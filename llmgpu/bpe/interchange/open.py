@@ -27,9 +27,6 @@ from llmgpu.outputs import (
 _VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
 # Formats of files whose content is not recognized, by the ending of the name.
 _BY_ENDING = {".model": "sentencepiece", ".gguf": "gguf"}
-_UNREADABLE = {  # endings of formats that can't be read, with the reason
-    ".pkl": "pickles are not read, since they can run code",
-}
 
 
 @dataclass(frozen=True)
@@ -105,8 +102,9 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
     ending = os.path.splitext(name)[1]
     if kind is None and ending in _BY_ENDING:
         return VocabularyFiles(name, _BY_ENDING[ending])
-    if ending in _UNREADABLE and kind != TOKENIZER_JSON:
-        raise VocabularyError(f"{name}: {_UNREADABLE[ending]}: use the model's tokenizer.json")
+    if ending == ".pkl" and kind != TOKENIZER_JSON:
+        reason = "pickles are not read, since they can run code"
+        raise VocabularyError(f"{name}: {reason}: use the model's tokenizer.json")
     is_json = kind == TOKENIZER_JSON or (kind is not None and name.endswith(".json"))
     return VocabularyFiles(name, "huggingface" if is_json else None)
 

@@ -141,7 +141,7 @@ def name_pieces(vocabulary: Vocabulary) -> dict[int, str]:
 
 
 def _pairs_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Return the pair that makes each piece, sorted by score, as the merges of a tokenizer.json.
+    """Return the merges of a tokenizer.json: the last pair of each piece, sorted by score.
 
     Raises VocabularyError if no list of merges gives the same ids.
     """
@@ -351,7 +351,11 @@ def _refuse_symbols(vocabulary: Vocabulary, tool: str) -> None:
 
 
 def _steps(vocabulary: Vocabulary, tool: str) -> list[dict[str, Any]]:
-    """Return the steps of the normalizer; VocabularyError for SentencePiece's own rules."""
+    """Return the steps of a vocabulary's normalizer, as dicts of a tokenizer.json.
+
+    tool: the tool or file in the message. Raises VocabularyError for a step of type SentencePiece,
+    because only SentencePiece has its rules.
+    """
     steps: list[dict[str, Any]] = json.loads(vocabulary.normalizer or "[]")
     for step in steps:
         if step["type"] == "SentencePiece":

@@ -131,10 +131,7 @@ def _make_vocabulary(
             if kind in (CONTROL, USER) and special.setdefault(spelled, number) != number:
                 raise VocabularyError(f"two special pieces are spelled {quote(spelled)}")
     # Turn scores into uint32 ranks by id. The highest score gets rank 0, and equal scores one rank.
-    levels = {
-        score: rank for rank, score in enumerate(sorted({p[1] for p in pieces}, reverse=True))
-    }
-    ranks = np.array([levels[score] for _, score, _ in pieces], "<u4").tobytes()
+    _, ranks = np.unique([-score for _, score, _ in pieces], return_inverse=True)
     # Read the normalizer: field 2 is the character map, 3 add_dummy_prefix, and 4
     # remove_extra_whitespaces. Field 24 of the trainer is treat_whitespace_as_suffix.
     prefix, removes = bool(normalizer.get(3, 1)), bool(normalizer.get(4, 1))
@@ -159,7 +156,7 @@ def _make_vocabulary(
         training={"imported_from": "sentencepiece"},
         pieces=PieceRules(
             kinds,
-            ranks,
+            ranks.astype("<u4").tobytes(),
             fuses=BYTE not in kinds,
             decoder="each" if removes else "first" if prefix else "",
         ),

@@ -21,7 +21,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, expression_of, name_of_huggingface
+from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, HUGGINGFACE_NAMES, expression_of
 from llmgpu.bpe.pretokens.custom_regex import SPLITS_PREFIX, SplitsPattern, describe_splits
 from llmgpu.errors import LlmgpuError, VocabularyError
 from llmgpu.input_files import Note, quote
@@ -65,11 +65,8 @@ def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
     if use_regex:
         cuts.append((GPT2, True))
     # A single expression may be the published spelling of a known pattern.
-    if len(cuts) == 1:
-        try:
-            return name_of_huggingface(cuts[0][0])
-        except VocabularyError:
-            pass
+    if len(cuts) == 1 and (known := HUGGINGFACE_NAMES.get(cuts[0][0])):
+        return known
     # Any other pattern consists of expressions, and its pre-tokens contain all text. So a step that
     # removes matches is refused.
     for expression, is_isolated in cuts:

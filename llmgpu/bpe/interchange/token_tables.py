@@ -318,9 +318,6 @@ def note_around(vocabulary: Vocabulary, note: Note) -> None:
         note("the format can't hold the tokens that --add-special-tokens adds around a text")
 
 
-_SHOWN = 400  # characters of an expression that a message shows at most
-
-
 def _spellings(engine: str) -> dict[str, str]:
     """Return the spellings of patterns by name for an engine; some patterns have no spelling."""
     found = {name: p.spellings.get(engine, p.expression) for name, p in PATTERNS.items()}
@@ -331,25 +328,12 @@ def _spellings(engine: str) -> dict[str, str]:
 # pattern.
 TIKTOKEN, HUGGINGFACE = _spellings("tiktoken"), _spellings("huggingface")
 
-# Names of patterns by expression, for all expressions that `import` accepts.
-_HUGGINGFACE_NAMES = {expression: name for name, expression in HUGGINGFACE.items()} | {
+# Names of patterns by expression, for all expressions of a tokenizer.json that `import` knows.
+HUGGINGFACE_NAMES = {expression: name for name, expression in HUGGINGFACE.items()} | {
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
     TIKTOKEN["gpt2"]: "gpt2",
 }
-
-
-def name_of_huggingface(expression: str) -> str:
-    """Return the name of the pattern that Hugging Face's engine runs for `expression`.
-
-    Raises VocabularyError if no pattern matches the same.
-    """
-    name = _HUGGINGFACE_NAMES.get(expression)
-    if name is None or name not in PATTERNS:
-        shown = expression if len(expression) <= _SHOWN else f"{expression[:_SHOWN]}..."
-        shown = repr(shown).replace("\\\\", "\\")  # show each backslash once, as a user types it
-        raise VocabularyError(f"the expression {shown} is not that of a known pattern")
-    return name
 
 
 def expression_of(pattern: str, engine: dict[str, str]) -> str:

@@ -88,9 +88,10 @@ class PieceRules:
         return (NORMAL, UNUSED) if self.ranks else (NORMAL, UNUSED, USER)
 
     def literal(self, token: int, text: str) -> str:
-        """Return the text that spells a special token in texts, with U+2581 if it is `marked`.
+        """Return the text by which texts spell a special token.
 
-        token: the id. text: the token's bytes, decoded.
+        token: the id. text: the token's bytes, decoded. If the id is in `marked`, the result has
+        U+2581 for each space.
         """
         return text.replace(" ", SPACE_MARK) if token in self.marked else text
 

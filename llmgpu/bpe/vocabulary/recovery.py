@@ -15,8 +15,8 @@ of exactly its bytes. By merges, `ignore_merges` does the same.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from heapq import heappop, heappush
 from typing import AnyStr
 
 import numpy as np
@@ -76,37 +76,25 @@ def last_pair(token: AnyStr, ranks: Mapping[AnyStr, int]) -> tuple[AnyStr, AnySt
     starts = list(range(-1, length))  # starts[k]: the start of the symbol that ends at k
     # Heap of pairs of neighbouring symbols: rank, begin and end.
     waiting: list[tuple[int, int, int]] = []
-    _offer(waiting, token, ranks, ((i, i + 2) for i in range(length - 1)))
+
+    def push(begin: int, end: int) -> None:
+        rank = ranks.get(token[begin:end])
+        if rank is not None:
+            heappush(waiting, (rank, begin, end))
+
+    for begin in range(length - 1):
+        push(begin, begin + 2)
     parts = length
-    while parts > 2:
-        if not waiting:
-            return None
-        _, begin, end = heapq.heappop(waiting)
+    while parts > 2 and waiting:
+        _, begin, end = heappop(waiting)
         middle = ends[begin]
         if starts[begin] == _NO_PART or middle == length or ends[middle] != end:
             continue  # one of the two symbols has merged since
-        ends[begin] = end
-        starts[middle] = _NO_PART
-        if end < length:
-            starts[end] = begin
+        ends[begin], starts[middle], starts[end] = end, _NO_PART, begin
         parts -= 1
         # Push the pairs of the new symbol with its two neighbours.
-        around = []
         if begin > 0:
-            around.append((starts[begin], end))
+            push(starts[begin], end)
         if end < length:
-            around.append((begin, ends[end]))
-        _offer(waiting, token, ranks, around)
-    return token[: ends[0]], token[ends[0] :]
-
-
-def _offer(
-    waiting: list[tuple[int, int, int]],
-    token: AnyStr,
-    ranks: Mapping[AnyStr, int],
-    stretches: Iterable[tuple[int, int]],
-) -> None:
-    for begin, end in stretches:
-        rank = ranks.get(token[begin:end])
-        if rank is not None and end - begin < len(token):
-            heapq.heappush(waiting, (rank, begin, end))
+            push(begin, ends[end])
+    return None if parts > 2 else (token[: ends[0]], token[ends[0] :])

@@ -86,7 +86,7 @@ class SortedTokens:
         return first
 
     def _levels(self, most: int) -> Iterator[tuple[int, int]]:
-        """Yield (first, last + 1) for ranges of levels that together have at most `most` nodes.
+        """Yield ranges of levels, (first, last + 1), of at most `most` nodes each.
 
         A level with more nodes is a range of its own.
         """

@@ -332,16 +332,21 @@ class Vocabulary:
         Raises InputError if `ids` has more than one dimension or holds other values than integers,
         and for the first id that is not in the vocabulary or has no token.
         """
-        numbers = _as_row(ids)
-        bad = (numbers < 0) | (numbers >= self.size)
-        if bad.any():
-            position = int(bad.argmax())
-            raise InputError(
-                f"id {numbers[position]} at position {position} is not in the vocabulary of "
-                f"{self.size} tokens: was the text tokenized with another one?"
-            )
-        blocks = range(0, len(numbers), _DECODE_BLOCK)
-        return b"".join(self._spell(numbers[i : i + _DECODE_BLOCK], i) for i in blocks)
+        numbers, spelled = _as_row(ids), []
+        for begin in range(0, len(numbers), _DECODE_BLOCK):
+            block = numbers[begin : begin + _DECODE_BLOCK]
+            is_known = (block >= 0) & (block < self.size)
+            # lengths: int64 (ids,), bytes of each id, 0 for an id without a token.
+            lengths = self.token_lengths[np.where(is_known, block, 0)] * is_known
+            if not lengths.all():
+                place = int(np.argmin(lengths))
+                raise InputError(
+                    f"id {block[place]} at position {begin + place} is not in the vocabulary of "
+                    f"{self.size:,} tokens: was the text tokenized with another one?"
+                )
+            starts = self.token_offsets[block]
+            spelled.append(concatenate_ranges(self.token_data, starts, lengths).tobytes())
+        return b"".join(spelled)
 
     def decode_document(self, ids: ArrayLike) -> bytes:
         """Return the bytes of a document's ids, without spaces that encoding added at the start.
@@ -438,20 +443,6 @@ class Vocabulary:
         check_outputs([Output(str(path), VOCABULARY)], force=force)
         with atomic_output(path) as stream:
             stream.writelines(self.packed())
-
-    def _spell(self, ids: NDArray[np.integer], begin: int) -> bytes:
-        """Return the bytes of ids (n,), all below `size`.
-
-        begin: position of the first id in the caller's ids, for an error's message.
-        """
-        lengths = self.token_lengths[ids]
-        if not lengths.all():
-            position = int(np.argmin(lengths))
-            raise InputError(
-                f"id {ids[position]} at position {begin + position} is not in the "
-                f"vocabulary of {self.size:,} tokens: was the text tokenized with another one?"
-            )
-        return concatenate_ranges(self.token_data, self.token_offsets[ids], lengths).tobytes()
 
 
 def _spells_each_token_once(trie: Trie, vocabulary: Vocabulary) -> bool:
