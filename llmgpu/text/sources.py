@@ -57,7 +57,6 @@ from llmgpu.text.streams import (
     as_bytes,
     binary_format,
     check_text,
-    has_zero_bytes,
     head_of,
     look_at_text,
 )
@@ -292,7 +291,8 @@ class _Found:
             (kept if why is None else left_out.setdefault(why, [])).append(source)
         if not kept and not may_be_none:
             others = [why for why in left_out if why.remedy]
-            kept = sorted(chain.from_iterable(map(left_out.pop, others)), key=_in_bytes)
+            returned = chain.from_iterable(map(left_out.pop, others))
+            kept = sorted(returned, key=lambda source: os.fsencode(source.path))
         self.sources += kept
         for why, without_text in left_out.items():
             self.not_text.setdefault(why, []).extend(source.path for source in without_text)
@@ -328,35 +328,36 @@ class _Found:
 
     def _why_left_out(self, source: Source, is_named: bool) -> _Reason | None:
         """Return why a file without text is left out; None for a file that is read."""
-        leaves_out = self._selection.skips_binaries and not is_named
-        field = self._selection.usual_field
+        chosen = self._selection
+        leaves_out = chosen.skips_binaries and not is_named
+        field, kind = chosen.usual_field, format_of(source)
         if leaves_out and field is not None and _lacks_field(source, field):
             remedy = f"; {spelled('--text-field')} names another field"
             return _Reason("file", f" without field {quote(field)}", remedy)
-        return self._why_not_text(source, leaves_out=leaves_out)
-
-    def _why_not_text(self, source: Source, *, leaves_out: bool) -> _Reason | None:
-        chosen = self._selection
-        if source.remote is not None and not (leaves_out and _is_unclear(source)):
-            return None  # checked when the file is read, which saves a request now
-        if source.compression and leaves_out and source.size is not None:
-            return _why_packed_left_out(source)
+        # Most remote files are checked when they are read, which saves a request now.
+        inside = source._replace(path=source.path.removesuffix(source.compression))
+        is_unclear = kind is None and inside.suffix not in _OF_TEXT
+        if source.remote is not None and not (leaves_out and is_unclear):
+            return None
+        # Only the first bytes of a compressed file are checked. Damage further on raises an error
+        # when it is read, because the text before the damage may already have been used.
+        is_packed = bool(source.compression) and leaves_out and source.size is not None
+        has_format = source.format != AUTO or kind is not None
         # Texts are not checked here: with many small files, this would take as long as reading all
         # their bytes.
-        if source.suffix in _OF_TEXT or not source.size:
+        is_known = has_format or source.suffix in _OF_TEXT
+        may_be_tokens = chosen.may_be_tokens and (not leaves_out or source.suffix in _OF_TOKENS)
+        later = not source.size or source.path == STANDARD_INPUT or bool(source.compression)
+        if not is_packed and (is_known or may_be_tokens or later):
             return None
-        is_checked_later = source.path == STANDARD_INPUT or bool(source.compression)
-        if is_checked_later or source.format != AUTO or format_of(source) is not None:
-            return None
-        if chosen.may_be_tokens and (not leaves_out or source.suffix in _OF_TOKENS):
-            return None
-        head = head_of(source) or b""
+        head = head_of(source)
+        if head is None or (is_packed and has_format):
+            return _DAMAGED if head is None else None
         # An Arrow file is not left out: an error is safer than missing data.
-        if leaves_out and binary_format(head) != ARROW:
-            is_binary = has_zero_bytes(head) and not _is_text(head, source.path)
-            return _why_binary(head, is_binary)
+        if is_packed or (leaves_out and binary_format(head) != ARROW):
+            return _why_binary(source, head)
         check_text(head, source.path)
-        if has_zero_bytes(head) and kind_of(source.path) == TOKEN_FILE:
+        if b"\0" in head and kind_of(source.path) == TOKEN_FILE:
             raise InputError(
                 f"{source.path} is a token file: tokenize {spelled('--decode')} gives its text; "
                 f"or {as_bytes()}"
@@ -364,31 +365,13 @@ class _Found:
         return None
 
 
-def _is_unclear(source: Source) -> bool:
-    """Whether a file has neither a format nor a suffix of text (before that of a compression)."""
-    inside = source._replace(path=source.path.removesuffix(source.compression))
-    return format_of(source) is None and inside.suffix not in _OF_TEXT
-
-
-def _why_packed_left_out(source: Source) -> _Reason | None:
-    """Return why a compressed file is left out of a folder; None to read the file.
-
-    The first decompressed bytes decide. Damage further on raises an error when it is read, because
-    the text before the damage may already have been used.
-    """
-    head = head_of(source)
-    if head is None:
-        return _DAMAGED
-    if source.format != AUTO or format_of(source) is not None:
-        return None
-    return _why_binary(head, has_zero_bytes(head) and not look_at_text(head)[1])
-
-
-def _why_binary(head: bytes, is_binary: bool) -> _Reason | None:
+def _why_binary(source: Source, head: bytes) -> _Reason | None:
+    """Return why a file that is binary by its first bytes is left out; None for text."""
     kind = binary_format(head)
     if kind == UTF_16:
         return _IN_UTF_16
-    return _BINARY if is_binary or kind is not None else None
+    is_text = look_at_text(head)[1] and kind_of(source.path) != TOKEN_FILE
+    return _BINARY if kind is not None or (b"\0" in head and not is_text) else None
 
 
 def _lacks_field(source: Source, field: str) -> bool:
@@ -409,15 +392,6 @@ def _lacks_field(source: Source, field: str) -> bool:
     except InputError:  # other errors are raised when the file is read
         return False
     return False
-
-
-def _in_bytes(source: Source) -> bytes:
-    return os.fsencode(source.path)
-
-
-def _is_text(head: bytes, path: str) -> bool:
-    """Whether a file with zeros in its first bytes is read as text if the user names it."""
-    return look_at_text(head)[1] and kind_of(path) != TOKEN_FILE
 
 
 def _expand(name: str, selection: Selection) -> tuple[list[str], int]:
@@ -504,9 +478,6 @@ def _standard_input_size() -> int | None:
         return None
 
 
-_IGNORE = ".gitignore"
-
-
 @dataclass(frozen=True)
 class Rule:
     """A line of a .gitignore.
@@ -528,8 +499,7 @@ class Rule:
             return False
         if self.is_for_names:
             return self.expression.fullmatch(os.path.basename(path)) is not None
-        below = os.path.relpath(path, self.folder).replace(os.sep, "/")
-        return self.expression.fullmatch(below) is not None
+        return self.expression.fullmatch(_below(path, self.folder)) is not None
 
 
 def walk_folder(
@@ -554,8 +524,8 @@ def walk_folder(
                 is_file = entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path)
                 if entry.name.startswith(".") or not (is_folder or is_file):
                     left_out += 1
-                elif (exclude and _is_unwanted(folder, entry.path, exclude)) or (
-                    rules and is_ignored(rules, entry.path, is_folder)
+                elif (exclude and is_excluded(_below(entry.path, folder), exclude)) or is_ignored(
+                    rules, entry.path, is_folder
                 ):
                     unwanted += 1
                 elif is_folder:
@@ -590,9 +560,9 @@ def is_excluded(path: str, exclude: Sequence[str]) -> bool:
     return any(fnmatchcase(path if "/" in glob else name, glob.lstrip("/")) for glob in globs)
 
 
-def _is_unwanted(folder: str, path: str, exclude: Sequence[str]) -> bool:
-    """Whether a glob of --exclude matches an entry of `folder` or of its subfolders."""
-    return is_excluded(os.path.relpath(path, folder).replace(os.sep, "/"), exclude)
+def _below(path: str, folder: str) -> str:
+    """Return the path relative to `folder`, with slashes."""
+    return os.path.relpath(path, folder).replace(os.sep, "/")
 
 
 def is_ignored(rules: Sequence[Rule], path: str, is_folder: bool) -> bool:
@@ -603,7 +573,7 @@ def is_ignored(rules: Sequence[Rule], path: str, is_folder: bool) -> bool:
 
 def read_rules(folder: str) -> tuple[Rule, ...]:
     """Return the rules of a folder's .gitignore, if any; InputError if it can't be read."""
-    name = os.path.join(folder, _IGNORE)
+    name = os.path.join(folder, ".gitignore")
     lines = []
     with (
         input_errors(name),
@@ -626,11 +596,10 @@ def parse_rule(line: str, folder: str) -> Rule | None:
     pattern = pattern.removesuffix("/")
     if not pattern:
         return None
-    try:
+    with suppress(re.error):  # an invalid class such as [z-a], which matches no name
         expression = re.compile(_expression_of(pattern.removeprefix("/")), re.DOTALL)
-    except re.error:  # an invalid class such as [z-a], which matches no name
-        return None
-    return Rule(folder, expression, "/" not in pattern, is_for_folders, ignores)
+        return Rule(folder, expression, "/" not in pattern, is_for_folders, ignores)
+    return None
 
 
 @cache
