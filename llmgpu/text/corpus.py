@@ -16,11 +16,10 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, groupby, islice, pairwise
+from itertools import accumulate, pairwise, takewhile
 from operator import itemgetter
 from typing import NamedTuple, Protocol, cast
 
@@ -411,50 +410,48 @@ class _Opener:
 
 
 class _Files:
-    """The files of a corpus, in order. Threads open the next files early.
+    """The files of a corpus, in order. Threads open the next compressed or structured files early.
 
     Neither the threads nor the files refer to the corpus, so that an unused corpus is freed at
     once.
-    left: number of files that `take` has not returned yet.
     """
 
     def __init__(self, files: Sequence[Source], options: CorpusOptions) -> None:
         self._opener = opener = _Opener(options)
-        self._left = len(files)
-        self._next: deque[Source] = deque()  # files of the current turn, see `_find_turns`
-        # the first file of `_next`, if a thread has opened it already
-        self._file: _File | None = None
-        self._opened: list[_File] = []  # all files that threads have opened early
-        first, ahead = files[:1], min(files_ahead(), len(files))
-        begin = partial(_begin_file, opener, first, self._opened)
-        self._turns = in_order(_find_turns(files, opener), begin, ahead)
+        self._files, self._taken = files, 0  # `take` has returned the first `_taken` files
+        self._small_end = 0  # the files from `_taken` up to this index are known to be small
+        self._opened: list[_File] = []  # files that threads have opened before their turn
+        early = (source for source in files if _is_begun_early(source))
+        begin = partial(_begin_file, opener, files[:1], self._opened)
+        self._begun = in_order(early, begin, min(files_ahead(), len(files)))
 
     @property
     def left(self) -> int:
+        """Number of files that `take` has not returned yet; 0 beyond the limit of the text."""
         collector = self._opener.collector
-        return 0 if collector is not None and collector.is_full else self._left
+        is_full = collector is not None and collector.is_full
+        return 0 if is_full else len(self._files) - self._taken
 
     def next_one(self) -> Source:
         """Return the next file without removing it."""
-        if not self._next:
-            sources, self._file = next(self._turns)
-            self._next.extend(sources)
-        return self._next[0]
+        return self._files[self._taken]
 
-    def small(self, most: int) -> list[Source]:
+    def small(self, most: int) -> Sequence[Source]:
         """Return up to `most` small files that come next; empty if the next file is not small."""
-        at_once = self._opener.reads_at_once(self.next_one())
-        return [*islice(self._next, most)] if at_once else []
+        if self._small_end <= self._taken:
+            following = self._files[self._taken : self._taken + _SMALL_FILES]
+            small = [*takewhile(self._opener.reads_at_once, following)]
+            self._small_end = self._taken + len(small)
+        return self._files[self._taken : min(self._taken + most, self._small_end)]
 
     def take(self) -> Source:
         """Remove and return the next file, which the caller opens or reads."""
-        self.next_one()
-        self._left -= 1
-        return self._next.popleft()
+        self._taken += 1
+        return self._files[self._taken - 1]
 
     def open(self, source: Source) -> _File:
         """Open a file that `take` returned."""
-        file, self._file = self._file, None
+        file = next(self._begun) if _is_begun_early(source) else None
         if file is None:
             return self._opener(source)
         self._opened.remove(file)
@@ -462,35 +459,32 @@ class _Files:
 
     def close(self) -> None:
         """Close the files that were opened before their turn."""
-        self._turns.close()
+        self._begun.close()
         while self._opened:
             self._opened.pop().close()
 
 
-def _find_turns(files: Sequence[Source], opener: _Opener) -> Iterator[list[Source]]:
-    """Group the files into turns: consecutive small files share a turn, any other file is alone."""
-    for are_small, sources in groupby(files, opener.reads_at_once):
-        while turn := [*islice(sources, _SMALL_FILES if are_small else 1)]:
-            yield turn
+def _is_begun_early(source: Source) -> bool:
+    """Whether a thread opens a file before its turn: a local file to be decompressed or parsed."""
+    is_local = source.size is not None and source.remote is None
+    return is_local and (bool(source.compression) or format_of(source) is not None)
 
 
 def _begin_file(
-    opener: _Opener, first: Sequence[Source], opened: list[_File], sources: list[Source]
-) -> tuple[list[Source], _File | None]:
-    """Open a file before its turn, and read ahead, if its bytes must be decompressed or parsed.
+    opener: _Opener, first: Sequence[Source], opened: list[_File], source: Source
+) -> _File | None:
+    """Open a file before its turn, and read ahead.
 
-    first: files that the caller needs at once; they are not opened here. opened: receives the
-    opened file. Returns `sources`, and the opened file or None.
+    first: the first file, which the caller needs at once; it is not opened here, and None is
+    returned. opened: receives the opened file.
     """
-    source = sources[0]
-    is_local = source.size is not None and source.remote is None
-    if source in first or not is_local or not (source.compression or format_of(source)):
-        return sources, None
+    if source in first:
+        return None
     file = opener(source)
     opened.append(file)
     if files_ahead():
         file.begin()
-    return sources, file
+    return file
 
 
 def _check_chat(sources: Sources, options: CorpusOptions) -> None:
@@ -511,17 +505,13 @@ class _MemoryCorpus(Corpus):
 
     def __init__(
         self,
-        documents: Iterator[bytes] | None = None,
+        pieces: Iterator[Piece],
+        total_bytes: int | None = None,
         options: CorpusOptions | None = None,
-        *,
-        text: Piece | None = None,
     ) -> None:
-        """Read documents one by one, or one text that is already cut into documents."""
         super().__init__(Sources([], 0), options)
-        self.total_bytes = None if text is None else text.length
+        self.total_bytes = total_bytes
         self._ended = False
-        arrays = (np.frombuffer(document, np.uint8) for document in documents or ())
-        pieces = map(self._splitter.cut, arrays) if text is None else iter([text])
         self._reader = PieceReader(pieces)
 
     @property
@@ -535,14 +525,17 @@ def corpus_from_bytes(data: bytes | Sequence[bytes]) -> Corpus:
     text = np.frombuffer(b"".join(documents), np.uint8)
     ends = np.cumsum(np.fromiter(map(len, documents), np.int64, len(documents)))
     starts = np.concatenate([_FIRST, ends])[: len(documents)]
-    return _MemoryCorpus(text=Piece(text, starts, closed=True))
+    return _MemoryCorpus(iter([Piece(text, starts, closed=True)]), len(text))
 
 
 def corpus_from_documents(
     documents: Iterable[bytes], options: CorpusOptions | None = None
 ) -> Corpus:
     """Return a corpus of documents from an iterable, which is consumed as the corpus is read."""
-    return _MemoryCorpus(iter(documents), options)
+    options = options or CorpusOptions()
+    splitter = DocumentSplitter(options.separators, options.line_documents)
+    arrays = (np.frombuffer(document, np.uint8) for document in documents)
+    return _MemoryCorpus(map(splitter.cut, arrays), options=options)
 
 
 class FilteredSource:
