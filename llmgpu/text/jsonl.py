@@ -182,11 +182,6 @@ class JsonlFile(JsonlStream):
 
     def documents(self, policy: InputPolicy) -> Iterator[Piece]:
         """Yield the texts of the lines. The InputError of a bad line names the file and line."""
-        if self._texts is None:
-            for block in self._read_blocks():
-                yield from self._take(block, policy, None)
-            self.check_field()
-            return
         for block, taken in self._parts:
             yield from self._take(block, policy, taken)
             if block.after is not None:
@@ -197,29 +192,33 @@ class JsonlFile(JsonlStream):
     def begin(self) -> None:
         """Parse the first blocks before the file's turn, see `DocumentFile.begin`."""
         super().begin()
-        if self._texts is not None:
-            self._parts.begin(_BEGUN)
+        self._parts.begin(_BEGUN)
 
     def close(self) -> None:
         self._parts.close()
         super().close()
 
-    def _taken_parts(self) -> Begun[Any, tuple[_Block, TakenTexts]]:
+    def _taken_parts(self) -> Begun[Any, tuple[_Block, TakenTexts | None]]:
         """Return the blocks of the file, each with its texts; threads parse blocks in advance.
 
         Threads read the spans of a regular file themselves. A stream is read block by block.
         """
-        most = 0 if self._pollable is not None else min(usable_processors(), _AHEAD)
-        if not self.reads_anywhere:
+        has_engine = self._texts is not None
+        most = min(usable_processors(), _AHEAD) if has_engine and self._pollable is None else 0
+        if not (self.reads_anywhere and has_engine):
             return Begun(self._read_blocks(), self._take_block, most)
         spans = range(self._begin, self._end_of_file, _SPAN_BYTES)
         most = min(most, len(spans))
         return Begun(spans, lambda begin: self._take_block(self._read_span(begin)), most)
 
-    def _take_block(self, block: _Block) -> tuple[_Block, TakenTexts]:
-        assert self._texts is not None
-        end, is_last = block.end, block.is_last
-        return block, self._texts.take(block.data, block.begin, end, is_last=is_last)
+    def _take_block(self, block: _Block) -> tuple[_Block, TakenTexts | None]:
+        return block, self._take_texts(block, block.begin)
+
+    def _take_texts(self, block: _Block, begin: int) -> TakenTexts | None:
+        """Return the texts that the engine in C takes from `begin` on; None without the engine."""
+        if self._texts is None:
+            return None
+        return self._texts.take(block.data, begin, block.end, is_last=block.is_last)
 
     def _read_span(self, begin: int) -> _Block:
         """Return the lines that start in the span from `begin` on. Any thread may call this."""
@@ -279,8 +278,8 @@ class JsonlFile(JsonlStream):
         begin, end, lines = block.begin, block.end, b""
         while begin < end:
             # Yield the texts that C has parsed, up to the first line that C has left to Python.
-            if self._texts is not None:
-                taken = taken or self._texts.take(block.data, begin, end, is_last=block.is_last)
+            taken = taken or self._take_texts(block, begin)
+            if taken is not None:
                 begin = taken.end
                 self._lines += taken.lines
                 policy.null_rows += taken.nulls

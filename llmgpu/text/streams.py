@@ -22,7 +22,7 @@ import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import repeat, takewhile
 from typing import Any, BinaryIO, ClassVar, NamedTuple, Protocol, cast
@@ -52,7 +52,6 @@ _READ_THREADS = 8  # more threads read a file no faster
 _FILES_AHEAD = 8  # most files that are opened before their turn
 _BLOCK_BYTES = 1 << 20  # bytes that a thread decompresses in one step
 _BLOCKS_AHEAD = 8  # blocks that a thread decompresses in advance
-_HAS_PREADV = hasattr(os, "preadv")
 
 
 def files_ahead() -> int:
@@ -189,12 +188,11 @@ class FileContent:
         """Raise InputError if the file has changed since it was found."""
         status = os.fstat(file.fileno())
         if (status.st_size, status.st_mtime_ns) != (self.size, self.changed_ns):
-            name = "standard input" if self.name == STANDARD_INPUT else self.name
             size = status.st_size
             what = f"has {size} now" if size != self.size else "was rewritten at the same length"
             raise InputError(
-                f"{name} was changed while it was read: it had {self.size} bytes and {what}; "
-                "read it again, or a copy of it"
+                f"{source_name(self.name)} was changed while it was read: it had {self.size} bytes "
+                f"and {what}; read it again, or a copy of it"
             )
 
 
@@ -225,6 +223,8 @@ class ByteStream(io.RawIOBase):
                 self._raw, self._compression = _begin_input(self._raw, is_file=is_file)
             if not self._compression:
                 self._pollable = _pollable_descriptor(self._raw)
+            is_plain = isinstance(self._content, FileContent) and not self._compression
+            self._is_plain_file = is_plain and hasattr(os, "preadv")
         except InputError:
             super().close()  # `self.close` would close a stream that was not opened
             raise
@@ -305,15 +305,14 @@ class ByteStream(io.RawIOBase):
             return
         if not is_clean:
             check_text(head, source_name(self.name))
-            self.notes += [zeros] if has_zero_bytes(head) else []
+            self.notes += [zeros] if b"\0" in head else []
         self.notes += [jsonl] if looks_like_jsonl(head, 1 if is_input else 2) else []
         self.notes += [array] if _OBJECTS.match(head) else []
 
     @property
     def reads_anywhere(self) -> bool:
         """Whether `read_at` works: the source is a regular file without compression."""
-        is_file = isinstance(self._content, FileContent) and self.name != STANDARD_INPUT
-        return is_file and not self._compression and _HAS_PREADV
+        return self._is_plain_file and self.name != STANDARD_INPUT
 
     def read_at(self, data: NDArray[np.uint8], offset: int, other: FileBytes | None = None) -> None:
         """Fill `data` with the bytes of the file from `offset` on. Any thread may call this.
@@ -382,9 +381,7 @@ class ByteStream(io.RawIOBase):
     def _read(self, view: memoryview) -> int | None:
         if self._blocks is not None:
             return self._copy_block(view)
-        large = len(view) >= 2 * _PART_BYTES
-        is_file = isinstance(self._content, FileContent)
-        if large and not self._compression and is_file and _HAS_PREADV:
+        if len(view) >= 2 * _PART_BYTES and self._is_plain_file:
             first = self._raw.tell()
             count = _read_parts(self._raw.fileno(), view, first)
             self._raw.seek(first + count)
@@ -424,12 +421,9 @@ class ByteStream(io.RawIOBase):
     def _describe(self, error: Exception) -> str:
         reason = getattr(error, "strerror", None) or error
         if self._compression and getattr(error, "errno", None) is None:
-            what = f"{self.name}: damaged or truncated {self._compression} file ({reason})"
-            return (
-                what
-                if self.name == STANDARD_INPUT
-                else f"{what}: repair or {spelled('--exclude')} it"
-            )
+            is_input = self.name == STANDARD_INPUT
+            remedy = "" if is_input else f": repair or {spelled('--exclude')} it"
+            return f"{self.name}: damaged or truncated {self._compression} file ({reason}){remedy}"
         return f"can't read {self.name}: {reason}"
 
 
@@ -438,24 +432,21 @@ def head_of(source: Source) -> bytes | None:
 
     Raises InputError if the file can't be read.
     """
-    head = b""
+    head, block = 0, np.empty(HEAD_BYTES, np.uint8).data
     remote, compression = source.remote, COMPRESSIONS.get(source.compression)
-    with input_errors(source.path):
-        opened = source.open() if remote is None else remote.open(_HEAD_BLOCK_BYTES)
-        raw = cast(BinaryIO, opened)
-    with input_errors(source.path), raw:
+    with input_errors(source.path), ExitStack() as opened:
+        file = source.open() if remote is None else remote.open(_HEAD_BLOCK_BYTES)
+        raw = cast(BinaryIO, opened.enter_context(file))
         stream = compression.open(raw) if compression else cast(Decompressor, raw)
-        block = np.empty(HEAD_BYTES, np.uint8).data
+        opened.callback(stream.close)
         try:
-            while len(head) < HEAD_BYTES and (got := stream.readinto(block[len(head) :])):
-                head += block[len(head) : len(head) + got]
+            while head < HEAD_BYTES and (got := stream.readinto(block[head:])):
+                head += got
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
             if getattr(error, "errno", None) is not None:
                 raise
             return None
-        finally:
-            stream.close()
-    return head
+    return block[:head].tobytes()
 
 
 class FileBytes:
@@ -515,16 +506,12 @@ def _pollable_descriptor(raw: BinaryIO) -> int | None:
         return None
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(mode):
-        _widen(descriptor)
+        # Enlarge the buffer of the pipe, so that writer and reader wait less often; only on Linux.
+        with suppress(ImportError, AttributeError, OSError):
+            import fcntl
+
+            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return None if stat.S_ISREG(mode) else descriptor
-
-
-def _widen(descriptor: int) -> None:
-    """Enlarge the buffer of a pipe, so that writer and reader wait less often; only on Linux."""
-    with suppress(ImportError, AttributeError, OSError):
-        import fcntl
-
-        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 HEAD_BYTES = 4096
@@ -617,11 +604,6 @@ def binary_format(head: bytes) -> str | None:
         return UTF_16
     place, mark = _TAR
     return "an archive of tar" if head[place] == mark else binary_kind(head)
-
-
-def has_zero_bytes(head: bytes) -> bool:
-    """Whether the first bytes of a file include zero bytes, as in most binary files."""
-    return b"\0" in head
 
 
 def check_text(head: bytes, name: str) -> None:

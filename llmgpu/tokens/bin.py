@@ -81,12 +81,18 @@ _LLMC = LAYOUTS["llmc"]
 def read_bin(
     name: str, vocabulary_size: int | None, layout: str, dtype: str | None = None
 ) -> Iterator[NDArray[np.int64]]:
-    """Return the ids of a file, int64, in blocks.
+    """Yield the ids of a file, int64, in blocks.
 
     vocabulary_size, layout: for a pipe, which has no side file. dtype: type of the numbers of a
     pipe, or of a file of another tool that does not name its type.
     """
-    return _read_bin(name, _known_facts(name, vocabulary_size, get_layout(layout), dtype))
+    found, kind, count = _known_facts(name, vocabulary_size, get_layout(layout), dtype)
+    with open_stream(name) as stream:
+        buffered = io.BufferedReader(stream, BLOCK_BYTES)
+        if found.parse_header:
+            kind, count = _check_header(buffered, name, found, kind, count)
+        assert kind is not None
+        yield from read_numbers(buffered, name, kind, count)
 
 
 def side_path(path: str | Path) -> str:
@@ -254,18 +260,15 @@ def describe_bin_file(
         layout, found, length = numbers_of(name, dtype)
         return BinFile(name, found, layout.header_bytes, length, 0, "")
     side = read_side_file(name)
-    facts = _side_facts(name, side, is_stream=False)
-    count, kind = facts.count, facts.dtype
-    assert kind is not None and count is not None
-    _check_dtype(name, kind, dtype)
-    if facts.layout.parse_header:
+    layout, kind, count = _side_facts(name, side, dtype, is_stream=False)
+    if layout.parse_header:
         with open_stream(name) as stream:
-            _check_header(io.BufferedReader(stream, BLOCK_BYTES), name, facts)
+            _check_header(io.BufferedReader(stream, BLOCK_BYTES), name, layout, kind, count)
     mask = side.get("loss_mask")
     if mask is not None:
         length = HEADER_BYTES + count
         _check_samples(mask_path(name), mask | {"length": length}, name)
-    offset, nbytes = facts.layout.header_bytes, side["bytes"]
+    offset, nbytes = layout.header_bytes, side["bytes"]
     return BinFile(name, kind, offset, count, nbytes, side["fingerprint"], mask is not None)
 
 
@@ -328,11 +331,6 @@ def _type_in_index(path: str) -> str | None:
     )
 
 
-def _check_dtype(name: str, kind: np.dtype[np.integer], asked: str | None) -> None:
-    if asked not in (None, kind.name):
-        raise InputError(f"{name}: by its side file, its numbers are {kind.name}, not {asked}")
-
-
 def matched_as(
     name: str, made_with: str, vocabulary: Vocabulary, vocabulary_name: str
 ) -> Vocabulary:
@@ -364,38 +362,33 @@ def _check_offsets(name: str, offsets: list[Any], count: int) -> None:
         raise InputError(f"{name}: a document starts beyond the {count} ids")
 
 
-@dataclass(frozen=True)
-class _BinFacts:
-    """Facts about a ``bin`` file before it is read; a fact that is not known yet is None."""
-
-    layout: Layout
-    dtype: np.dtype[np.integer] | None
-    count: int | None
-
-
 def _known_facts(
     name: str, vocabulary_size: int | None, layout: Layout, dtype: str | None
-) -> _BinFacts:
+) -> tuple[Layout, np.dtype[np.integer] | None, int | None]:
+    """Return layout, type of the numbers and count of ids, with None for an unknown fact."""
     is_stream = name == STANDARD_INPUT or not os.path.isfile(name)
-    if is_stream and not has_side_file(name):
-        if layout.parse_header:
-            return _BinFacts(layout, None, None)
-        if vocabulary_size is None:
-            raise InputError(
-                f"{name}: a bin stream has no side file, which records its integer type: use npy"
-            )
-        kind = np.dtype(dtype).newbyteorder("<") if dtype else id_dtype(vocabulary_size)
-        return _BinFacts(layout, kind, None)
-    if not has_side_file(name):
-        return _BinFacts(*numbers_of(name, dtype))
-    facts = _side_facts(name, read_side_file(name), is_stream)
-    if facts.dtype is not None:
-        _check_dtype(name, facts.dtype, dtype)
-    return facts
+    if has_side_file(name):
+        return _side_facts(name, read_side_file(name), dtype, is_stream=is_stream)
+    if not is_stream:
+        return numbers_of(name, dtype)
+    if layout.parse_header:
+        return layout, None, None
+    if vocabulary_size is None:
+        raise InputError(
+            f"{name}: a bin stream has no side file, which records its integer type: use npy"
+        )
+    kind = np.dtype(dtype).newbyteorder("<") if dtype else id_dtype(vocabulary_size)
+    return layout, kind, None
 
 
-def _side_facts(name: str, side: dict[str, Any], is_stream: bool) -> _BinFacts:
-    """Return the facts of a side file; InputError unless they agree with the token file."""
+def _side_facts(
+    name: str, side: dict[str, Any], asked: str | None, *, is_stream: bool
+) -> tuple[Layout, np.dtype[np.integer], int]:
+    """Return layout, type of the numbers and count of ids by the side file.
+
+    asked: the type that the numbers must have; None for any. Raises InputError for another type,
+    and unless a token file that is no stream agrees with its side file.
+    """
     layout = get_layout(side["layout"])
     dtype = np.dtype(side["dtype"]).newbyteorder("<")
     count, size = side["count"], file_size(name)
@@ -407,7 +400,9 @@ def _side_facts(name: str, side: dict[str, Any], is_stream: bool) -> _BinFacts:
         )
     if not is_stream:
         _check_samples(name, side, name)
-    return _BinFacts(layout, dtype, count)
+    if asked not in (None, dtype.name):
+        raise InputError(f"{name}: by its side file, its numbers are {dtype.name}, not {asked}")
+    return layout, dtype, count
 
 
 def _check_samples(name: str, side: dict[str, Any], tokens: str) -> None:
@@ -424,24 +419,22 @@ def _check_samples(name: str, side: dict[str, Any], tokens: str) -> None:
         )
 
 
-def _read_bin(name: str, facts: _BinFacts) -> Iterator[NDArray[np.int64]]:
-    with open_stream(name) as stream:
-        buffered = io.BufferedReader(stream, BLOCK_BYTES)
-        dtype, count = facts.dtype, facts.count
-        if facts.layout.parse_header:
-            dtype, count = _check_header(buffered, name, facts)
-        assert dtype is not None
-        yield from read_numbers(buffered, name, dtype, count)
-
-
 def _check_header(
-    stream: io.BufferedIOBase, name: str, facts: _BinFacts
+    stream: io.BufferedIOBase,
+    name: str,
+    layout: Layout,
+    known_dtype: np.dtype[np.integer] | None,
+    known_count: int | None,
 ) -> tuple[np.dtype[np.integer], int]:
-    """Return type and number of the tokens; InputError if the side file disagrees."""
-    assert facts.layout.parse_header is not None
-    kind, count = facts.layout.parse_header(stream.read(facts.layout.header_bytes), name)
+    """Return type and number of the tokens by the header of a file.
+
+    known_dtype, known_count: the facts of the side file; None without a side file. Raises
+    InputError if they differ from the header.
+    """
+    assert layout.parse_header is not None
+    kind, count = layout.parse_header(stream.read(layout.header_bytes), name)
     dtype = np.dtype(kind).newbyteorder("<")
-    if facts.dtype is not None and (dtype, count) != (facts.dtype, facts.count):
+    if known_dtype is not None and (dtype, count) != (known_dtype, known_count):
         raise InputError(
             f"{name}: its header says {count} ids of {dtype.itemsize} bytes, but its side file "
             f"{side_path(name)} does not"
@@ -567,17 +560,8 @@ class BinWriter(NumbersWriter):
 
     def _describe(self, path: str) -> dict[str, bytes]:
         """Return the contents of side file and index by name; path: the temporary file of ids."""
-        contents = {side_path(self._output.path): self._description(path)}
-        index = index_path(self._output.path, self._layout)
-        if index is not None:
-            contents[index] = make_index(self._dtype.name, self._starts, self.ids)
-        return contents
-
-    @property
-    def _starts(self) -> NDArray[np.int64]:
-        return np.concatenate([np.empty(0, np.int64), *self._offsets])
-
-    def _description(self, path: str) -> bytes:
+        # Positions in the file at which documents start, int64 (documents,).
+        starts = np.concatenate([np.empty(0, np.int64), *self._offsets])
         mask = self._mask and {"sample_sha256": sample_digest(self._mask.temporary)}
         side = {
             "format": SIDE_FORMAT,
@@ -597,5 +581,11 @@ class BinWriter(NumbersWriter):
             "sample_sha256": sample_digest(path),
             **({"loss_mask": mask} if mask else {}),
         }
-        facts, starts = json.dumps(side)[:-1].encode(), format_numbers(self._starts)
-        return b"".join([facts, b', "document_offsets": [', starts, b"]}\n"])
+        offsets = b', "document_offsets": [', format_numbers(starts), b"]}\n"
+        contents = {
+            side_path(self._output.path): json.dumps(side)[:-1].encode() + b"".join(offsets)
+        }
+        index = index_path(self._output.path, self._layout)
+        if index is not None:
+            contents[index] = make_index(self._dtype.name, starts, self.ids)
+        return contents

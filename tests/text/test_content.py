@@ -18,7 +18,6 @@ from llmgpu.text.streams import (
     HEAD_BYTES,
     binary_format,
     check_text,
-    has_zero_bytes,
     looks_like_jsonl,
     read_mark,
 )
@@ -99,7 +98,6 @@ def test_what_is_not_text(data: bytes, what: str) -> None:
 )
 def test_what_may_be_text(text: bytes) -> None:
     check_text(text[: HEAD_BYTES - 1], "x")
-    assert has_zero_bytes(text) == (b"\0" in text)
 
 
 def test_json_lines() -> None:
