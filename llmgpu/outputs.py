@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from llmgpu.errors import OutputError
+from llmgpu.input_files import source_name
 from llmgpu.files import STANDARD_OUTPUT, is_descriptor, output_errors, require_name
 from llmgpu.spelling import spelled
 
@@ -160,8 +161,7 @@ def check_outputs(
 
 
 def _also(other: str, path: str) -> str:
-    name = "standard input" if other == _STANDARD_INPUT else other
-    return "" if other == path else f", the same file as {name}"
+    return "" if other == path else f", the same file as {source_name(other)}"
 
 
 def _check_replaceable(output: Output) -> None:

@@ -6,8 +6,7 @@ arguments of the API: ``device="cpu"`` in place of ``--device cpu``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -18,30 +17,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _PythonCalls:
-    """Counts the running calls of the Python API in all threads.
-
-    Calls are counted for all threads together, because a message may be composed in another thread
-    than the caller's.
-
-    running: one entry for each call. A list needs no lock: append and remove can't be interrupted,
-    and a lock could stay locked in a forked process.
-    """
-
-    def __init__(self) -> None:
-        self.running: list[None] = []
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a call while the block runs."""
-        self.running.append(None)
-        try:
-            yield
-        finally:
-            self.running.pop()
-
-
-_calls = _PythonCalls()
+# One entry for each running call of the Python API, in all threads together, because a message may
+# be composed in another thread than the caller's. A list needs no lock: append and pop can't be
+# interrupted, and a lock could stay locked in a forked process.
+_running: list[None] = []
 
 
 def spelled(option: str, argument: str = "") -> str:
@@ -50,7 +29,7 @@ def spelled(option: str, argument: str = "") -> str:
     option: the spelling on the command line. argument: the spelling in Python, by default the
     option's name with underscores.
     """
-    if not _calls.running:
+    if not _running:
         return option
     name, _, value = option.removeprefix("--").partition(" ")
     name = name.replace("-", "_")
@@ -74,12 +53,14 @@ def speaking_python(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def called(*arguments: P.args, **named: P.kwargs) -> T:
+        _running.append(None)
         try:
-            with _calls.counted():
-                return function(*arguments, **named)
+            return function(*arguments, **named)
         except TypeError as error:
             hints = [f"; {ARGUMENTS[name]}" for name in named if name in ARGUMENTS]
             error.args = ("".join((str(error), *hints)),)
             raise
+        finally:
+            _running.pop()
 
     return called

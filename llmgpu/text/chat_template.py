@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -93,22 +94,17 @@ class TemplateRenderer(Closing):
             line = json.dumps(request, ensure_ascii=False) + "\n"
         except RecursionError:
             raise InputError(f"{what} can't take data that is nested this deep") from None
-        try:
+        with suppress(BrokenPipeError):  # the process has ended, so its answer is empty
             self._process.stdin.write(line.encode("utf-8", "surrogatepass"))
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the process has ended, so its answer is empty
         data = self._process.stdout.readline()
         if not data:
             raise InputError(f"{what} {self._describe_end()}")
         answer: dict[str, Any] = json.loads(data.decode("utf-8", "surrogatepass"))
         if "error" in answer:
-            dated = "'strftime_now' is undefined" in answer["error"]
-            hint = (
-                f": set {DATE} to the time that it should use, in seconds since 1970"
-                if dated
-                else ""
-            )
+            hint = ""
+            if "'strftime_now' is undefined" in answer["error"]:
+                hint = f": set {DATE} to the time that it should use, in seconds since 1970"
             raise InputError(f"{what} fails: {answer['error']}{hint}")
         return answer
 

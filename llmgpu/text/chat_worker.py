@@ -208,12 +208,10 @@ def main() -> None:
             request = json.loads(line.decode("utf-8", "surrogatepass"))
             answer, template = _answer(request, template)
             data = json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        except MemoryError:
-            data = json.dumps(
-                {"error": f"it takes more than {MEMORY_BYTES} bytes of memory"}
-            ).encode()
         except Exception as error:  # a template may raise any exception
             reason = " ".join(str(error).split())[:_SHOWN] or type(error).__name__
+            if isinstance(error, MemoryError):
+                reason = f"it takes more than {MEMORY_BYTES} bytes of memory"
             data = json.dumps({"error": reason}).encode()
         _limit_time(0)
         sys.stdout.buffer.write(data + b"\n")

@@ -79,7 +79,7 @@ _LLMC = LAYOUTS["llmc"]
 
 
 def read_bin(
-    name: str, vocabulary_size: int | None, layout: str, dtype: str | None = None
+    name: str, vocabulary_size: int | None = None, layout: str = "raw", dtype: str | None = None
 ) -> Iterator[NDArray[np.int64]]:
     """Yield the ids of a file, int64, in blocks.
 

@@ -17,7 +17,6 @@ from llmgpu.input_files import require_known
 from llmgpu.outputs import DECIMAL_IDS, JSONL_IDS, NPY, TOKEN_FILE, Output, check_outputs, kind_of
 from llmgpu.registry import imported
 from llmgpu.spelling import spelled
-from llmgpu.tokens.layouts import get_layout
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,21 +134,17 @@ def open_writer(
     return writer
 
 
-def read_tokens(
-    path: str | Path, format: str, *, vocabulary_size: int | None = None, layout: str = "raw"
-) -> Iterator[NDArray[np.int64]]:
+def read_tokens(path: str | Path, format: str) -> Iterator[NDArray[np.int64]]:
     """Return an iterator over the ids in `path` ("-": standard input), int64, block by block.
 
-    vocabulary_size, layout: for a ``bin`` stream without a side file, such as a pipe.
+    For a ``bin`` stream without a side file, such as a pipe, use `llmgpu.tokens.bin.read_bin`.
 
-    Raises InputError for an unknown format or layout, for a file that can't be read, and for
-    content other than ids, with file and line or position.
+    Raises InputError for an unknown format, for a file that can't be read, and for content other
+    than ids, with file and line or position.
     """
     chosen, name = _get_format(format), str(path)
-    get_layout(layout)
     if name != "-" and not os.path.exists(name):
         hint = "; pipe ids into standard input" if name.isdecimal() else ""
         raise InputError(f"no such file: {name!r}{hint}")
-    described = (vocabulary_size, layout) if format == "bin" else ()
-    blocks: Iterator[NDArray[np.int64]] = imported(f"{_ROOM}.{chosen.reader}")(name, *described)
+    blocks: Iterator[NDArray[np.int64]] = imported(f"{_ROOM}.{chosen.reader}")(name)
     return blocks

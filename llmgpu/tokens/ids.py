@@ -24,6 +24,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import library
 from llmgpu.cpu.texts import CELL_IDS, format_ids, spell_cells
 from llmgpu.errors import InputError
+from llmgpu.input_files import source_name
 from llmgpu.spelling import spelled
 from llmgpu.text.jsonl import jsonl_lines, parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT, ByteStream, Rewound
@@ -105,8 +106,8 @@ def _error_at(found: re.Match[bytes], name: str, line: int) -> InputError:
     shown = repr(word[:40].decode("utf-8", "backslashreplace") + ("..." if len(word) > 40 else ""))
     if word.startswith(b"{"):
         shown += f" (JSON lines need {spelled('--format')} jsonl)"
-    name = "standard input" if name == STANDARD_INPUT else name
-    return not_an_id(f"{name}, line {line + found.string.count(10, 0, found.start())}", shown)
+    number = line + found.string.count(10, 0, found.start())
+    return not_an_id(f"{source_name(name)}, line {number}", shown)
 
 
 class TextWriter(TokenWriter):
@@ -235,16 +236,10 @@ class ShownTokens(TokenWriter):
     def __init__(self, path: str | Path, vocabulary: Vocabulary, style: Style = "lines") -> None:
         """Open `path` ("-": standard output) for the tokens of a vocabulary."""
         super().__init__(path, vocabulary.size)
-        self._vocabulary = vocabulary
-        self._style = style
-        forms = {"lines": self._line, "colours": self._coloured, "borders": self._bordered}
-        self._form = forms[style]
+        self._tokens, self._style = vocabulary.tokens, style
+        self._special = frozenset(vocabulary.special_tokens.values())
         self._spelled: dict[int, str] = {}
         self._turn = 0
-
-    @cached_property
-    def _special(self) -> frozenset[int]:
-        return frozenset(self._vocabulary.special_tokens.values())
 
     def _write(self, piece: EncodedSlice) -> None:
         bounds = [0, *piece.document_starts.tolist(), len(piece.ids)]
@@ -263,21 +258,18 @@ class ShownTokens(TokenWriter):
         for token_id in ids.tolist():
             text = self._spelled.get(token_id)
             if text is None:
-                text = self._spelled[token_id] = readable(self._vocabulary.tokens[token_id])
-            yield self._form(token_id, text)
+                text = self._spelled[token_id] = readable(self._tokens[token_id])
+            line_end = "\n" if self._tokens[token_id].endswith(b"\n") else ""
+            if self._style == "lines":
+                yield f"{token_id}\t{text}\n"
+            elif self._style == "borders":
+                yield f"{text}{_BORDER}{line_end}"
+            else:
+                yield f"\x1b[{self._colours(token_id)}m{text}\x1b[0m{line_end}"
 
-    def _line(self, token_id: int, text: str) -> str:
-        return f"{token_id}\t{text}\n"
-
-    def _bordered(self, token_id: int, text: str) -> str:
-        return f"{text}{_BORDER}{self._break(token_id)}"
-
-    def _coloured(self, token_id: int, text: str) -> str:
+    def _colours(self, token_id: int) -> str:
+        """Return the colours of the next token, as parameters of a terminal's escape sequence."""
         self._turn = (self._turn + 1) % len(_GROUNDS)
-        colours = f"38;5;16;48;5;{_GROUNDS[self._turn]}"
         if token_id in self._special:
-            colours = f"38;5;231;48;5;{_SPECIAL_GROUNDS[self._turn % len(_SPECIAL_GROUNDS)]}"
-        return f"\x1b[{colours}m{text}\x1b[0m{self._break(token_id)}"
-
-    def _break(self, token_id: int) -> str:
-        return "\n" if self._vocabulary.tokens[token_id].endswith(b"\n") else ""
+            return f"38;5;231;48;5;{_SPECIAL_GROUNDS[self._turn % len(_SPECIAL_GROUNDS)]}"
+        return f"38;5;16;48;5;{_GROUNDS[self._turn]}"

@@ -90,24 +90,16 @@ def add_progress(path: str, shard: Shard) -> None:
         os.fsync(file.fileno())
 
 
-def read_manifest(path: str | Path) -> list[tuple[str, Shard]]:
-    """Return the shards that a manifest lists, in order, each with its path.
-
-    Raises InputError for an unreadable or damaged file and for a file of another kind.
-    """
-    _, shards = read_facts(path)
-    return [(os.path.join(os.path.dirname(path), shard.file), shard) for shard in shards]
-
-
 def shard_files(path: str | Path, *, may_be_foreign: bool = False) -> list[str]:
     """Return the paths of a manifest's shards; InputError if a shard has another size than listed.
 
     may_be_foreign: accept shards without side files. Of such shards, only the number of ids is
     checked, by the type of numbers that the manifest names.
     """
-    dtype = describe_manifest(path).get("dtype")
-    shards = read_manifest(path)
-    for shard_path, shard in shards:
+    content, shards = read_facts(path)
+    dtype = content.get("dtype")
+    paths = [os.path.join(os.path.dirname(path), shard.file) for shard in shards]
+    for shard_path, shard in zip(paths, shards, strict=True):
         if not may_be_foreign or has_side_file(shard_path):
             found = {"count": describe_bin_file(shard_path).count} | read_side_file(shard_path)
         elif dtype in _DTYPES:
@@ -121,16 +113,19 @@ def shard_files(path: str | Path, *, may_be_foreign: bool = False) -> list[str]:
                     f"{shard_path} has {found[name]} {what}, but {path} lists {listed_size}: "
                     "it was replaced"
                 )
-    return [shard_path for shard_path, _ in shards]
+    return paths
 
 
 def describe_manifest(path: str | Path) -> dict[str, Any]:
-    """Return a manifest's entries about all shards; raises the errors of `read_manifest`."""
+    """Return a manifest's entries about all shards; raises the errors of `read_facts`."""
     return read_facts(path)[0]
 
 
 def read_facts(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
-    """Return the content of a manifest, and its shards; raises the errors of `read_manifest`."""
+    """Return the content of a manifest, and its shards in order.
+
+    Raises InputError for an unreadable or damaged file and for a file of another kind.
+    """
     failure = f"is not a list of token shards, as {spelled('--shard-tokens')} writes OUT.json"
     return _read(path, json.loads, MANIFEST_FORMAT, VERSION, failure)
 
@@ -234,25 +229,31 @@ def merge_shards(
     check_outputs([Output(str(output), MANIFEST)], map(str, manifests), force=force)
     parts = _in_order(manifests)
     _check_folder([*manifests, output])
-    shards = []
-    for path in parts:
-        for name, shard in read_manifest(path):
+    all_shards = []
+    for path, _, shards in parts:
+        for shard in shards:
+            name = os.path.join(os.path.dirname(path), shard.file)
             if not is_whole(name, shard):
                 raise InputError(f"{name} is missing or differs from {path}: do that part again")
-            shards.append(shard)
-    full = [shard for shard in shards if shard.count or shard.documents]
-    contents = [describe_manifest(path) for path in parts]
-    facts = {name: value for name, value in contents[0].items() if name not in _OWN}
-    facts["run_sha256"] = digest({"parts": [content["run_sha256"] for content in contents]})
-    return write_manifest(output, facts, full or shards[:1])
+        all_shards += shards
+    full = [shard for shard in all_shards if shard.count or shard.documents]
+    facts = {name: value for name, value in parts[0][1].items() if name not in _OWN}
+    facts["run_sha256"] = digest({"parts": [content["run_sha256"] for _, content, _ in parts]})
+    return write_manifest(output, facts, full or all_shards[:1])
 
 
-def _in_order(manifests: Sequence[str | Path]) -> list[str | Path]:
-    """Return the manifests in the order of their parts; InputError unless all belong to one job."""
-    by_number: dict[int, str | Path] = {}
+_Manifest = tuple[str | Path, dict[str, Any], list[Shard]]  # a path, and what `read_facts` returns
+
+
+def _in_order(manifests: Sequence[str | Path]) -> list[_Manifest]:
+    """Read manifests, and return them in the order of their parts.
+
+    Raises InputError unless they are the manifests of all parts of one job.
+    """
+    found: dict[int, _Manifest] = {}
     first: dict[str, Any] = {}
     for path in manifests:
-        content = describe_manifest(path)
+        content, shards = read_facts(path)
         part = _part_of(content, path)
         if not isinstance(content.get("run_sha256"), str):
             raise InputError(f"{path} does not say of which run it is: do that part again")
@@ -265,20 +266,19 @@ def _in_order(manifests: Sequence[str | Path]) -> list[str | Path]:
                 )
         if part.count != first["of"]:
             raise InputError(f"{path} is part {part}, but {first['path']} one of {first['of']}")
-        if part.number in by_number:
+        if part.number in found:
             raise InputError(
-                f"{path} and {by_number[part.number]} are both part {part}: name one manifest of "
+                f"{path} and {found[part.number][0]} are both part {part}: name one manifest of "
                 f"each part; those of a {spelled('--split')} are merged by themselves"
             )
-        by_number[part.number] = path
-    _check_one_output(
-        [(Path(path).stem, number) for number, path in by_number.items()], first["of"]
-    )
+        found[part.number] = path, content, shards
+    names = [(Path(path).stem, number) for number, (path, _, _) in found.items()]
+    _check_one_output(names, first["of"])
     numbers = range(1, first["of"] + 1)
-    missing = [f"{number}/{first['of']}" for number in numbers if number not in by_number]
+    missing = [f"{number}/{first['of']}" for number in numbers if number not in found]
     if missing:
         raise InputError(f"parts are missing: {listed(missing)}")
-    return [by_number[number] for number in numbers]
+    return [found[number] for number in numbers]
 
 
 def _check_one_output(names: Sequence[tuple[str, int]], count: int) -> None:

@@ -21,7 +21,7 @@ import os
 import re
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from llmgpu.tokens.bin import (
     read_side_file,
     side_path,
 )
-from llmgpu.tokens.layouts import Layout, get_layout
+from llmgpu.tokens.layouts import get_layout
 from llmgpu.tokens.manifest import (
     SUMS,
     Shard,
@@ -61,34 +61,34 @@ from llmgpu.tokens.splitting import spans_without
 _NO_IDS = np.empty(0, np.uint32)
 
 
-@dataclass(frozen=True)
 class ShardNames:
-    """The names of all files that belong to the output `output`."""
+    """The names of all files that belong to an output.
 
-    output: str
+    output: the path that the user gave, such as OUT.bin. manifest: path of the list of shards.
+    progress: path of the list of finished shards, which an unfinished job has. lock: path of the
+    lock file.
+    """
 
-    @property
-    def _stem(self) -> str:
-        return os.path.splitext(self.output)[0]
-
-    @property
-    def manifest(self) -> str:
-        """The path of the list of shards."""
-        return f"{self._stem}.json"
-
-    @property
-    def progress(self) -> str:
-        """The path of the list of finished shards, which an unfinished job has."""
-        return f"{self._stem}.progress.json"
-
-    @property
-    def lock(self) -> str:
-        """The path of the output's lock file."""
-        return f"{self._stem}.lock"
+    def __init__(self, output: str) -> None:
+        self.output = output
+        self._stem, self._suffix = os.path.splitext(output)
+        self.manifest = f"{self._stem}.json"
+        self.progress = f"{self._stem}.progress.json"
+        self.lock = f"{self._stem}.lock"
 
     def shard(self, index: int) -> str:
         """Return the path of the shard with this number."""
-        return f"{self._stem}-{index:06d}{os.path.splitext(self.output)[1]}"
+        return f"{self._stem}-{index:06d}{self._suffix}"
+
+    def _listed(self, expression: str) -> list[str]:
+        """Return the paths beside the output whose file names match a regular expression, sorted.
+
+        expression: {stem} and {suffix} are replaced by those of the output's name.
+        """
+        folder, stem = os.path.split(self._stem)
+        own = expression.format(stem=re.escape(stem), suffix=re.escape(self._suffix))
+        names = (name for name in os.listdir(folder or ".") if re.fullmatch(own, name))
+        return sorted(os.path.join(folder, name) for name in names)
 
     def outputs(self) -> list[Output]:
         """The files that a job may replace.
@@ -97,25 +97,17 @@ class ShardNames:
         some in place. `ShardWriter` checks the kind of each old shard just before it replaces the
         shard.
         """
-        folder, name = os.path.split(self.output)
-        stem, suffix = map(re.escape, os.path.splitext(name))
-        shard = re.compile(rf"{stem}-\d{{6,}}{suffix}(\.json|\.mask\.npy)?")
         shards: list[str] = []
         with suppress(OSError):  # if the folder can't be read, writing will raise an error
-            found = filter(shard.fullmatch, os.listdir(folder or "."))
-            shards += sorted(os.path.join(folder, name) for name in found)
+            shards = self._listed(r"{stem}-\d{{6,}}{suffix}(\.json|\.mask\.npy)?")
         lists = [Output(self.manifest, MANIFEST), Output(self.progress, PROGRESS)]
         return [*lists, *(Output(path, None) for path in shards)]
 
     def remove_temporary(self) -> None:
         """Remove the temporary files that a killed job left."""
-        folder, name = os.path.split(self.output)
-        stem, suffix = map(re.escape, os.path.splitext(name))
-        own = rf"{stem}(-\d{{6}}{suffix}(\.json|\.mask\.npy)?|(\.progress)?\.json)"
-        temporary = re.compile(rf"\.{own}\.[0-9a-f]{{12}}\.tmp")
-        for found in os.listdir(folder or "."):
-            if temporary.fullmatch(found):
-                _remove(os.path.join(folder, found))
+        own = r"{stem}(-\d{{6}}{suffix}(\.json|\.mask\.npy)?|(\.progress)?\.json)"
+        for path in self._listed(rf"\.{own}\.[0-9a-f]{{{{12}}}}\.tmp"):
+            _remove(path)
 
 
 class ShardWriter(TokenSink):
@@ -150,7 +142,12 @@ class ShardWriter(TokenSink):
         """
         super().__init__()
         self._layout = get_layout(layout)
-        _check_length(shard_tokens, self._layout)
+        most = self._layout.max_tokens
+        if shard_tokens < 1:
+            raise InputError(f"shards of {shard_tokens} tokens: use 1 or more")
+        if most is not None and shard_tokens > most:
+            what = f"shards of {shard_tokens} tokens"
+            raise InputError(f"{what}: the limit of layout {layout} is {most}")
         self._names = ShardNames(str(output))
         self._vocabulary = vocabulary
         self._spans = spans_without(vocabulary, added)
@@ -196,10 +193,9 @@ class ShardWriter(TokenSink):
             done = self._current.ids if self._current else 0
             end = min(len(ids), begin + self._shard_tokens - done)
             high = int(np.searchsorted(starts, end, side="left"))
-            is_whole = end - begin == len(ids)
-            text_bytes = (
-                prepared.text_bytes if is_whole else replaced_bytes(self._spans, ids[begin:end])
-            )
+            text_bytes = prepared.text_bytes
+            if end - begin < len(ids):
+                text_bytes = replaced_bytes(self._spans, ids[begin:end])
             mask = None if piece.mask is None else piece.mask[begin:end]
             part = EncodedSlice(ids[begin:end], starts[low:high] - begin, text_bytes, mask=mask)
             self._put(replace(part, content=prepared.content[begin:end].data.cast("B")))
@@ -362,15 +358,6 @@ def _differs(path: str) -> InputError:
         f"{path} does not match the text: one of them has changed; remove the file to write it and "
         "those after it again"
     )
-
-
-def _check_length(shard_tokens: int, layout: Layout) -> None:
-    most = layout.max_tokens
-    if shard_tokens < 1:
-        raise InputError(f"shards of {shard_tokens} tokens: use 1 or more")
-    if most is not None and shard_tokens > most:
-        what = f"shards of {shard_tokens} tokens"
-        raise InputError(f"{what}: the limit of layout {layout.name} is {most}")
 
 
 def _read_progress(names: ShardNames, run: Run) -> list[Shard]:

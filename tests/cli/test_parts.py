@@ -12,7 +12,7 @@ import pytest
 
 from llmgpu.bpe.words.counts_file import load_counts
 from llmgpu.tokens.bin import read_side_file
-from llmgpu.tokens.manifest import read_manifest
+from llmgpu.tokens.manifest import shard_files
 from tests.cli.conftest import Run, fails, killed_before
 from tests.conftest import require_adapter
 
@@ -38,7 +38,7 @@ def ids_of(manifest: Path) -> tuple[list[int], list[int]]:
     """All ids of a manifest's shards, and where documents start in them."""
     ids: list[int] = []
     starts: list[int] = []
-    for path, _ in read_manifest(manifest):
+    for path in shard_files(manifest):
         offsets = cast(list[int], read_side_file(path)["document_offsets"])
         starts += [len(ids) + start for start in offsets]
         ids += np.fromfile(path, np.uint16).tolist()

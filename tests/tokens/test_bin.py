@@ -170,7 +170,7 @@ def test_wrong_side_files(tmp_path: Path, change: dict[str, Any], message: str) 
     path, side = written_bin(tmp_path)
     Path(f"{path}.json").write_text(json.dumps(side | change))
     with pytest.raises(InputError, match=f"{re.escape(str(path))}.*{message}"):
-        read_tokens(path, "bin")
+        list(read_tokens(path, "bin"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "\xff", '{"format": '])
@@ -185,12 +185,12 @@ def test_a_missing_side_file(tmp_path: Path) -> None:
     path, _ = written_bin(tmp_path)
     os.unlink(f"{path}.json")
     with pytest.raises(InputError, match=r"f\.bin has no side file .*--token-dtype"):
-        read_tokens(path, "bin", vocabulary_size=VOCABULARY)
+        list(read_bin(str(path), VOCABULARY))
 
 
 def test_a_bin_stream_needs_the_size_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\1\0\2\0\3")))
     with pytest.raises(InputError, match="has no side file, which records its integer type"):
-        read_tokens("-", "bin")
+        list(read_tokens("-", "bin"))
     with pytest.raises(InputError, match="ends after 2 ids and 1 bytes"):
         read_all("-", "bin", vocabulary_size=300)

@@ -27,7 +27,7 @@ from llmgpu.errors import InputError, OutputError
 from llmgpu.text import jsonl
 from llmgpu.tokens import ids as decimal_text
 from llmgpu.tokens import npy, sinks
-from llmgpu.tokens.bin import read_side_file
+from llmgpu.tokens.bin import read_bin, read_side_file
 from llmgpu.tokens.formats import FORMATS, open_writer, read_tokens
 from llmgpu.tokens.sinks import TokenWriter
 from tests.conftest import examples
@@ -69,7 +69,8 @@ def write_documents(writer: TokenWriter, documents: list[list[int]], cuts: list[
 
 
 def read_all(path: object, format: str, **options: Any) -> list[int]:
-    blocks = list(read_tokens(str(path), format, **options))
+    is_bin = format == "bin"
+    blocks = list(read_bin(str(path), **options) if is_bin else read_tokens(str(path), format))
     assert all(block.dtype == np.int64 and block.ndim == 1 for block in blocks)
     return [i for block in blocks for i in block.tolist()]
 
