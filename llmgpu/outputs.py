@@ -22,8 +22,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from llmgpu.errors import OutputError
-from llmgpu.input_files import source_name
 from llmgpu.files import STANDARD_OUTPUT, is_descriptor, output_errors, require_name
+from llmgpu.input_files import source_name
 from llmgpu.spelling import spelled
 
 VOCABULARY = "a vocabulary"

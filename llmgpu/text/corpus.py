@@ -289,9 +289,10 @@ class Corpus(Closing):
 
         before: the range also includes the last `before` bytes that were already returned.
         """
-        if self.options.limit is not None or not isinstance(self._reader, DirectReader):
+        is_direct = isinstance(self._reader, DirectReader) and self._reader.has_begun
+        if self.options.limit is not None or not is_direct:
             return None
-        return self._reader.upcoming(least, most, before)
+        return cast(ByteStream, self._file).upcoming(least, most, before)
 
     def skip(self, nbytes: int) -> None:
         """Skip text that the caller reads through a range from `upcoming`."""
@@ -597,16 +598,19 @@ def read_small(sources: Sequence[Source], view: NDArray[np.uint8]) -> int:
 
 
 class DirectReader:
-    """Reads a file whose text is exactly its bytes, straight into the caller's buffer."""
+    """Reads a file whose text is exactly its bytes, straight into the caller's buffer.
+
+    has_begun: whether the start of the document was returned.
+    """
 
     def __init__(self, stream: ByteStream, policy: InputPolicy, continues: bool) -> None:
         """Prepare to read `stream`; continues: whether the stream begins inside a document."""
-        self._stream, self._policy, self._begun = stream, policy, continues
+        self._stream, self._policy, self.has_begun = stream, policy, continues
         self.wait = stream.wait
 
     def read(self, view: NDArray[np.uint8]) -> Piece:
         """Read the next bytes into `view`."""
-        if self._begun and not self._stream.is_invalid:
+        if self.has_begun and not self._stream.is_invalid:
             text = view[: self._stream.readinto(view)]
         else:
             # Invalid bytes are counted here. `view` may be memory of a device, which is slow to
@@ -617,12 +621,6 @@ class DirectReader:
             text = view[: len(block)]
             text[...] = np.frombuffer(block, np.uint8)
         is_end = not len(text)
-        starts = NO_TEXT.starts if self._begun else _FIRST
-        self._begun = True
+        starts = NO_TEXT.starts if self.has_begun else _FIRST
+        self.has_begun = True
         return Piece(text, starts, is_end, is_end)
-
-    def upcoming(self, least: int, most: int, before: int) -> FileBytes | None:
-        """Return a range, see `Corpus.upcoming`; None if invalid bytes have to be counted."""
-        if not self._begun or self._stream.is_invalid:
-            return None
-        return self._stream.upcoming(least, most, before)

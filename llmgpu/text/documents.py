@@ -17,6 +17,7 @@ import codecs
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
@@ -269,9 +270,9 @@ class DocumentSplitter:
         """Set the separators, if any; InputError for an empty separator."""
         if not all(separators):
             raise InputError("a document separator is empty: it needs at least one byte")
-        longest_first = sorted(set(separators), key=len, reverse=True)
-        self._separators = longest_first
-        self._pattern = re.compile(b"|".join(map(re.escape, longest_first)))
+        self._separators = sorted(set(separators), key=len, reverse=True)
+        self._longest = max(map(len, separators), default=0)  # bytes
+        self._pattern = re.compile(b"|".join(map(re.escape, self._separators)))
         self._lines = LineStarts() if line_documents else None
         self.begin()
 
@@ -291,7 +292,7 @@ class DocumentSplitter:
     def feed(self, block: NDArray[np.uint8], final: bool) -> Piece:
         """Return the text that later blocks can't change; final: the text ends with this block."""
         text, cuts = block, NO_TEXT.starts
-        if self._separators:
+        if self._longest:
             data = self._held + block.tobytes()
             spans, decided = self._find_separators(data, final)
             self._held = data[decided:]
@@ -313,24 +314,16 @@ class DocumentSplitter:
 
         Returns their (begin, end), and the position up to which the search is complete.
         """
-        # Only separators that begin at `safe` or later may be incomplete in this block.
-        safe = len(data) if final else max(0, len(data) - len(self._separators[0]) + 1)
-        spans = []
-        for match in self._pattern.finditer(data):
-            if match.start() >= safe:
-                break
-            spans.append(match.span())
-        position = max(safe, spans[-1][1] if spans else 0)
-        while position < len(data):
-            rest = data[position:]
-            # Wait for the next block if a longer separator may begin here.
-            if any(len(s) > len(rest) and s.startswith(rest) for s in self._separators):
-                break
-            found = self._pattern.match(data, position)
-            if found:
-                spans.append(found.span())
-            position = found.end() if found else position + 1
-        return spans, position
+        # Find the first position at which a separator may begin that the next block completes.
+        last = range(len(data) if final else max(0, len(data) - self._longest + 1), len(data))
+        may_begin = (place for place in last if self._may_continue(data[place:]))
+        end = next(may_begin, len(data))
+        matches = takewhile(lambda match: match.start() < end, self._pattern.finditer(data))
+        spans = [match.span() for match in matches]
+        return spans, max(end, spans[-1][1] if spans else 0)
+
+    def _may_continue(self, rest: bytes) -> bool:
+        return any(len(s) > len(rest) and s.startswith(rest) for s in self._separators)
 
 
 def remove_spans(

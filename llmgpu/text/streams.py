@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError
-from llmgpu.input_files import input_errors, source_name
+from llmgpu.input_files import input_errors, read_error, source_name
 from llmgpu.outputs import binary_kind
 from llmgpu.pipeline import Begun
 from llmgpu.processors import usable_processors
@@ -195,6 +195,22 @@ class FileContent:
                 f"and {what}; read it again, or a copy of it"
             )
 
+    def read_at(self, file: BinaryIO | FileBytes, data: NDArray[np.uint8], offset: int) -> None:
+        """Fill `data` with the bytes of the open file from `offset` on. Any thread may call this.
+
+        Raises InputError if the file can't be read, or is shorter than it was.
+        """
+        done = 0
+        try:
+            while done < len(data):
+                got = _read_parts(file.fileno(), data[done:].data, offset + done)
+                if not got:
+                    raise OSError("it is shorter than it was")
+                done += got
+        except OSError as error:
+            self.check(file)
+            raise read_error(self.name, error) from error
+
 
 class ByteStream(io.RawIOBase):
     """The decompressed bytes of one source. Every failure is an InputError that names the source.
@@ -230,7 +246,7 @@ class ByteStream(io.RawIOBase):
             raise
         except OSError as error:
             super().close()
-            raise InputError(f"can't read {self.name}: {error.strerror or error}") from error
+            raise read_error(self.name, error) from error
         # Decompress while reading; a thread decompresses a local file ahead.
         compression = COMPRESSIONS.get(self._compression)
         self._stream = cast(Decompressor, self._raw)
@@ -314,42 +330,31 @@ class ByteStream(io.RawIOBase):
         """Whether `read_at` works: the source is a regular file without compression."""
         return self._is_plain_file and self.name != STANDARD_INPUT
 
-    def read_at(self, data: NDArray[np.uint8], offset: int, other: FileBytes | None = None) -> None:
-        """Fill `data` with the bytes of the file from `offset` on. Any thread may call this.
-
-        other: an open duplicate of the descriptor, read instead because this stream may be closed.
-        """
-        file = other or self._raw
-        done = 0
-        try:
-            while done < len(data):
-                got = _read_parts(file.fileno(), data[done:].data, offset + done)
-                if not got:
-                    raise OSError("it is shorter than it was")
-                done += got
-        except OSError as error:
-            if self._content is not None:
-                self._content.check(file)
-            raise InputError(self._describe(error)) from error
+    def read_at(self, data: NDArray[np.uint8], offset: int) -> None:
+        """Fill `data` with the bytes of the file from `offset` on. Any thread may call this."""
+        assert isinstance(self._content, FileContent)
+        self._content.read_at(self._raw, data, offset)
 
     def upcoming(self, least: int, most: int, before: int) -> FileBytes | None:
         """Return the range of the next `least` to `most` bytes without reading them.
 
-        The range never includes the last byte of the file. None if there are fewer bytes, or the
-        stream is compressed or not a regular file.
+        The range never includes the last byte of the file. None if there are fewer bytes, if the
+        stream is compressed or not a regular file, or if invalid UTF-8 has to be counted.
 
         before: the range also includes this number of bytes in front of the next byte.
         """
-        if self._is_begin or not self.reads_anywhere:
+        if self._is_begin or self.is_invalid or not self.reads_anywhere:
             return None
+        assert isinstance(self._content, FileContent)
         begin = self._raw.tell()
         nbytes = min(most, self._end_of_file - begin - 1)
         if nbytes < least:
             return None
         try:
-            return FileBytes(self, os.dup(self._raw.fileno()), begin - before, before + nbytes)
+            descriptor = os.dup(self._raw.fileno())
         except OSError:  # the process has no descriptor left
             return None
+        return FileBytes(self._content, descriptor, begin - before, before + nbytes)
 
     def peek(self, begin: int, end: int) -> bytes:
         """Return the bytes from `begin` to `end`, counted from the next byte; see `read_at`."""
@@ -362,14 +367,10 @@ class ByteStream(io.RawIOBase):
         self._raw.seek(nbytes, os.SEEK_CUR)
         self.position += nbytes
 
-    def check_unchanged(self, other: FileBytes | None = None) -> None:
-        """Raise InputError if a regular file was changed after it was found.
-
-        other: an open duplicate of the descriptor, checked instead because this stream may be
-        closed.
-        """
+    def check_unchanged(self) -> None:
+        """Raise InputError if a regular file was changed after it was found."""
         if self._content is not None:
-            self._content.check(other or self._raw)
+            self._content.check(self._raw)
 
     @property
     def _end_of_file(self) -> int:
@@ -455,9 +456,9 @@ class FileBytes:
     begin: offset of the range in the file. nbytes: length of the range.
     """
 
-    def __init__(self, stream: ByteStream, descriptor: int, begin: int, nbytes: int) -> None:
+    def __init__(self, content: FileContent, descriptor: int, begin: int, nbytes: int) -> None:
         """Take over `descriptor`, an open file, and close it when this object is deleted."""
-        self._stream, self._descriptor = stream, descriptor
+        self._content, self._descriptor = content, descriptor
         self.begin, self.nbytes = begin, nbytes
 
     def __del__(self) -> None:
@@ -468,12 +469,12 @@ class FileBytes:
 
     def read(self, data: NDArray[np.uint8], first: int) -> None:
         """Fill `data` with the bytes of the range from `first` on; InputError if that fails."""
-        self._stream.read_at(data, self.begin + first, self)
+        self._content.read_at(self, data, self.begin + first)
         self.check_unchanged()
 
     def check_unchanged(self) -> None:
         """Raise InputError if the file was changed, even if the stream is already closed."""
-        self._stream.check_unchanged(self)
+        self._content.check(self)
 
 
 def _begin_input(raw: BinaryIO, *, is_file: bool) -> tuple[BinaryIO, str]:

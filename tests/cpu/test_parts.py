@@ -20,7 +20,7 @@ from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import library
 from llmgpu.text.corpus import Corpus, corpus_from_bytes
-from llmgpu.text.streams import ByteStream
+from llmgpu.text.streams import ByteStream, FileContent
 from tests.bpe.host_encoders import cutting_cpu_encoder
 from tests.engines import NumpyEngine, train
 
@@ -110,11 +110,14 @@ def test_threads_read_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             read_here.append(count)
             return count
 
-        def read_at(self, data: NDArray[np.uint8], offset: int, other: Any = None) -> None:
-            super().read_at(data, offset, other)
-            read_here.append(len(data))
+    read_at = FileContent.read_at
+
+    def counting(self: FileContent, file: Any, data: NDArray[np.uint8], offset: int) -> None:
+        read_at(self, file, data, offset)
+        read_here.append(len(data))
 
     monkeypatch.setattr("llmgpu.text.corpus.ByteStream", Counting)
+    monkeypatch.setattr(FileContent, "read_at", counting)
     vocabulary = vocabulary_of("cl100k")
     expected, _ = joined(NumpyEncoder(vocabulary), corpus_from_bytes(path.read_bytes()))
     with Corpus([str(path)]) as corpus:
