@@ -72,9 +72,14 @@ def resident_memory() -> int | None:
 
 def peak_memory() -> int | None:
     """Return the peak memory of this process in bytes; None if the system does not tell."""
+    return _kilobytes(_STATUS, "VmHWM")
+
+
+def _kilobytes(path: Path, name: str) -> int | None:
+    """Return the bytes in the line "NAME: N kB" of a file of the system; None without the line."""
     try:
-        [peak] = re.findall(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE)
-        return int(peak) << 10
+        [number] = re.findall(rf"^{name}:\s*(\d+) kB", path.read_text(), re.MULTILINE)
+        return int(number) << 10
     except (OSError, ValueError):
         return None
 
@@ -162,12 +167,9 @@ def has_room_for_thread() -> bool:
 
 def _free_in_system() -> int | None:
     """Return the bytes of memory available on this machine."""
-    try:
-        lines = _MEMORY_INFO.read_text().splitlines()
-        [free] = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-        return int(free) << 10
-    except (OSError, ValueError):
-        pass
+    available = _kilobytes(_MEMORY_INFO, "MemAvailable")
+    if available is not None:
+        return available
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (AttributeError, OSError, ValueError):  # Windows has no `os.sysconf`

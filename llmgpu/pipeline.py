@@ -129,7 +129,7 @@ class Background(Closing):
     """
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []  # at most one
         self._error: BaseException | None = None
 
     def start(self, job: Callable[[], object]) -> None:
@@ -138,9 +138,6 @@ class Background(Closing):
         If the system can't start a thread, `job` runs in the caller's thread.
         """
         self.wait()
-        if not has_room_for_thread():
-            job()
-            return
 
         def do() -> None:
             try:
@@ -148,12 +145,7 @@ class Background(Closing):
             except BaseException as error:
                 self._error = error
 
-        # A daemon thread, so that a process that ends early does not wait for a disk.
-        self._thread = threading.Thread(target=do, name="llmgpu-background", daemon=True)
-        try:
-            self._thread.start()
-        except (MemoryError, RuntimeError):
-            self._thread = None
+        if not _start(do, self._threads):
             job()
 
     def check(self) -> None:
@@ -164,16 +156,33 @@ class Background(Closing):
 
     def wait(self) -> None:
         """Wait for the running job. Raise its error, if any."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._join()
         self.check()
 
     def close(self) -> None:
         """Wait for the running job, and drop its error."""
-        if self._thread is not None:
-            self._thread.join()
-        self._thread = self._error = None
+        self._join()
+        self._error = None
+
+    def _join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+
+def _start(target: Callable[[], None], threads: list[threading.Thread]) -> bool:
+    """Start a thread, and add it to `threads`; return False if the system can't start one."""
+    if not has_room_for_thread():
+        return False
+    # A daemon thread, so that a process can end while the thread waits for a pipe or a disk.
+    thread = threading.Thread(target=target, name="llmgpu-job", daemon=True)
+    threads.append(thread)  # listed first: an interrupt may arrive while the thread starts
+    try:
+        thread.start()
+    except (MemoryError, RuntimeError):
+        threads.remove(thread)
+        return False
+    return True
 
 
 def _never(job: object) -> NoReturn:
@@ -253,7 +262,7 @@ class _Pipeline(Generic[Job, Result]):
 
     def start_reader(self) -> None:
         """Start the reader thread. If this fails, the caller's thread iterates over `jobs`."""
-        self._start(self._read, self._readers)
+        _start(self._read, self._readers)
         for _ in range(self._ahead - 1):
             self._room.put(None)
 
@@ -317,26 +326,12 @@ class _Pipeline(Generic[Job, Result]):
         self._undone = [other for other in self._undone if not other.is_done]
         self._undone.append(task)
         most = min(len(self._undone), self._most_threads)
-        if len(self._threads) < most and not self._start(self._work, self._threads):
+        if len(self._threads) < most and not _start(self._work, self._threads):
             self._most_threads = len(self._threads)
         if self._threads:
             self._waiting.put(task)
         else:
             self._run(task)
-
-    def _start(self, target: Callable[[], None], threads: list[threading.Thread]) -> bool:
-        """Start a thread; return False if the system can't."""
-        if not has_room_for_thread():
-            return False
-        # A daemon thread, so that a process can end while the thread waits for a pipe.
-        thread = threading.Thread(target=target, name="llmgpu-job", daemon=True)
-        threads.append(thread)  # listed first: an interrupt may arrive while the thread starts
-        try:
-            thread.start()
-        except (MemoryError, RuntimeError):
-            threads.remove(thread)
-            return False
-        return True
 
     def _work(self) -> None:
         """Run queued tasks until None ends the thread."""

@@ -644,8 +644,8 @@ def test_the_error_of_a_job_beside_the_caller_is_raised_once(ending: str) -> Non
 
     with Background() as background:
         background.start(fail)
-        assert background._thread is not None
-        background._thread.join()
+        for thread in background._threads:
+            thread.join()
         with pytest.raises(ZeroDivisionError):
             background.start(fail) if ending == "start" else getattr(background, ending)()
         background.check()

@@ -18,7 +18,6 @@ from __future__ import annotations
 import binascii
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,7 @@ _MOST_KEY_BYTES = 32
 _MOST_VALUE_BYTES = 256
 _MOST_NODES = 1 << 16  # most nodes visited to list characters; the largest map in use needs 20,000
 _LABELS = np.arange(1, 256, dtype=np.uint32)
-_MARK = "\u2581"
+MARK = "\u2581"
 _SEARCHED, _FIRST, _SECOND = np.uint8(1), np.uint8(2), np.uint8(4)  # see `_tables`
 _SPACE = np.uint32(0x20)
 # Separates documents. No text contains it: invalid bytes become the surrogates U+DC80 to U+DCFF.
@@ -251,16 +250,16 @@ class SentencePieceRules:
         joined = _STOP.join(documents)
         mapped, _, _ = self.map(joined, len(joined))
         if self.removes:
-            mapped = _collapse(mapped)
+            mapped = collapse(mapped)
         found = []
         for document, text in zip(documents, mapped.split(_STOP), strict=True):
             if self.removes:
                 text = text.removeprefix(" ")
                 prefix = self.prefix if text.strip(" ") else ""
-                found.append((prefix + text.replace(_MARK, " ")).rstrip(" "))
+                found.append((prefix + text.replace(MARK, " ")).rstrip(" "))
             else:
                 prefix = self.prefix if document else ""
-                found.append(prefix + text.replace(_MARK, " "))
+                found.append(prefix + text.replace(MARK, " "))
         return found
 
     def _find(self, text: str, at: int) -> tuple[int, str]:
@@ -272,53 +271,7 @@ class SentencePieceRules:
         return (length, value) if length else (1, text[at])
 
 
-class SentencePiece:
-    """Normalizes a document; see `llmgpu.text.normalizing.Step`."""
-
-    held_blocks = 0
-
-    def __init__(self, rules: SentencePieceRules) -> None:
-        self.rules = rules
-        self._raw = ""
-        self._has_begun = False
-        self._has_more = False
-        self._was_space = rules.removes
-        self._spaces = ""  # spaces held back, because the text may end with them
-
-    @property
-    def held(self) -> Sequence[str]:
-        """The text held back until more text is known."""
-        return [self._raw, self._spaces]
-
-    def count_bytes(self, text: str) -> int:
-        return 0
-
-    def feed(self, text: str, final: bool) -> str:
-        rules = self.rules
-        raw = self._raw + text
-        limit = len(raw) if final else max(0, len(raw) - rules.longest + 1)
-        mapped, used, has_more = rules.map(raw, limit)
-        self._raw = raw[used:]
-        self._has_more |= has_more or (used > 0 and not rules.removes)
-        if rules.removes:
-            mapped = _collapse(mapped)
-            if self._was_space:
-                mapped = mapped.removeprefix(" ")
-            if mapped:
-                self._was_space = mapped.endswith(" ")
-        mapped = mapped.replace(_MARK, " ")
-        if self._has_more and not self._has_begun:
-            mapped = rules.prefix + mapped
-            self._has_begun = True
-        if rules.removes:
-            mapped = self._spaces + mapped
-            kept = mapped.rstrip(" ")
-            self._spaces = mapped[len(kept) :]
-            mapped = kept
-        return mapped + rules.suffix if final and self._has_more else mapped
-
-
-def _collapse(text: str) -> str:
+def collapse(text: str) -> str:
     """Replace several spaces in a row by one."""
     if "  " not in text:
         return text
@@ -326,18 +279,3 @@ def _collapse(text: str) -> str:
     is_space = data == _SPACE
     is_kept = np.append(True, ~(is_space[1:] & is_space[:-1]))
     return bytes(data[is_kept]).decode(errors="surrogatepass")
-
-
-def read_rules(given: dict[str, Any]) -> SentencePieceRules | None:
-    """Return the rules in a step of a vocabulary's normalizer; None for a step of another type."""
-    match given:
-        case {
-            "charsmap": str(charsmap),
-            "dummy_prefix": bool(prefix),
-            "remove_extra_whitespaces": bool(removes),
-            "suffix": bool(suffix),
-            "symbols": list(symbols),
-            **rest,
-        } if not rest and all(isinstance(symbol, str) and symbol for symbol in symbols):
-            return SentencePieceRules(charsmap, prefix, removes, suffix, symbols)
-    return None

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import quote
-from llmgpu.text.charsmap import SentencePiece, read_rules
+from llmgpu.text.charsmap import MARK, SentencePieceRules, collapse
 from llmgpu.text.documents import Piece, TextFilter
 from llmgpu.text.nfc import NfcFilter, starts_unit
 from llmgpu.text.nfc import normalize as compose
@@ -179,6 +179,43 @@ class Metaspace(Step[str]):
         return text if text.startswith(" ") else f" {text}"
 
 
+class SentencePiece(Step):
+    """Applies SentencePiece's map of strings, and its rules of white space."""
+
+    def __init__(self, rules: SentencePieceRules) -> None:
+        self.rules = rules
+        self._raw = ""
+        self._has_begun = False
+        self._has_more = False
+        self._was_space = rules.removes
+        self._spaces = ""  # spaces held back, because the text may end with them
+
+    def feed(self, text: str, final: bool) -> str:
+        rules = self.rules
+        raw = self._raw + text
+        limit = len(raw) if final else max(0, len(raw) - rules.longest + 1)
+        mapped, used, has_more = rules.map(raw, limit)
+        self._raw = raw[used:]
+        self._has_more |= has_more or (used > 0 and not rules.removes)
+        if rules.removes:
+            mapped = collapse(mapped)
+            if self._was_space:
+                mapped = mapped.removeprefix(" ")
+            if mapped:
+                self._was_space = mapped.endswith(" ")
+        mapped = mapped.replace(MARK, " ")
+        if self._has_more and not self._has_begun:
+            mapped = rules.prefix + mapped
+            self._has_begun = True
+        if rules.removes:
+            mapped = self._spaces + mapped
+            kept = mapped.rstrip(" ")
+            self._spaces = mapped[len(kept) :]
+            mapped = kept
+        self.held = [self._raw, self._spaces]
+        return mapped + rules.suffix if final and self._has_more else mapped
+
+
 class Normalizer:
     """A normalizer.
 
@@ -287,7 +324,18 @@ def _read_step(step: dict[str, Any]) -> Callable[[], Any]:
             return lambda: Replace(old, new)
         case "Metaspace", {"prepend_scheme": "always" | "first" as scheme, **rest} if not rest:
             return lambda: Metaspace(scheme == "first")
-        case "SentencePiece", {**rest} if (rules := read_rules(rest)) is not None:
+        case (
+            "SentencePiece",
+            {
+                "charsmap": str(charsmap),
+                "dummy_prefix": bool(prefix),
+                "remove_extra_whitespaces": bool(removes),
+                "suffix": bool(suffix),
+                "symbols": list(symbols),
+                **rest,
+            },
+        ) if not rest and all(isinstance(symbol, str) and symbol for symbol in symbols):
+            rules = SentencePieceRules(charsmap, prefix, removes, suffix, symbols)
             return lambda: SentencePiece(rules)
         case "Replace", {"pattern": {"Regex": _}}:
             raise VocabularyError("normalizer Replace is supported for strings, not for a Regex")
