@@ -292,8 +292,13 @@ def kernel_source(
     entries = _ENTRY.findall(text)
     if len(entries) != 1:
         raise DeviceError(f"wgsl/{file} has {len(entries)} entry points instead of one")
+    bindings = [
+        Binding(int(index), name, "uniform" if space == "uniform" else access or "read")
+        for index, space, access, name in _BINDING.findall(text)
+    ]
+    bindings.sort(key=lambda binding: binding.index)
     places = tuple((name, number) for _, name, number in lines)
-    return KernelSource(entries[0][1], text, _bindings(text), places, settings)
+    return KernelSource(entries[0][1], text, tuple(bindings), places, settings)
 
 
 @dataclass
@@ -435,11 +440,3 @@ class _Expansion:
 
     def _number(self, expression: str) -> int:
         return _evaluate(expression, self._names)
-
-
-def _bindings(text: str) -> tuple[Binding, ...]:
-    found = [
-        Binding(int(index), name, "uniform" if space == "uniform" else access or "read")
-        for index, space, access, name in _BINDING.findall(text)
-    ]
-    return tuple(sorted(found, key=lambda binding: binding.index))

@@ -34,10 +34,8 @@ class ArrowFile(ParquetFile):
 
     @property
     def _rows(self) -> tuple[int, int]:
-        try:
+        with self._damage():
             return super()._rows
-        except self._errors as error:
-            raise self._damaged(error) from error
 
     def _open_table(self) -> Any:
         return _Batches(self._path, PYARROW.require(self._path), PYARROW_IPC.require(self._path))

@@ -366,10 +366,9 @@ def parse_json_object(text: str | bytes, where: str) -> dict[str, object]:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         what = error.msg.removesuffix(" at")  # some of Python's messages end with " at"
-        what = f"{where}: not JSON ({what} at character {error.pos + 1})"
-        raise BadRowError(
-            what + (_ARRAY if str(error.doc).lstrip().startswith("[") else "")
-        ) from error
+        array = _ARRAY if str(error.doc).lstrip().startswith("[") else ""
+        where = f"{where}: not JSON ({what} at character {error.pos + 1}){array}"
+        raise BadRowError(where) from error
     except RecursionError as error:
         raise BadRowError(f"{where}: nested too deep") from error
     except ValueError as error:

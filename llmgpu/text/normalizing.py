@@ -49,12 +49,8 @@ _Whole = Callable[[Sequence[bytes]], Iterable[bytes | None]]
 _ERRORS = "surrogateescape"
 _MOST_STEPS = 100
 _MOST_ADDED = 1 << 16  # most bytes of a text that Prepend or Replace inserts
-WHITE_SPACE = (
-    "".join(
-        map(chr, [*range(9, 14), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029])
-    )
-    + "\u202f\u205f\u3000"
-)
+_SPACES = map(chr, range(0x2000, 0x200B))  # spaces of several widths
+WHITE_SPACE = f"\t\n\v\f\r \x85\xa0\u1680{''.join(_SPACES)}\u2028\u2029\u202f\u205f\u3000"
 
 
 class Step(ABC, Generic[AnyStr]):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, ClassVar, cast
 
@@ -81,19 +82,17 @@ class ParquetFile:
         with input_errors(path):
             self._raw = io.BufferedReader(cast(io.RawIOBase, source.open()), _BUFFER_BYTES)
         try:
-            self._content = FileContent.of(self._raw, source)
-            self._size = self._raw.seek(0, os.SEEK_END)
-            # Small files are read without Arrow's buffer, which grows to the size that a page
-            # claims, up to 2 GB.
-            self._buffer_bytes = _BUFFER_BYTES if self._size > _AHEAD_BYTES else 0
-            self._file = self._open_table()
-            self._names = [*map(self._find_column, self._columns)]
+            with self._damage():
+                self._content = FileContent.of(self._raw, source)
+                self._size = self._raw.seek(0, os.SEEK_END)
+                # Small files are read without Arrow's buffer, which grows to the size that a page
+                # claims, up to 2 GB.
+                self._buffer_bytes = _BUFFER_BYTES if self._size > _AHEAD_BYTES else 0
+                self._file = self._open_table()
+                self._names = [*map(self._find_column, self._columns)]
         except InputError:
             self._raw.close()
             raise
-        except self._errors as error:
-            self._raw.close()
-            raise self._damaged(error) from error
         # Yields the arrays of each row group in order. Threads need preadv and a local file.
         shares = isinstance(self._content, FileContent) and hasattr(os, "preadv")
         shares &= self.reads_groups
@@ -150,13 +149,14 @@ class ParquetFile:
         """Read the first row groups, see `DocumentFile.begin`."""
         self._groups.begin(_BEGUN)
 
-    @property
-    def _errors(self) -> tuple[type[Exception], ...]:
-        return (self._arrow.ArrowException, OSError, ValueError)
-
-    def _damaged(self, error: Exception) -> InputError:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return InputError(f"{self._path}: damaged, or not {self.kind} ({reason})")
+    @contextmanager
+    def _damage(self) -> Iterator[None]:
+        """Turn an error of Arrow or of reading in the block into an InputError."""
+        try:
+            yield
+        except (self._arrow.ArrowException, OSError, ValueError) as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise InputError(f"{self._path}: damaged, or not {self.kind} ({lines[0]})") from error
 
     def _find_column(self, column: str) -> list[str]:
         """Return the names that lead to a column, from the outermost column on.
@@ -217,12 +217,10 @@ class ParquetFile:
         Threads can't share a reader of Arrow, so each row group has its own reader.
         """
         raw = io.BufferedReader(_Places(self._raw.fileno(), self._size), _BUFFER_BYTES)
-        try:
+        with self._damage():
             file = PYARROW_PARQUET.require(self._path).ParquetFile(
                 raw, metadata=self._file.metadata, pre_buffer=False, buffer_size=self._buffer_bytes
             )
-        except self._errors as error:
-            raise self._damaged(error) from error
         batches = self._read(group, file)
         arrays = []
         nbytes = 0
@@ -244,19 +242,20 @@ class ParquetFile:
         first, last = self._rows
         number, begin = group
         try:
-            for batch in (file or self._file).iter_batches(
-                batch_size=self._rows_at_a_time(number),
-                row_groups=[number],
-                columns=[*self._columns, *self._others],
-                use_threads=False,
-            ):
-                low, begin = begin, begin + len(batch)
-                batch = batch[max(0, first - low) : max(0, last - low)]
-                arrays = [self._prepared(_inside(batch, names), batch) for names in self._names]
-                yield arrays[0] if self._template is None else self._joined(arrays)
-        except self._errors as error:
+            with self._damage():
+                for batch in (file or self._file).iter_batches(
+                    batch_size=self._rows_at_a_time(number),
+                    row_groups=[number],
+                    columns=[*self._columns, *self._others],
+                    use_threads=False,
+                ):
+                    low, begin = begin, begin + len(batch)
+                    batch = batch[max(0, first - low) : max(0, last - low)]
+                    arrays = [self._prepared(_inside(batch, names), batch) for names in self._names]
+                    yield arrays[0] if self._template is None else self._joined(arrays)
+        except InputError:
             self.check_unchanged()
-            raise self._damaged(error) from error
+            raise
 
     def _rows_at_a_time(self, group: int) -> int:
         facts = self._file.metadata.row_group(group)

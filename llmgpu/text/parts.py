@@ -52,10 +52,6 @@ class Part:
         """The part as it appears in file names; the names sort in the order of the parts."""
         return f"{self.number:0{len(str(self.count))}}-of-{self.count}"
 
-    def range_of(self, total: int) -> tuple[int, int]:
-        """Return the begin and end of the part in `total` bytes."""
-        return total * (self.number - 1) // self.count, total * self.number // self.count
-
 
 # Environment variables of schedulers: a job's number, the number of jobs, and the first job's
 # number. Without the third variable the first job has number 0.
@@ -114,7 +110,8 @@ def take_part(
             f"{spelled('--part')} can't be combined with {spelled('--limit')}: a part has to know "
             "where it ends"
         )
-    low, high = part.range_of(_require_files(sources, spelled("--part")))
+    total = _require_files(sources, spelled("--part"))
+    low, high = (total * number // part.count for number in (part.number - 1, part.number))
     is_last = part.number == part.count
     files = _files_between(sources, low, high, is_last, options, cut_text)
     return sources._replace(files=[*files])

@@ -327,7 +327,7 @@ class _Found:
         return chosen.of_input if is_input else chosen.input_format
 
     def _why_left_out(self, source: Source, is_named: bool) -> _Reason | None:
-        """Return why a file without text is left out; None for a file that is read."""
+        """Return the reason for leaving a file out; None to read the file."""
         chosen = self._selection
         leaves_out = chosen.skips_binaries and not is_named
         field, kind = chosen.usual_field, format_of(source)
@@ -405,12 +405,8 @@ def _expand(name: str, selection: Selection) -> tuple[list[str], int]:
     if os.path.lexists(name):
         return [] if is_excluded(name, exclude) else [name], 0
     if not glob.has_magic(name):
-        hint = (
-            f"; if it is the text itself, {spelled('pipe it in', _ITERATED)}"
-            if " " in name.strip()
-            else ""
-        )
-        raise InputError(f"no such file or folder: {name!r}{hint}")
+        hint = f"; if it is the text itself, {spelled('pipe it in', _ITERATED)}"
+        raise InputError(f"no such file or folder: {name!r}{hint if ' ' in name.strip() else ''}")
     # A glob. Each file is returned once, even if the glob matches both the file and its folder.
     _check_searched(name)
     paths: set[str] = set()

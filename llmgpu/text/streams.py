@@ -232,21 +232,19 @@ class ByteStream(io.RawIOBase):
         self._pollable: int | None = None  # descriptor of a pipe, a terminal or a device
         # Open the source. For standard input, the first bytes decide the compression.
         try:
-            self._raw = source.open()
-            self._content = FileContent.of(self._raw, source)
-            if source.path == STANDARD_INPUT and source.format != BYTES:
-                is_file = isinstance(self._content, FileContent)
-                self._raw, self._compression = _begin_input(self._raw, is_file=is_file)
-            if not self._compression:
-                self._pollable = _pollable_descriptor(self._raw)
+            with input_errors(self.name):
+                self._raw = source.open()
+                self._content = FileContent.of(self._raw, source)
+                if source.path == STANDARD_INPUT and source.format != BYTES:
+                    is_file = isinstance(self._content, FileContent)
+                    self._raw, self._compression = _begin_input(self._raw, is_file=is_file)
+                if not self._compression:
+                    self._pollable = _pollable_descriptor(self._raw)
             is_plain = isinstance(self._content, FileContent) and not self._compression
             self._is_plain_file = is_plain and hasattr(os, "preadv")
         except InputError:
             super().close()  # `self.close` would close a stream that was not opened
             raise
-        except OSError as error:
-            super().close()
-            raise read_error(self.name, error) from error
         # Decompress while reading; a thread decompresses a local file ahead.
         compression = COMPRESSIONS.get(self._compression)
         self._stream = cast(Decompressor, self._raw)
@@ -530,7 +528,7 @@ _COMPRESSED = {  # suffix of a compression, by the first bytes of its files
     ".xz": b"\xfd7zXZ\0",
     ".zst": b"\x28\xb5\x2f\xfd",
 }
-_TAR = slice(257, 262), b"ustar"
+
 WIDE = {b"\xff\xfe": "<u2", b"\xfe\xff": ">u2"}  # byte order marks of UTF-16
 _PACKED = ("an archive of tar", "a compressed file")
 NOTES = (  # about zero bytes, a byte order mark, lines of JSON, an array of objects
@@ -603,8 +601,7 @@ def binary_format(head: bytes) -> str | None:
         return None
     if _is_wide(head):
         return UTF_16
-    place, mark = _TAR
-    return "an archive of tar" if head[place] == mark else binary_kind(head)
+    return "an archive of tar" if head[257:262] == b"ustar" else binary_kind(head)
 
 
 def check_text(head: bytes, name: str) -> None:
@@ -650,9 +647,9 @@ def _is_wide(head: bytes) -> bool:
 
 
 def look_at_text(head: bytes) -> tuple[bool, bool]:
-    """Return whether bytes begin a text without control characters, and a text of any kind.
+    """Return whether bytes are UTF-8 without control characters, and whether they are UTF-8.
 
-    A text is valid UTF-8. The last character may be incomplete.
+    The last character may be incomplete.
     """
     try:
         codecs.utf_8_decode(head, "strict", False)
