@@ -92,14 +92,9 @@ class Growth:
     included in the later estimate.
     """
 
-    def __init__(
-        self,
-        resident: Callable[[], int | None] = resident_memory,
-        peak: Callable[[], int | None] = peak_memory,
-    ) -> None:
+    def __init__(self) -> None:
         """Measure the memory of the process before the job allocates any."""
-        self._resident, self._peak = resident, peak
-        self._begin, self._first_peak = resident(), peak() or 0
+        self._begin, self._first_peak = resident_memory(), peak_memory() or 0
         self._fixed: int | None = None
         self._most = 0
 
@@ -112,10 +107,10 @@ class Growth:
         text_bytes: size of the text so far. table_bytes: largest size of the word tables; None if
         the tables grow as the text does.
         """
-        now = self._resident()
+        now = resident_memory()
         if now is None or self._begin is None:
             return None
-        peak = self._peak() or 0
+        peak = peak_memory() or 0
         if peak > self._first_peak:  # an earlier peak is not due to this job
             now = max(now, peak)
         self._most = max(self._most, now - self._begin)

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from llmgpu import memory
 from llmgpu.memory import Growth, peak_memory, resident_memory
 
 
-def test_growth_is_extrapolated_and_bounds_what_comes() -> None:
+def measure(
+    monkeypatch: pytest.MonkeyPatch, resident: Callable[[], object], peak: Callable[[], object]
+) -> None:
+    monkeypatch.setattr(memory, "resident_memory", resident)
+    monkeypatch.setattr(memory, "peak_memory", peak)
+
+
+def test_growth_is_extrapolated_and_bounds_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = [100 << 20]
-    growth = Growth(lambda: taken[0], lambda: taken[0])
+    measure(monkeypatch, lambda: taken[0], lambda: taken[0])
+    growth = Growth()
     assert growth.estimate(None) is None
     estimates = []
     for part in range(1, 17):  # tables that grow with the square root of the text
@@ -26,9 +36,10 @@ def test_growth_is_extrapolated_and_bounds_what_comes() -> None:
     assert hosts[1] > hosts[-1] and hosts[-1] <= 2.5 * peak
 
 
-def test_tables_of_known_size_are_bounded_from_the_start() -> None:
+def test_tables_of_known_size_are_bounded_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = [100 << 20]
-    growth = Growth(lambda: taken[0], lambda: taken[0])
+    measure(monkeypatch, lambda: taken[0], lambda: taken[0])
+    growth = Growth()
     taken[0] += 40 << 20  # buffers
     estimates = []
     for part, tables in enumerate((0, 1, 1, 34, 34, 34, 34, 101), 1):  # tables grow in steps
@@ -44,8 +55,9 @@ def test_tables_of_known_size_are_bounded_from_the_start() -> None:
     assert more is not None and more.host > 2 * (600 << 20)
 
 
-def test_where_nothing_tells_there_is_no_estimate() -> None:
-    assert Growth(lambda: None).estimate(1.0) is None
+def test_where_nothing_tells_there_is_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure(monkeypatch, lambda: None, lambda: None)
+    assert Growth().estimate(1.0) is None
 
 
 def test_resident_memory_grows() -> None:
@@ -56,9 +68,10 @@ def test_resident_memory_grows() -> None:
         assert after is not None and len(held) <= after - before + (1 << 20)
 
 
-def test_a_peak_between_two_estimates_counts() -> None:
+def test_a_peak_between_two_estimates_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     peak = [300 << 20]  # before the job
-    growth = Growth(lambda: 100 << 20, lambda: peak[0])
+    measure(monkeypatch, lambda: 100 << 20, lambda: peak[0])
+    growth = Growth()
     before = growth.estimate(1.0)
     assert before is not None and before.host < 10 << 20
     peak[0] = 400 << 20

@@ -179,21 +179,11 @@ def _open_gzip(raw: BinaryIO) -> Decompressor:
         return gzip.GzipFile(fileobj=raw, mode="rb")
 
 
-@dataclass(frozen=True)
-class Compression:
-    """A compression of files.
-
-    open: given a compressed stream, returns a `Decompressor`.
-    package: the optional package that `open` needs, or None.
-    """
-
-    open: Callable[[BinaryIO], Decompressor]
-    package: Package | None = None
-
-
-COMPRESSIONS = {
-    ".gz": Compression(_open_gzip),
-    ".bz2": Compression(bz2.BZ2File),
-    ".xz": Compression(lzma.LZMAFile),
-    ".zst": Compression(ZstdFile, ZSTANDARD),
+# By suffix, functions that decompress a stream, and the optional packages that they need.
+COMPRESSIONS: dict[str, Callable[[BinaryIO], Decompressor]] = {
+    ".gz": _open_gzip,
+    ".bz2": bz2.BZ2File,
+    ".xz": lzma.LZMAFile,
+    ".zst": ZstdFile,
 }
+PACKAGES = {".zst": ZSTANDARD}

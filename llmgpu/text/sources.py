@@ -41,7 +41,7 @@ from llmgpu.input_files import input_errors, listed, number_of, quote, read_erro
 from llmgpu.outputs import TOKEN_FILE, kind_of
 from llmgpu.spelling import spelled
 from llmgpu.text.arrow import ArrowFile
-from llmgpu.text.compressions import COMPRESSIONS
+from llmgpu.text.compressions import COMPRESSIONS, PACKAGES
 from llmgpu.text.jsonl import JsonlFile, JsonlStream
 from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.remote import find_remote, is_listing, is_remote, shown_url
@@ -453,9 +453,8 @@ def _check(path: str, format: str) -> Source:
 
 def _check_format(source: Source) -> Source:
     """Return the source; InputError if its format lacks a package, or can't be read from a pipe."""
-    compression = COMPRESSIONS.get(source.compression)
-    if compression and compression.package:
-        compression.package.require(source.path)
+    if package := PACKAGES.get(source.compression):
+        package.require(source.path)
     file_type = format_of(source)
     if file_type:
         file_type.check(source)

@@ -37,7 +37,7 @@ from llmgpu.outputs import binary_kind
 from llmgpu.pipeline import Begun
 from llmgpu.processors import usable_processors
 from llmgpu.spelling import spelled
-from llmgpu.text.compressions import COMPRESSIONS, Decompressor
+from llmgpu.text.compressions import COMPRESSIONS, PACKAGES, Decompressor
 from llmgpu.text.documents import InputPolicy, Piece
 from llmgpu.text.remote import RemoteSource
 from llmgpu.text.template import Template
@@ -246,11 +246,10 @@ class ByteStream(io.RawIOBase):
             super().close()  # `self.close` would close a stream that was not opened
             raise
         # Decompress while reading; a thread decompresses a local file ahead.
-        compression = COMPRESSIONS.get(self._compression)
         self._stream = cast(Decompressor, self._raw)
         self._blocks: Begun[None, tuple[memoryview, int]] | None = None
-        if compression:
-            self._stream = compression.open(self._raw)
+        if self._compression:
+            self._stream = COMPRESSIONS[self._compression](self._raw)
             if source.size is not None and source.remote is None and files_ahead():
                 self._decompress_ahead()
         self._length = None if source.span is None else source.length
@@ -432,11 +431,11 @@ def head_of(source: Source) -> bytes | None:
     Raises InputError if the file can't be read.
     """
     head, block = 0, np.empty(HEAD_BYTES, np.uint8).data
-    remote, compression = source.remote, COMPRESSIONS.get(source.compression)
+    remote, decompress = source.remote, COMPRESSIONS.get(source.compression)
     with input_errors(source.path), ExitStack() as opened:
         file = source.open() if remote is None else remote.open(_HEAD_BLOCK_BYTES)
         raw = cast(BinaryIO, opened.enter_context(file))
-        stream = compression.open(raw) if compression else cast(Decompressor, raw)
+        stream = decompress(raw) if decompress else cast(Decompressor, raw)
         opened.callback(stream.close)
         try:
             while head < HEAD_BYTES and (got := stream.readinto(block[head:])):
@@ -478,7 +477,7 @@ class FileBytes:
 def _begin_input(raw: BinaryIO, *, is_file: bool) -> tuple[BinaryIO, str]:
     """Return standard input from its current position on, and the suffix of its compression."""
     head, compression = read_mark(raw.read)
-    if compression and (package := COMPRESSIONS[compression].package):
+    if package := PACKAGES.get(compression):
         package.require(f"standard input, which is {compression} data")
     if is_file:
         raw.seek(-len(head), os.SEEK_CUR)
