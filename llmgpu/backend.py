@@ -111,10 +111,12 @@ def select_backend(
         )
     from llmgpu.gpu.adapters import chosen_driver
 
+    # LLMGPU_DRIVER overrules the driver of a run.
     chosen = chosen_driver()
     driver = None if chosen else driver
     chosen = chosen or driver
     how: dict[str, Any] = {"only_discrete": only_discrete, "check": check}
+    # Try Dawn. Unless a driver is named, Dawn is used only for an adapter with matrix units.
     if _may_take_dawn(matrices, driver):
         try:
             backend = _open("dawn", wanted, only_matrices=chosen is None, **how)

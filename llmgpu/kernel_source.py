@@ -326,6 +326,7 @@ def _parse(file: str, text: str) -> list[Line | _Directive]:
         if found is None:
             lines.append((line, file, number))
             continue
+        # A directive with a body collects the lines up to its ``//!end``.
         directive = _Directive(found[1], found[2], (file, number))
         match directive.verb:
             case "for" | "if" | "block":

@@ -121,9 +121,11 @@ class CharsMap:
         Returns for each character its node, and whether a key ends there.
         """
         found: list[tuple[str, int, bool]] = []
+        # Each round goes one byte down the tree. `following` has the incomplete characters.
         for _ in range(4):
             following: list[tuple[bytes, int]] = []
             for data, base in nodes:
+                # places: index of each child in the units, uint32 (children,).
                 places = base ^ _LABELS
                 places = places[places < len(self._units)]
                 here = self._units[places]

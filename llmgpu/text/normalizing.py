@@ -187,12 +187,14 @@ class SentencePiece(Step):
         self._spaces = ""  # spaces held back, because the text may end with them
 
     def feed(self, text: str, final: bool) -> str:
+        # Map the text, except the end in which a longer key or symbol may begin.
         rules = self.rules
         raw = self._raw + text
         limit = len(raw) if final else max(0, len(raw) - rules.longest + 1)
         mapped, used, has_more = rules.map(raw, limit)
         self._raw = raw[used:]
         self._has_more |= has_more or (used > 0 and not rules.removes)
+        # Join spaces across the border of two blocks, and add the dummy prefix.
         if rules.removes:
             mapped = collapse(mapped)
             if self._was_space:
@@ -203,6 +205,7 @@ class SentencePiece(Step):
         if self._has_more and not self._has_begun:
             mapped = rules.prefix + mapped
             self._has_begun = True
+        # Hold back spaces at the end until other text follows.
         if rules.removes:
             mapped = self._spaces + mapped
             kept = mapped.rstrip(" ")

@@ -506,15 +506,16 @@ def walk_folder(
 
     Raises InputError for a folder or .gitignore that can't be read, and if there are no files.
     """
-
     paths: list[str] = []
     left_out = unwanted = 0
+    # Folders that were found but not read yet, each with the rules of the folders above.
     entered = [(folder, _rules_above(folder) if gitignore else ())]
     while entered:
         parent, rules = entered.pop()
         rules += read_rules(parent) if gitignore else ()
         with input_errors(f"the folder {parent}"), os.scandir(parent) as entries:
             for entry in entries:
+                # A link to a file is a file; a link to a folder is left out.
                 is_folder = entry.is_dir(follow_symlinks=False)
                 is_file = entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path)
                 if entry.name.startswith(".") or not (is_folder or is_file):

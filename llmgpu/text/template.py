@@ -43,6 +43,7 @@ class Template(NamedTuple):
         fields: list[str] = []
         texts = [""]
         position = 0
+        # Take one part after another: a doubled brace, a field, or text without braces.
         while position < len(source):
             found = _PART.match(source, position)
             if found is None:

@@ -185,6 +185,7 @@ def read_side_file(path: str | Path) -> dict[str, Any]:
     with input_errors(f"{name}, the side file of {path}"):
         data = read_whole(name, "side file")
     side: dict[str, Any] = parse_json_object(data, name)
+    # Check format and version first, then the types of all entries, then their values.
     if side.get("format") != SIDE_FORMAT:
         raise InputError(f"{name}: not a side file of token ids (its format: {SIDE_FORMAT!r})")
     version = side.get("version")

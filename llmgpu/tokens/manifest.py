@@ -166,6 +166,7 @@ def _read(
         content = parse(read_whole(path, "list of shards"))
         found = content["format"], content["version"]
         shards = [Shard(**entry) for entry in content["shards"]]
+        # Shards are files beside the list, and their sums are the sums of the list.
         for shard in shards:
             if not isinstance(shard.file, str) or os.path.basename(shard.file) != shard.file:
                 raise ValueError(
@@ -257,6 +258,7 @@ def _in_order(manifests: Sequence[str | Path]) -> list[_Manifest]:
         part = _part_of(content, path)
         if not isinstance(content.get("run_sha256"), str):
             raise InputError(f"{path} does not say of which run it is: do that part again")
+        # Compare the manifest with the first one, and list it by its part's number.
         first = first or {**content, "path": path, "of": part.count}
         for fact in ("fingerprint", "layout", "dtype", "shard_tokens", "work_sha256"):
             if content.get(fact) != first.get(fact):
@@ -272,6 +274,7 @@ def _in_order(manifests: Sequence[str | Path]) -> list[_Manifest]:
                 f"each part; those of a {spelled('--split')} are merged by themselves"
             )
         found[part.number] = path, content, shards
+    # Check that the manifests are those of all parts of one output.
     names = [(Path(path).stem, number) for number, (path, _, _) in found.items()]
     _check_one_output(names, first["of"])
     numbers = range(1, first["of"] + 1)

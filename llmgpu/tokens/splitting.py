@@ -95,6 +95,8 @@ class SplitSink(TokenSink):
 
     def write(self, piece: EncodedSlice) -> None:
         """Write the next ids, see `TokenSink.write`."""
+        # numbers: of the documents that start in the slice. drawn: their sinks, int64 (starts,).
+        # owners: `drawn` after the sink of the open document. of_id: the sink of each id.
         starts, size = piece.document_starts, len(piece.ids)
         numbers = np.arange(self.documents, self.documents + len(starts), dtype=np.uint64)
         drawn = self._owners(numbers)
@@ -105,6 +107,7 @@ class SplitSink(TokenSink):
             mine, own = of_id == number, drawn == number
             if not (mine.any() or own.any()):
                 continue
+            # before: the number of the sink's ids before each position of the slice.
             before = np.concatenate([[0], np.cumsum(mine)])
             ids = piece.ids[mine]
             closed = piece.closed and self._open == number
@@ -182,6 +185,8 @@ def _drawn_order(
     spans: NDArray[np.int64],
 ) -> Slices:
     """Yield the documents at `starts` in the drawn order, in slices of bounded size."""
+    # lengths: ids of each document, by old number. order: old numbers in the drawn order.
+    # begins, ends: positions of documents in the drawn order.
     lengths = np.diff(np.append(starts, len(kept)))
     numbers = np.arange(len(starts), dtype=np.uint64)
     order = np.argsort(uniform(seed + _SHUFFLING, numbers), kind="stable")
@@ -192,12 +197,14 @@ def _drawn_order(
     for begin in range(0, len(kept), _PIECE_IDS):
         end = min(len(kept), begin + _PIECE_IDS)
         low, high = np.searchsorted(ends, begin, "right"), np.searchsorted(begins, end, "left")
+        # inside: ids of each document in this slice. at: old position of each id of the slice.
         inside = np.minimum(ends[low:high], end) - np.maximum(begins[low:high], begin)
         at = np.arange(begin, end) + np.repeat(shifts[low:high], np.maximum(inside, 0))
         first = np.searchsorted(begins, begin, "left")
         ids = kept[at]
         mask = None if kept_mask is None else kept_mask[at]
         yield EncodedSlice(ids, begins[first:high] - begin, replaced_bytes(spans, ids), mask=mask)
+    # Yield the documents without ids at the end, which begin after the last id.
     empty = len(begins) - int(np.searchsorted(begins, len(kept), "left"))
     no_mask = None if kept_mask is None else kept_mask[:0]
     yield EncodedSlice(kept[:0], np.zeros(empty, np.int64), 0, mask=no_mask)
