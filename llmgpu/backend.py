@@ -63,7 +63,7 @@ class Backend:
 
     @property
     def is_software(self) -> bool:
-        """Whether the CPU does the work."""
+        """Whether the CPU computes: there is no device, or the device is a software adapter."""
         return self.device is None or self.device.is_software
 
     @property

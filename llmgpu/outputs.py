@@ -185,7 +185,7 @@ def _check_replaceable(output: Output) -> None:
 
 
 def _describe_kept(path: str, kind: str) -> str | None:
-    """Describe an existing file that must not be replaced even by an output of the same kind.
+    """Return words for a file that not even an output of the same kind may replace.
 
     Returns None for any other file.
     """

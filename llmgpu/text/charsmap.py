@@ -248,7 +248,7 @@ class SentencePieceRules:
         return "".join(parts), max(at, limit), has_more or bool((replaced != _SPACE).any())
 
     def normalize_all(self, documents: Sequence[str]) -> list[str]:
-        """Normalize documents all at once, as `SentencePiece` does; not with `suffix`."""
+        """Normalize documents, each as the step `SentencePiece` does; the rules have no suffix."""
         joined = _STOP.join(documents)
         mapped, _, _ = self.map(joined, len(joined))
         if self.removes:

@@ -89,7 +89,7 @@ def plain_template(special_tokens: Collection[str]) -> str | None:
 
 
 def end_of_reply(special_tokens: Mapping[str, int]) -> frozenset[int]:
-    """Return a set of the id that ends a reply in ChatML, empty if ChatML's tokens are missing."""
+    """Return the id that ends a reply in ChatML as a set, empty if ChatML's tokens are missing."""
     has_tokens = plain_template(special_tokens) is not None
     return frozenset({special_tokens[PLAIN_TOKENS[1]]} if has_tokens else ())
 

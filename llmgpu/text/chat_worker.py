@@ -55,7 +55,7 @@ class GenerationBlocks(jinja2.ext.Extension):
         self.length: Callable[[], int] = lambda: 0
 
     def parse(self, parser: Any) -> Any:
-        """Return the node of a block."""
+        """Parse a block, and return a node of Jinja's syntax tree that calls `_note`."""
         self.is_used = True
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)

@@ -84,7 +84,7 @@ class TextSource(Protocol):
 
 
 class TextWatch(Protocol):
-    """Sees the text of a corpus while the corpus is read, to write notes about the text."""
+    """Receives the text of a corpus while the corpus is read, to write notes about the text."""
 
     def see(self, nbytes: int, read: Callable[[int, int], bytes]) -> None:
         """Inspect the next `nbytes` bytes of the text.
@@ -387,7 +387,7 @@ _CHAT_FILES = {JsonlFile: ChatFile, ParquetFile: ChatTable, ArrowFile: ChatArrow
 
 
 class _Opener:
-    """Opens files as objects of the classes that the options of a corpus require."""
+    """Opens a file by the class for its format and for the options of a corpus."""
 
     def __init__(self, options: CorpusOptions) -> None:
         self._options = options

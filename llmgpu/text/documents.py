@@ -108,7 +108,7 @@ class PieceReader:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the last piece was returned to its end."""
+        """Whether `read` has returned the current piece to its end."""
         piece = self._piece
         return self._position == len(piece.text) and self._next_start == len(piece.starts)
 

@@ -113,7 +113,7 @@ class JsonlStream(ByteStream):
         self._first_missing = ""
 
     def value(self, document: dict[str, object], where: str) -> object:
-        """Return the value of the field in a line's object; None if the row is left out."""
+        """Return the field's value in a line's object; None if the field is missing or null."""
         try:
             found = find_field(document, where, self._field)
         except MissingFieldError as error:

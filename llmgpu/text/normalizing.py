@@ -216,9 +216,9 @@ class SentencePiece(Step):
 
 
 class Normalizer:
-    """A normalizer.
+    """The steps that normalize text for a vocabulary.
 
-    name: the names of its steps, for messages.
+    name: the names of the steps, for messages.
     """
 
     def __init__(self, text: str) -> None:
@@ -362,9 +362,9 @@ def _byte_pair(step: dict[str, Any]) -> tuple[bytes, bytes]:
 
 
 def _all_mapped(makers: Sequence[Callable[[], Any]]) -> _Whole | None:
-    """Return a function that normalizes whole documents by the only step, a SentencePiece.
+    """Return a function that normalizes whole documents if SentencePiece is the only step.
 
-    Returns None for other steps, and for a SentencePiece with a dummy prefix after the text.
+    Returns None for other steps, and for SentencePiece with a dummy prefix after the text.
     """
     step = makers[0]() if len(makers) == 1 else None
     if not isinstance(step, SentencePiece) or step.rules.suffix:
@@ -424,7 +424,7 @@ class _StepsFilter:
         follows: deque[bool] | None = None,
         whole: _Whole | None = None,
     ) -> None:
-        """Make the steps by `makers`.
+        """Begin a text; makers: functions that make the steps of a document.
 
         follows: see `Normalizer.filter`. whole: normalizes whole documents in place of the steps.
         """

@@ -74,7 +74,7 @@ def shown_url(url: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return an error without secrets: its type, and the HTTP status or the system's error."""
+    """Describe an error without secrets: its type, and the HTTP status or the system's error."""
     named = getattr(error, "strerror", None)
     known = isinstance(error, OSError) and error.errno is not None and isinstance(named, str)
     status = getattr(error, "status", None)

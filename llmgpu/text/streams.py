@@ -160,7 +160,7 @@ class DocumentFile(Protocol):
 
 @dataclass(frozen=True)
 class FileContent:
-    """Size and modification time of a regular file, to detect a change while the file is read."""
+    """Size and modification time that a regular file had when it was found, to detect a change."""
 
     name: str
     size: int

@@ -407,7 +407,7 @@ def _side_facts(
 
 
 def _check_samples(name: str, side: dict[str, Any], tokens: str) -> None:
-    """Raise InputError if the length or the digest of a file is not as the side file says.
+    """Raise InputError if a file has another length or digest than the side file says.
 
     side: the side file's content. tokens: the token file, named in the message.
     """

@@ -33,7 +33,7 @@ class FileCount:
 
 
 class DocumentLengths:
-    """Counts documents by their number of tokens. Call `add` for each slice, in order."""
+    """Counts documents by their number of tokens; `add` is called for each slice, in order."""
 
     def __init__(self) -> None:
         self._documents: Counter[int] = Counter()  # number of documents for each number of tokens

@@ -136,9 +136,9 @@ class Reservation:
 
 
 def write_in_parts(file: BinaryIO, content: memoryview) -> None:
-    """Write to a file that no other process writes.
+    """Write `content` at the position of a file that no other process writes.
 
-    On a RAM disk, several threads write 4 MiB or more.
+    Several threads write 4 MiB or more to a RAM disk.
     """
     is_shared = len(content) >= _LEAST_SHARED and _WRITE_THREADS > 1
     loaded = library() if is_shared else None

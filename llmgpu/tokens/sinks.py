@@ -73,7 +73,7 @@ class TokenSink(Closing):
         """
 
     def prepare(self, piece: EncodedSlice) -> EncodedSlice:
-        """Return a slice for `write`. Set its `content` if the ids alone determine it.
+        """Return the slice to be given to `write`, with its `content` if that depends on ids alone.
 
         Several threads may call `prepare` at a time. Raises OutputError as `write` does.
         """
