@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llmgpu.processors import address_space_limit
 
-_RESIDENT, _STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
+_STATUS = Path("/proc/self/status")
 _GROWTH_SPARE, _GROWTH_STEP = 8 << 20, 1.5
 USUAL_GROWTH = 0.5  # the distinct words of a text of n bytes grow about as n to this power
 _TABLE_BYTES = 128  # largest size of the word tables, in bytes for each byte of text
@@ -64,10 +64,7 @@ def no_memory(memory: Memory) -> None:
 
 def resident_memory() -> int | None:
     """Return the bytes of memory that this process has now; None if the system does not tell."""
-    try:
-        return int(_RESIDENT.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError, IndexError):
-        return None
+    return _kilobytes(_STATUS, "VmRSS")
 
 
 def peak_memory() -> int | None:

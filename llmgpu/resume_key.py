@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import zip_longest
 from typing import Any
 
 from llmgpu.errors import InputError
@@ -76,13 +77,10 @@ def _difference(before: Any, now: Any) -> tuple[Any, Any]:
     Of two lists of lists, only the first pair of entries that differ is returned, with None for a
     missing entry.
     """
-    if not (isinstance(before, list) and isinstance(now, list)):
-        return before, now
-    if not all(isinstance(entry, list) for entry in before + now):
-        return before, now
-    common = min(len(before), len(now))
-    first = next((i for i in range(common) if before[i] != now[i]), common)
-    return (*before[first : first + 1], None)[0], (*now[first : first + 1], None)[0]
+    are_lists = isinstance(before, list) and isinstance(now, list)
+    if are_lists and all(isinstance(entry, list) for entry in before + now):
+        return next(pair for pair in zip_longest(before, now) if pair[0] != pair[1])
+    return before, now
 
 
 def _show(value: Any) -> str:
