@@ -407,10 +407,9 @@ def auto_adapter() -> AdapterInfo | None:
 
 
 def _has_wgpu() -> bool:
-    try:
+    with suppress(ImportError, OSError, RuntimeError):  # wgpu's library is missing or unusable
         from llmgpu.gpu.adapters import load_driver
 
         load_driver("wgpu")
-    except (ImportError, OSError, RuntimeError):  # wgpu's library is missing or unusable
-        return False
-    return True
+        return True
+    return False

@@ -6,6 +6,7 @@ import mmap
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,11 +75,10 @@ def peak_memory() -> int | None:
 
 def _kilobytes(path: Path, name: str) -> int | None:
     """Return the bytes in the line "NAME: N kB" of a file of the system; None without the line."""
-    try:
+    with suppress(OSError, ValueError):
         [number] = re.findall(rf"^{name}:\s*(\d+) kB", path.read_text(), re.MULTILINE)
         return int(number) << 10
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 class Growth:
@@ -162,15 +162,13 @@ def _free_in_system() -> int | None:
     available = _kilobytes(_MEMORY_INFO, "MemAvailable")
     if available is not None:
         return available
-    try:
+    with suppress(AttributeError, OSError, ValueError):  # Windows has no `os.sysconf`
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    except (AttributeError, OSError, ValueError):  # Windows has no `os.sysconf`
-        return None
+    return None
 
 
 def _free_in_group() -> int | None:
     """Return the bytes of memory that are free for the container; None without a limit."""
-    try:
+    with suppress(OSError, ValueError):
         return int(_GROUP_LIMIT.read_text()) - int(_GROUP_USE.read_text())
-    except (OSError, ValueError):
-        return None
+    return None

@@ -19,6 +19,7 @@ import re
 import stat
 import sys
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from llmgpu.errors import OutputError
@@ -260,12 +261,10 @@ def binary_kind(head: bytes) -> str | None:
 
 def _head(path: str) -> bytes:
     """Return the first bytes of a regular file; b"" for a missing or unreadable file."""
-    try:
+    with suppress(OSError, ValueError):
         if os.path.isfile(path):
             with open(path, "rb") as file:
                 return file.read(_HEAD_BYTES)
-    except (OSError, ValueError):
-        pass
     return b""
 
 

@@ -145,7 +145,7 @@ class Background(Closing):
             except BaseException as error:
                 self._error = error
 
-        if not _start(do, self._threads):
+        if not start_thread(do, self._threads):
             job()
 
     def check(self) -> None:
@@ -170,7 +170,7 @@ class Background(Closing):
         self._threads.clear()
 
 
-def _start(target: Callable[[], None], threads: list[threading.Thread]) -> bool:
+def start_thread(target: Callable[[], None], threads: list[threading.Thread]) -> bool:
     """Start a thread, and add it to `threads`; return False if the system can't start one."""
     if not has_room_for_thread():
         return False
@@ -262,7 +262,7 @@ class _Pipeline(Generic[Job, Result]):
 
     def start_reader(self) -> None:
         """Start the reader thread. If this fails, the caller's thread iterates over `jobs`."""
-        _start(self._read, self._readers)
+        start_thread(self._read, self._readers)
         for _ in range(self._ahead - 1):
             self._room.put(None)
 
@@ -326,7 +326,7 @@ class _Pipeline(Generic[Job, Result]):
         self._undone = [other for other in self._undone if not other.is_done]
         self._undone.append(task)
         most = min(len(self._undone), self._most_threads)
-        if len(self._threads) < most and not _start(self._work, self._threads):
+        if len(self._threads) < most and not start_thread(self._work, self._threads):
             self._most_threads = len(self._threads)
         if self._threads:
             self._waiting.put(task)

@@ -37,7 +37,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import input_errors, listed, number_of, quote, read_error
+from llmgpu.input_files import input_errors, listed, number_of, quote
 from llmgpu.outputs import TOKEN_FILE, kind_of
 from llmgpu.spelling import spelled
 from llmgpu.text.arrow import ArrowFile
@@ -440,10 +440,8 @@ def _check_searched(pattern: str) -> None:
 def _check(path: str, format: str) -> Source:
     if path == STANDARD_INPUT:
         return _check_format(Source(path, _standard_input_size(), format=format))
-    try:
+    with input_errors(path):
         status = os.stat(path)
-    except OSError as error:
-        raise read_error(path, error) from error
     if status.st_mode & _ALL_READ != _ALL_READ and not os.access(path, os.R_OK):
         raise InputError(f"can't read {path}: permission denied")
     is_regular = stat.S_ISREG(status.st_mode)

@@ -17,6 +17,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from ctypes import byref, c_int
+from functools import partial
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, BinaryIO, cast
@@ -28,7 +29,8 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError
-from llmgpu.memory import free_memory, has_room_for_thread
+from llmgpu.memory import free_memory
+from llmgpu.pipeline import start_thread
 from llmgpu.processors import usable_processors
 from llmgpu.tokens.sinks import (
     BLOCK_BYTES,
@@ -106,16 +108,10 @@ class Reservation:
         self._descriptor = os.dup(file.fileno())
         self._has_ended = c_int()
         self._reserved = 0
-        self._thread = threading.Thread(
-            target=self._reserve, args=(nbytes,), name="llmgpu-reserve", daemon=True
-        )
-        try:
-            if not has_room_for_thread():
-                raise RuntimeError("the address space has no room for a thread")
-            self._thread.start()
-        except RuntimeError:
+        self._threads: list[threading.Thread] = []
+        if not start_thread(partial(self._reserve, nbytes), self._threads):
             os.close(self._descriptor)
-            raise
+            raise RuntimeError("the system can't start a thread")
 
     def _reserve(self, nbytes: int) -> None:
         free, loaded = free_memory(), library()
@@ -128,7 +124,8 @@ class Reservation:
     def end(self) -> None:
         """Stop reserving, and free the memory beyond the end of the file."""
         self._has_ended.value = True
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
         with suppress(OSError):  # after an error the file keeps the memory
             if self._reserved:
                 os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size)
