@@ -146,7 +146,8 @@ def test_a_reservation_ends_at_once(folder_in_memory: str) -> None:
         file.flush()
         reservation = npy.Reservation(file, RESERVED)
         reservation._has_ended.value = True
-        wait_until(lambda: not reservation._thread.is_alive())
+        (thread,) = reservation._threads
+        wait_until(lambda: not thread.is_alive())
         assert taken(folder_in_memory) < RESERVED
         reservation.end()
         assert taken(folder_in_memory) <= 4096
