@@ -22,12 +22,13 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 
-from llmgpu.lm.checkpoints.checkpoint import AdapterFiles
-from llmgpu.lm.checkpoints.safetensors_file import TensorSource
+from llmgpu.files import output_errors
+from llmgpu.lm.checkpoints.checkpoint import write_json
+from llmgpu.lm.checkpoints.safetensors_file import TensorSource, write_tensors
 from llmgpu.lm.config import ModelConfig, Weight
 from llmgpu.lm.model import Model, make_weights
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
@@ -135,8 +136,8 @@ class Adapters:
         self._model.operations.scale(tensor, scaled, self._factor)
         return scaled
 
-    def files(self, source: Callable[[Tensor], TensorSource], base: str) -> AdapterFiles:
-        """Return the files for peft.
+    def write(self, source: Callable[[Tensor], TensorSource], base: str, folder: Path) -> None:
+        """Write a new folder with the files of the library peft; raise OutputError if this fails.
 
         source: makes a `TensorSource` of a tensor. base: folder of the model.
         """
@@ -145,10 +146,7 @@ class Adapters:
             prefix = f"base_model.model.{name.removesuffix('.weight')}"
             tensors[f"{prefix}.lora_A.weight"] = _transposed(source(adapter.a))
             tensors[f"{prefix}.lora_B.weight"] = source(adapter.b)
-        return AdapterFiles(tensors, self._describe(base))
-
-    def _describe(self, base: str) -> dict[str, Any]:
-        return {
+        config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
             "base_model_name_or_path": base,
@@ -163,6 +161,10 @@ class Adapters:
             "modules_to_save": None,
             "inference_mode": True,
         }
+        with output_errors(str(folder)):
+            folder.mkdir()
+        write_tensors(folder / "adapter_model.safetensors", tensors, {"format": "pt"})
+        write_json(folder / "adapter_config.json", config)
 
 
 def adapted_weights(config: ModelConfig, targets: tuple[str, ...]) -> Iterator[Weight]:

@@ -17,6 +17,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -102,13 +103,11 @@ class BucketSums:
         release()
 
     def _begun(self, changes: Iterable[Change]) -> Iterator[_Begun]:
-        pending: deque[tuple[Change, Read]] = deque()
-        for change in changes:
-            pending.append((change, self._transfers.start_reading(change.tensors)))
-            if len(pending) > AHEAD:
-                yield self._begin(*pending.popleft())
-        while pending:
-            yield self._begin(*pending.popleft())
+        def start_reading(change: Change) -> tuple[Change, Read]:
+            return change, self._transfers.start_reading(change.tensors)
+
+        for reading in in_order(changes, start_reading, AHEAD + 1, threads=0):
+            yield self._begin(*reading)
 
     def _begin(self, change: Change, read: Read) -> _Begun:
         old, release = read()
@@ -302,19 +301,16 @@ def share_memory(communicator: Any) -> list[mmap.mmap] | None:
     except (AttributeError, OSError):
         descriptor = -1
     # Map the memory of all workers. Sharing works only if every worker can map all of it.
-    memory = []
-    for process, number, expected in communicator.allgather((os.getpid(), descriptor, token)):
-        try:
+    memory: list[mmap.mmap] = []
+    descriptors = communicator.allgather((os.getpid(), descriptor, token))
+    with suppress(OSError, ValueError):
+        for process, number, expected in descriptors:
             with open(f"/proc/{process}/fd/{number}", "r+b") as file:
-                memory.append(mmap.mmap(file.fileno(), nbytes))
-            # The worker is in another container: its process number belongs to another process
+                mapped = mmap.mmap(file.fileno(), nbytes)
+            # If a worker is in another container, its process number belongs to another process
             # here.
-            if memory[-1][:_TOKEN] != expected:
-                memory = []
-                break
-        except (OSError, ValueError):
-            memory = []
-            break
+            if mapped[:_TOKEN] == expected:
+                memory.append(mapped)
     is_shared = all(communicator.allgather(len(memory) == communicator.size))
     if descriptor >= 0:
         os.close(descriptor)

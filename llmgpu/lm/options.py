@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
@@ -19,16 +20,16 @@ from llmgpu.option_fields import (
     option,
 )
 
+if TYPE_CHECKING:
+    from llmgpu.lm.optimizers.adamw import Optimizer
+
 Precision = Literal["f32", "f16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Schedule = Literal["cosine", "linear", "wsd"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 Initialisation = Literal["normal", "fan-in"]
 INITIALISATIONS: tuple[Initialisation, ...] = get_args(Initialisation)
-DriverName = Literal["wgpu", "dawn"]
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-DRIVER_NAMES: tuple[DriverName, ...] = get_args(DriverName)
-
 
 F16_VERSION = 5  # see `TrainOptions.f16_version`
 
@@ -203,7 +204,7 @@ class TrainOptions:
         may_change=True)
     # fmt: on
     epsilon: float = 1e-8
-    driver: DriverName = "wgpu"
+    driver: Literal["wgpu", "dawn"] = "wgpu"
     f16_version: int = F16_VERSION
 
     def __post_init__(self) -> None:
@@ -212,40 +213,33 @@ class TrainOptions:
         if not 0 <= self.seed < 1 << 63:
             raise InputError(f"--seed is {self.seed}, but must be from 0 to 2^63 - 1")
         check_ranges(self)
-        if self.driver not in DRIVER_NAMES:
-            known = ", ".join(DRIVER_NAMES)
-            raise InputError(f"--driver is {self.driver}; use one of {known}")
         if self.decay_steps and self.schedule != "wsd":
             raise InputError("--decay-steps needs --schedule wsd")
         if self.lora_rank:
             self._check_lora()
         self._check_weights()
-        if self.sparse_embedding and OPTIMIZERS[self.optimizer].make_rows is None:
-            able = " or ".join(name for name, each in OPTIMIZERS.items() if each.make_rows)
-            raise InputError(f"--sparse-embedding needs --optimizer {able}, not {self.optimizer}")
-        self._check_rounds()
-        self._check_momentum()
+        if self.sparse_embedding:
+            self._require_optimizer("--sparse-embedding", lambda each: each.make_rows)
+        if self.sync_every:
+            self._require_optimizer("--sync-every", lambda each: not each.keeps_codes)
+        for name in ("outer_learning_rate", "outer_momentum"):
+            if not self.sync_every and getattr(self, name) != getattr(TrainOptions, name):
+                raise InputError(f"{flag_of(name, TrainOptions)} needs --sync-every, such as 50")
+        for name in ("momentum", "momentum_start", "momentum_steps"):
+            if getattr(self, name) != getattr(TrainOptions, name):
+                flag = flag_of(name, TrainOptions)
+                self._require_optimizer(flag, lambda each: each.make_hidden)
         if self.min_learning_rate > self.learning_rate:
             raise InputError(
                 f"--min-lr is {self.min_learning_rate}, but must not be above --lr, "
                 f"{self.learning_rate}"
             )
 
-    def _check_rounds(self) -> None:
-        if self.sync_every and OPTIMIZERS[self.optimizer].keeps_codes:
-            able = " or ".join(name for name, each in OPTIMIZERS.items() if not each.keeps_codes)
-            raise InputError(f"--sync-every needs --optimizer {able}, not {self.optimizer}")
-        for name in ("outer_learning_rate", "outer_momentum"):
-            if not self.sync_every and getattr(self, name) != getattr(TrainOptions, name):
-                raise InputError(f"{flag_of(name, TrainOptions)} needs --sync-every, such as 50")
-
-    def _check_momentum(self) -> None:
-        for name in ("momentum", "momentum_start", "momentum_steps"):
-            given = getattr(self, name) != getattr(TrainOptions, name)
-            if given and OPTIMIZERS[self.optimizer].make_hidden is None:
-                able = " or ".join(name for name, each in OPTIMIZERS.items() if each.make_hidden)
-                flag = flag_of(name, TrainOptions)
-                raise InputError(f"{flag} needs --optimizer {able}, not {self.optimizer}")
+    def _require_optimizer(self, flag: str, suits: Callable[[Optimizer], object]) -> None:
+        """Raise InputError, with the suitable optimizers, unless the chosen one suits `flag`."""
+        if not suits(OPTIMIZERS[self.optimizer]):
+            able = " or ".join(name for name, each in OPTIMIZERS.items() if suits(each))
+            raise InputError(f"{flag} needs --optimizer {able}, not {self.optimizer}")
 
     def _check_lora(self) -> None:
         for name in self.targets:
@@ -295,9 +289,7 @@ class TrainOptions:
         for field in fields(self):
             value, kind = getattr(self, field.name), type(field.default)
             fitting = (int, float) if kind is float else kind
-            if kind in (bool, int, float, str) and (
-                not isinstance(value, fitting) or isinstance(value, bool) != (kind is bool)
-            ):
+            if not isinstance(value, fitting) or isinstance(value, bool) != (kind is bool):
                 raise InputError(f"{field.name} is of type {type(value).__name__}")
             if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
                 flag = flag_of(field.name, TrainOptions)

@@ -6,7 +6,6 @@ programs of a step are recorded once.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import Updates
 from llmgpu.lm.workers import ALONE, Workers
+from llmgpu.pipeline import in_order
 
 # Steps that are queued on the device while the host prepares the next one. With a scaled loss, an
 # overflow in the previous step changes the scale, so the host waits for that step.
@@ -97,21 +97,16 @@ class Trainer:
             separator=separator,
             recompute=options.recompute,
         )
-        self._local = self._open_local_steps() if options.sync_every else None
+        self._local: LocalSteps | None = None
+        if options.sync_every:
+            moments = [each for state in self.updates.states.values() for each in state.tensors]
+            weights = [*self.updates.trained.values()]
+            self._local = LocalSteps(
+                operations, options, workers.count, workers.open_sums, weights, moments
+            )
         self._skipped: set[int] = set()  # skipped steps among the last `slots` steps
         self._unfinished: int | None = None  # a step that has not been checked for overflow yet
         self._record_programs()
-
-    def _open_local_steps(self) -> LocalSteps:
-        moments = [each for state in self.updates.states.values() for each in state.tensors]
-        return LocalSteps(
-            self._ops,
-            self.options,
-            self._workers.count,
-            self._workers.open_sums,
-            [*self.updates.trained.values()],
-            moments,
-        )
 
     def _record_programs(self) -> None:
         alone = self._workers.count == 1 or self._local is not None
@@ -287,37 +282,29 @@ class Trainer:
 
         Ignored targets have loss 0.
         """
+
+        def begin(batch: Batch) -> tuple[NDArray[np.uint32], Callable[[], AnyArray]]:
+            self.graph.write_batch(*batch)
+            self._ops.run(self._losses)
+            return batch[1], self._ops.begin_read(self.graph.losses.cross_entropy)
+
         self._finish_step()
         self.graph.write_loss_params(0, 0.0, 0.0)
-        pending: deque[tuple[NDArray[np.uint32], Callable[[], AnyArray]]] = deque()
-        for tokens, targets in batches:
-            self.graph.write_batch(tokens, targets)
-            self._ops.run(self._losses)
-            pending.append((targets, self._ops.begin_read(self.graph.losses.cross_entropy)))
-            # Read the losses of a batch while the device computes the next batch.
-            if len(pending) == QUEUED_BATCHES:
-                yield _taken(*pending.popleft())
-        while pending:
-            yield _taken(*pending.popleft())
+        # Read the losses of a batch while the device computes the next batch.
+        for targets, read in in_order(batches, begin, QUEUED_BATCHES, threads=0):
+            yield targets, read().reshape(targets.shape)
 
     def results(self, count: int) -> list[StepResult]:
         """Return the results of the last `count` steps, at most `slots`, in order."""
         self._finish_step()
-        history = self._ops.read(self.updates.history)
-        steps = range(max(0, self.step - min(count, self.slots)), self.step)
-        return [self._result(step, history[step % self.slots].tolist()) for step in steps]
-
-    def _result(self, step: int, row: list[float]) -> StepResult:
-        loss, norm, _, bad, smoothing, z_loss, *_ = row
-        skipped = step in self._skipped
-        return StepResult(
-            loss=loss,
-            smoothing_loss=smoothing,
-            z_loss=z_loss,
-            grad_norm=norm,
-            is_bad=bool(bad) and not skipped,
-            is_skipped=skipped,
-        )
+        history = self._ops.read(self.updates.history)  # (slots, 8), by step % slots
+        found = []
+        for step in range(max(0, self.step - min(count, self.slots)), self.step):
+            loss, norm, _, bad, smoothing, z_loss, *_ = history[step % self.slots].tolist()
+            skipped = step in self._skipped
+            is_bad = bool(bad) and not skipped
+            found.append(StepResult(loss, smoothing, z_loss, norm, is_bad, skipped))
+        return found
 
     def explain_bad_step(self, step: int, batches: Sequence[Batch]) -> TrainingError:
         """Repeat a bad step; return an error that names the gradients that are not finite.
@@ -345,17 +332,7 @@ class Trainer:
         self._finish_step()
         return TensorSource(tensor.dtype, tensor.shape, lambda: self._ops.read(tensor))
 
-    def open_snapshot(self, tensors: Sequence[Tensor]) -> Snapshot:
-        """Return memory for copies of tensors; CapacityError if the device has too little."""
-        return self._ops.open_snapshot(tensors)
-
     def take(self, snapshot: Snapshot) -> None:
         """Copy the tensors of a snapshot as they are after the last step."""
         self._finish_step()
         snapshot.take()
-
-
-def _taken(
-    targets: NDArray[np.uint32], read: Callable[[], AnyArray]
-) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-    return targets, read().reshape(targets.shape)

@@ -103,9 +103,9 @@ class Updates:
         made: dict[str, WeightState] = {}
         hidden, others = dict[str, Tensor](), dict[str, Tensor]()
         for weight, tensor in self.trained.items():
-            is_table = self.rows is not None and weight.name == EMBEDDING
-            if is_table and self.rows is not None and optimizer.make_rows is not None:
-                made[weight.name] = optimizer.make_rows(operations, tensor, self.rows)
+            make_rows = optimizer.make_rows if weight.name == EMBEDDING else None
+            if self.rows is not None and make_rows is not None:
+                made[weight.name] = make_rows(operations, tensor, self.rows)
             elif weight.is_hidden and optimizer.make_hidden is not None:
                 hidden[weight.name] = tensor
             else:

@@ -108,21 +108,6 @@ _STATE_TYPES: dict[str, type] = {
 }
 
 
-@dataclass(frozen=True)
-class AdapterFiles:
-    """Adapters for the library peft: tensors by peft's names, content of adapter_config.json."""
-
-    tensors: Mapping[str, TensorSource]
-    config: dict[str, Any]
-
-    def write(self, folder: Path) -> None:
-        """Write the files to a new folder; raise OutputError if this fails."""
-        with output_errors(str(folder)):
-            folder.mkdir()
-        write_tensors(folder / "adapter_model.safetensors", self.tensors, {"format": "pt"})
-        _write_json(folder / "adapter_config.json", self.config)
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Checkpoint(SavedModel):
     """A checkpoint: a model, the state of its optimizer, and the state of its run."""
@@ -155,7 +140,7 @@ def save_checkpoint(
     eos_id: int | None = None,
     keep: int = 2,
     spare: int | None = None,
-    adapter: AdapterFiles | None = None,
+    write_adapter: Callable[[Path], None] | None = None,
     stop_ids: Iterable[int] = (),
     card: str | None = None,
     unchanging: dict[str, bytes] | None = None,
@@ -164,7 +149,8 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint of a step, then remove all but the `keep` newest; return its folder.
 
-    spare: step of a checkpoint that is never removed. adapter: written to the folder "adapter".
+    spare: step of a checkpoint that is never removed. write_adapter: called with the path of the
+        folder "adapter", which does not exist yet.
     stop_ids: tokens after which a text is complete, in addition to `eos_id`. card: text of
         README.md. unchanging: by name, the contents of files that are equal in all checkpoints of a
         run. An empty map receives the contents from this checkpoint; later calls write them.
@@ -185,29 +171,22 @@ def save_checkpoint(
         def write(name: str, *content: Any) -> None:
             hashes[name] = write_tensors(folder / name, *content)
 
-        def write_model_files() -> None:
-            if not unchanging:
-                _write_model_files(folder, config, vocabulary, eos_id, stop_ids, note)
-            _keep_unchanging(folder, unchanging)
-
+        kept = {} if unchanging is None else unchanging
         # The optimizer's file comes first, because it is the largest.
         files: list[Callable[[], None]] = [
             partial(write, OPTIMIZER, optimizer),
             partial(write, WEIGHTS, _without_unused_rows(config, weights), {"format": "pt"}),
-            write_model_files,
+            partial(_write_model_files, folder, config, vocabulary, eos_id, stop_ids, kept, note),
         ]
-        list(in_order(files, _call, len(files), threads=len(files) if in_memory else 0))
+        threads = len(files) if in_memory else 0
+        list(in_order(files, lambda file: file(), len(files), threads=threads))
         if card is not None:
             _write_bytes(folder / CARD, card.encode())
-        if adapter is not None:
-            adapter.write(folder / ADAPTER)
+        if write_adapter is not None:
+            write_adapter(folder / ADAPTER)
         _write_training(folder, vocabulary, state, hashes)
     remove_old_checkpoints(run_folder, keep, spare)
     return Path(run_folder) / step_folder_name(state.step)
-
-
-def _call(write: Callable[[], None]) -> None:
-    write()
 
 
 def _without_unused_rows(
@@ -227,30 +206,29 @@ def _write_model_files(
     vocabulary: Vocabulary,
     eos_id: int | None,
     stop_ids: Iterable[int],
+    unchanging: dict[str, bytes],
     note: Note,
 ) -> None:
-    """Write the files that are equal in all checkpoints of a run: `_UNCHANGING`."""
-    vocabulary.save(folder / VOCABULARY)
-    _write_json(folder / CONFIG, describe_model(config, eos_id=eos_id))
-    _write_json(folder / GENERATION_CONFIG, describe_generation(eos_id, stop_ids))
-    if _write_tokenizer(folder / TOKENIZER, vocabulary, note):
-        _write_json(folder / TOKENIZER_CONFIG, describe_tokenizer(config, vocabulary, eos_id))
+    """Write the files that are equal in all checkpoints of a run: `_UNCHANGING`.
 
-
-def _keep_unchanging(folder: Path, unchanging: dict[str, bytes] | None) -> None:
-    """Write the files in `unchanging` to a folder.
-
-    If the map is empty, read them from the folder.
+    unchanging: the contents by name. If the map is empty, the contents are made and added to it.
     """
-    for name, content in (unchanging or {}).items():
+    for name, content in unchanging.items():
         _write_bytes(folder / name, content)
-    if unchanging == {}:
-        with output_errors(str(folder)):
-            found = [folder / name for name in _UNCHANGING if (folder / name).exists()]
-            unchanging.update({path.name: path.read_bytes() for path in found})
+    if unchanging:
+        return
+    vocabulary.save(folder / VOCABULARY)
+    write_json(folder / CONFIG, describe_model(config, eos_id=eos_id))
+    write_json(folder / GENERATION_CONFIG, describe_generation(eos_id, stop_ids))
+    if _write_tokenizer(folder / TOKENIZER, vocabulary, note):
+        write_json(folder / TOKENIZER_CONFIG, describe_tokenizer(config, vocabulary, eos_id))
+    with output_errors(str(folder)):
+        found = [folder / name for name in _UNCHANGING if (folder / name).exists()]
+        unchanging |= {path.name: path.read_bytes() for path in found}
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write an object as indented JSON, atomically; raise OutputError if this fails."""
     _write_bytes(path, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
 
 
@@ -283,7 +261,7 @@ def _write_training(
         "vocabulary": vocabulary.fingerprint,
         "files": hashes,
     }
-    _write_json(folder / TRAINING, content | {_CHECKSUM: _hash_json(content)})
+    write_json(folder / TRAINING, content | {_CHECKSUM: _hash_json(content)})
 
 
 def _hash_file(path: Path) -> str:
@@ -368,18 +346,18 @@ def export_model(
     # tokenizer_config.json again, with the entries that depend on the model.
     tokenizer_json.write(model.vocabulary, os.path.join(folder, ""), note=note, force=force)
     described = describe_tokenizer(config, model.vocabulary, model.eos_id)
-    _write_json(folder / TOKENIZER_CONFIG, described)
-    shapes = {weight.name: weight.used_shape for weight in config.weights()}
-
-    def source(name: str, shape: tuple[int, ...]) -> TensorSource:
-        return TensorSource(np.dtype("<f4"), shape, lambda: model.weights[name][: shape[0]])
-
+    write_json(folder / TOKENIZER_CONFIG, described)
     # Write the weights, then the description of the model.
-    sources = {name: source(name, shape) for name, shape in shapes.items()}
+    sources = {
+        weight.name: TensorSource(
+            np.dtype("<f4"), weight.used_shape, partial(model.weights.__getitem__, weight.name)
+        )
+        for weight in config.weights()
+    }
     write_tensors(folder / WEIGHTS, sources, {"format": "pt"})
-    _write_json(folder / CONFIG, describe_model(config, eos_id=model.eos_id))
+    write_json(folder / CONFIG, describe_model(config, eos_id=model.eos_id))
     generation = describe_generation(model.eos_id, model.stop_ids)
-    _write_json(folder / GENERATION_CONFIG, generation)
+    write_json(folder / GENERATION_CONFIG, generation)
 
 
 def _is_step(folder: Path) -> bool:

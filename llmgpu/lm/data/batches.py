@@ -273,32 +273,26 @@ def divide(
         begin = end - sequences * seq_len - 1
         if parts > 1 and separator is not None and sequences:
             least = max(resumed + seq_len, begin - SEARCHED_SEQUENCES * seq_len)
-            begin = _last(source, separator, least, begin)
+            begin = max(_positions(source, separator, least, begin + 1), default=begin)
         # Evaluation reads the token at `begin` but does not predict it, so training may predict it.
         training.append((resumed, max(resumed, begin + 1)))
         evaluation.append(begin + seq_len * np.arange(sequences, dtype=np.int64))
         resumed = begin + sequences * seq_len + 1
         # Continue training after a separator, if one is near.
         if part < parts - 1 and separator is not None:
-            found = _first(source, separator, resumed, end + SEARCHED_SEQUENCES * seq_len)
-            resumed = resumed if found is None else found + 1
+            after = end + SEARCHED_SEQUENCES * seq_len
+            found = _positions(source, separator, resumed, after)
+            resumed = found[0] + 1 if found else resumed
     training.append((resumed, size))
     used = [(begin, end) for begin, end in training if begin < end]
     return used, np.concatenate(evaluation)
 
 
-def _last(source: TokenSource, separator: int, least: int, begin: int) -> int:
-    """Return the position of the last separator from `least` to `begin`, or else `begin`."""
-    if least > begin:
-        return begin
-    found = np.flatnonzero(source.read(least, begin - least + 1) == separator)
-    return least + int(found[-1]) if len(found) else begin
-
-
-def _first(source: TokenSource, separator: int, begin: int, end: int) -> int | None:
-    """Return the position of the first separator in [begin, end); None if there is none."""
-    found = np.flatnonzero(source.read(begin, end - begin) == separator)
-    return begin + int(found[0]) if len(found) else None
+def _positions(source: TokenSource, separator: int, begin: int, end: int) -> list[int]:
+    """Return the positions of separators in [begin, end), ascending; [] if `end` is below."""
+    ids = source.read(begin, max(0, end - begin))
+    positions: list[int] = (begin + np.flatnonzero(ids == separator)).tolist()
+    return positions
 
 
 def _too_short(tokens: int, seq_len: int, held_out: int) -> InputError:

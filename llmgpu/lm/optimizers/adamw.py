@@ -24,27 +24,21 @@ PIECE = 1 << 16  # elements that NumPy updates at a time, so that they fit in a 
 Make = Callable[[Operations, Sequence[Tensor]], Sequence[WeightState]]
 
 
-def update_all(operations: Operations, steps: Steps) -> None:
-    """Record the steps of all weights, and no other operations."""
-    operations.update_weights(steps)
-
-
 @dataclass(frozen=True)
 class Optimizer:
     """An optimizer, an entry of `llmgpu.lm.optimizers`.
 
-    name: a value of --optimizer, also stored in checkpoints. make: makes the states of weights.
+    make: makes the states of weights.
     make_rows: makes the state of a table whose steps update only the rows in a list (uint32;
         numbers beyond the table are skipped); None: the optimizer can't update single rows.
     make_hidden: makes the states of matrices inside layers; None: `make` does. record: records the
         steps of all weights. keeps_codes: whether some moments are stored as 8-bit codes.
     """
 
-    name: str
     make: Make
     make_rows: Callable[[Operations, Tensor, Tensor], WeightState] | None = None
     make_hidden: Make | None = None
-    record: Callable[[Operations, Steps], None] = update_all
+    record: Callable[[Operations, Steps], None] = lambda ops, steps: ops.update_weights(steps)
     keeps_codes: bool = False
 
 
@@ -186,4 +180,4 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple[AnyArray, ...]]:
         yield tuple(array[start : start + PIECE] for array in arrays)
 
 
-ADAMW = Optimizer("adamw", Moments.make, RowMoments.make_rows)
+ADAMW = Optimizer(Moments.make, RowMoments.make_rows)

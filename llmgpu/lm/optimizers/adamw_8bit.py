@@ -150,4 +150,4 @@ def _piece(moment: BlockCodes, start: int) -> tuple[Codes, FloatArray]:
     return moment.codes.array[start : start + PIECE], moment.scales.array[blocks]
 
 
-ADAMW_8BIT = Optimizer("adamw-8bit", CodedMoments.make, keeps_codes=True)
+ADAMW_8BIT = Optimizer(CodedMoments.make, keeps_codes=True)

@@ -209,4 +209,4 @@ def _matrices(stack: Tensor) -> list[Tensor]:
     return [stack.rows(k, k + 1).reshaped(*stack.shape[1:]) for k in range(stack.shape[0])]
 
 
-MUON = Optimizer("muon", Moments.make, RowMoments.make_rows, Momentum.make, _record)
+MUON = Optimizer(Moments.make, RowMoments.make_rows, Momentum.make, _record)

@@ -539,6 +539,9 @@ class TrainingRun:
         card = None
         if self._origin is not None:
             card = model_card(trainer.model.config, self._origin, self._last)
+        write_adapter = None
+        if adapters is not None:
+            write_adapter = partial(adapters.write, source, str(self._init_path))
         write = partial(
             save_checkpoint,
             self._folder.path,
@@ -550,7 +553,7 @@ class TrainingRun:
             eos_id=self._plan.eos_id,
             keep=self._plan.intervals.keep,
             spare=self._decay_start,
-            adapter=None if adapters is None else adapters.files(source, str(self._init_path)),
+            write_adapter=write_adapter,
             stop_ids=self._stop_ids,
             card=card,
             unchanging=self._unchanging,
@@ -572,7 +575,7 @@ class TrainingRun:
         """Return a snapshot for the tensors of a checkpoint; None if there is too little memory."""
         if has_room_for_copies(sum(tensor.nbytes for tensor in tensors), free_memory()):
             with suppress(CapacityError):  # the device has too little memory
-                return self._trainer.open_snapshot(tensors)
+                return self._trainer.model.operations.open_snapshot(tensors)
         return None
 
     def _advance_saving(self) -> None:

@@ -329,7 +329,7 @@ def test_a_device_is_read_in_parts_while_steps_go_on(
             run = prepared(folder, [], intervals=intervals, backend=backend, steps=17)
             trainer.append(run._trainer)
             if name == "without copies":
-                monkeypatch.setattr(run._trainer, "open_snapshot", open_snapshot)
+                monkeypatch.setattr(run._trainer.model.operations, "open_snapshot", open_snapshot)
             run.run()
         assert (saved_at[4] > 4) == (name == "in parts")
     in_parts, without = contents_of(tmp_path / "in parts"), contents_of(tmp_path / "without copies")
