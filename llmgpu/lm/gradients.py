@@ -35,9 +35,10 @@ class LossGraph:
     """The computation of the loss of a batch of B sequences of T tokens, and of its gradients.
 
     gradients: by weight name; `record_gradients` writes the loss's gradients to these tensors.
-    Gradients of tables may be left out, since no other gradient follows from them. With None as
-    `gradients`, only losses can be recorded. The host calls `write_batch` for each batch, and
-    `write_loss_params` before each step.
+    packed_gradients: the packed matrices of `gradients`, see `make_weights`. Gradients of tables
+    may be left out, since no other gradient follows from them. With None as `gradients`, only
+    losses can be recorded. The host calls `write_batch` for each batch, and `write_loss_params`
+    before each step.
 
     separator: an id that separates documents; a token attends to the last separator before it and
         to all tokens since. None: tokens attend to all earlier tokens of the sequence. recompute:
@@ -103,8 +104,8 @@ class LossGraph:
         self._make_layers(keep_all=gradients is not None)
         if gradients is not None:
             self._inside = make_gradients(model, self.rows)
-            packed = packed_gradients or {}
-            self._of_weights = [LayerWeights.of(gradients, packed, k) for k in range(config.layers)]
+            tensors = gradients, packed_gradients or {}
+            self._of_weights = [LayerWeights.of(*tensors, k) for k in range(config.layers)]
 
     def _ids(self, name: str) -> Tensor:
         return self.model.operations.tensor(name, (self.rows,), np.uint32)

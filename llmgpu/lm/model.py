@@ -39,8 +39,6 @@ from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 
 DRAWN_AHEAD = 8  # most weights that threads draw, and hold in memory, at a time
-# modules of a layer; matrices of a module that have the same input are adjacent in memory
-PACKED = ("self_attn", "mlp")
 
 
 @dataclass(frozen=True)
@@ -55,13 +53,17 @@ class LayerWeights:
     ffn_norm: Tensor  # (C,)
     inner: tuple[Tensor, ...]  # matrices (F, C) of gate and up, or only of up
     down: Tensor  # (C, F)
-    packed: Mapping[str, Packed]  # `heads` as one matrix under "self_attn", `inner` under "mlp"
+    packed_heads: Packed  # `heads` as one matrix
+    packed_inner: Packed  # `inner` as one matrix
 
     @classmethod
     def of(
         cls, tensors: Mapping[str, Tensor], packed: Mapping[str, Packed], layer: int
     ) -> LayerWeights:
-        """Select the tensors of a layer from the tensors of a model, by Hugging Face's names."""
+        """Select the tensors of a layer from the tensors of a model, by Hugging Face's names.
+
+        tensors, packed: the results of `make_weights` for all weights of the model.
+        """
         prefix = f"model.layers.{layer}"
         attention, ffn = f"{prefix}.self_attn", f"{prefix}.mlp"
 
@@ -77,18 +79,9 @@ class LayerWeights:
             ffn_norm=tensors[f"{prefix}.post_attention_layernorm.weight"],
             inner=there(f"{ffn}.gate_proj.weight", f"{ffn}.up_proj.weight"),
             down=tensors[f"{ffn}.down_proj.weight"],
-            packed={role: packed[f"{prefix}.{role}"] for role in PACKED if packed},
+            packed_heads=packed[attention],
+            packed_inner=packed[ffn],
         )
-
-    @property
-    def packed_heads(self) -> Packed:
-        """The matrices of `heads`, packed into one."""
-        return self.packed["self_attn"]
-
-    @property
-    def packed_inner(self) -> Packed:
-        """The matrices of `inner`, packed into one."""
-        return self.packed["mlp"]
 
 
 class Model:

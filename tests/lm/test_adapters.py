@@ -73,7 +73,7 @@ def test_gradients_are_those_of_the_float64_model(operations: Operations, kind: 
         weight.name: operations.tensor(weight.name, tensor.shape)
         for weight, tensor in adapters.trained.items()
     }
-    graph = LossGraph(model, 3, config.seq_len, adapters.gradients)
+    graph = LossGraph(model, 3, config.seq_len, adapters.gradients, adapters.packed_gradients)
     graph.write_loss_params(100, 0.0, 0.0)
     with operations.record("gradients") as program:
         graph.record_gradients(lambda start: adapters.record_gradients(start, gradients))

@@ -76,8 +76,8 @@ def test_gradients_are_those_of_the_float64_model(
     for table in {"model.embed_tokens.weight", "lm_head.weight"} & first.keys():
         first[table][config.vocab_size :] = 1e30
     model.load(first.__getitem__)
-    gradients = {name: operations.tensor(name, t.shape) for name, t in model.weights.items()}
-    graph = LossGraph(model, batch, config.seq_len, gradients)
+    gradients, packed = make_weights(operations, config.weights(), np.float32, "gradient of {}")
+    graph = LossGraph(model, batch, config.seq_len, gradients, packed)
     graph.write_loss_params(count, 0.1, 1e-3)
     with operations.record("gradients") as program:
         graph.record_gradients()
@@ -147,8 +147,8 @@ def test_documents_are_trained_on_as_if_each_were_alone(
     model = Model(operations, config)
     model.initialise(5)
     model.load({name: 3 * values for name, values in read_weights(model).items()}.__getitem__)
-    gradients = {name: operations.tensor(name, t.shape) for name, t in model.weights.items()}
-    graph = LossGraph(model, 6, config.seq_len, gradients, separator=separator)
+    gradients, packed = make_weights(operations, config.weights(), np.float32, "gradient of {}")
+    graph = LossGraph(model, 6, config.seq_len, gradients, packed, separator=separator)
     count = int(np.count_nonzero(targets < config.vocab_size))
     graph.write_loss_params(count, 0.0, 0.0)
     with operations.record("gradients") as program:

@@ -178,10 +178,9 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
     # The tables must have exactly one row for each id.
     rows = _get(content, "vocab_size", int)
     if rows != config.vocab_size:
-        wrong = f"vocab_size is {rows}, but by the other sizes it must be {config.vocab_size}"
-        if rows == config.padded_vocab_size:
-            wrong += ": its tables are padded, as in unreleased versions of llmgpu"
-        raise CheckpointError(wrong)
+        raise CheckpointError(
+            f"vocab_size is {rows}, but by the other sizes it must be {config.vocab_size}"
+        )
     return config
 
 
@@ -341,17 +340,13 @@ class Origin:
 def model_card(config: ModelConfig, origin: Origin, last: StepRecord) -> str:
     """Return the README.md of a checkpoint; last: the record of the checkpoint's step."""
     # Collect the rows of the table, the initial model and the files.
-    numbers = [
-        ("steps", f"{last.step:,}"),
-        ("tokens", f"{last.tokens:,}"),
-        ("training loss", f"{last.loss:.4f}"),
-    ]
-    for name, value in (
-        ("validation loss", last.validation_loss),
-        ("bits per byte of held-out text", last.bits_per_byte),
-    ):
-        if value is not None:
-            numbers.append((name, f"{value:.4f}"))
+    losses = {
+        "training loss": last.loss,
+        "validation loss": last.validation_loss,
+        "bits per byte of held-out text": last.bits_per_byte,
+    }
+    numbers = {"steps": f"{last.step:,}", "tokens": f"{last.tokens:,}"}
+    numbers |= {name: f"{loss:.4f}" for name, loss in losses.items() if loss is not None}
     base = [] if origin.init is None else [f"It began with the weights of `{origin.init}`.", ""]
     more = len(origin.data) - _LISTED
     data = [f"- `{name}`" for name in origin.data[:_LISTED]]
@@ -369,7 +364,7 @@ def model_card(config: ModelConfig, origin: Origin, last: StepRecord) -> str:
         *base,
         "| | |",
         "| --- | --- |",
-        *(f"| {name} | {value} |" for name, value in numbers),
+        *(f"| {name} | {value} |" for name, value in numbers.items()),
         "",
         "Trained on:",
         "",

@@ -9,10 +9,11 @@ float32.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ _TOKENIZER_FILES = (
     "tekken.json",
     "tokenizer.model",
 )
+_WEIGHT_FILE = re.compile(r"[^/\\]+\.safetensors")
 # end of the names of tensors that old versions of transformers stored
 _COMPUTED = ".rotary_emb.inv_freq"
 
@@ -204,14 +206,10 @@ def _weight_files(folder: Path) -> dict[Path, list[str]]:
         raise CheckpointError(f"{path}: weight_map is missing")
     files: dict[str, list[str]] = {}
     for name, file in table.items():
-        if not isinstance(file, str) or not file.endswith(".safetensors"):
+        if not isinstance(file, str) or not _WEIGHT_FILE.fullmatch(file):
             raise CheckpointError(
-                f"{path}: the file of {quote(name)} is {quote(file)}, but must be a .safetensors"
-            )
-        if PurePath(file).name != file or "\\" in file:
-            raise CheckpointError(
-                f"{path}: the file of {quote(name)} is {quote(file)}, which is not a name in this "
-                "folder"
+                f"{path}: the file of {quote(name)} is {quote(file)}, but must be a .safetensors "
+                "in this folder"
             )
         files.setdefault(file, []).append(name)
     return {_inside(folder, file): names for file, names in files.items()}

@@ -69,11 +69,6 @@ class TensorSource:
         """Return the source of an array in memory."""
         return cls(array.dtype, array.shape, lambda: array)
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the tensor's data in bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
 
 @dataclass(frozen=True)
 class TensorFile:
@@ -142,7 +137,7 @@ def _describe(ordered: Iterable[tuple[str, TensorSource]], metadata: Mapping[str
     content: dict[str, Any] = {METADATA: dict(sorted(metadata.items()))} if metadata else {}
     begin = 0
     for name, source in ordered:
-        end = begin + source.nbytes
+        end = begin + math.prod(source.shape) * source.dtype.itemsize
         content[name] = {
             "dtype": _NAMES[source.dtype],
             "shape": list(source.shape),
@@ -174,7 +169,11 @@ def read_tensors(path: str | Path) -> TensorFile:
     """Map a file into memory; raise CheckpointError, with the path, if it is invalid."""
     try:
         content, data = _open(path)
-        _check_metadata(content.pop(METADATA, {}))
+        metadata = content.pop(METADATA, {})
+        if not isinstance(metadata, dict) or not all(
+            isinstance(text, str) for text in metadata.values()
+        ):
+            raise CheckpointError(f"damaged: {METADATA} is not a map of strings")
         tensors = _map_tensors(content, data)
     except (CheckpointError, VocabularyError) as error:
         raise CheckpointError(f"{path}: {error}") from error
@@ -205,11 +204,6 @@ def _open(path: str | Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
     return content, data
 
 
-def _check_metadata(content: object) -> None:
-    if not isinstance(content, dict) or not all(isinstance(text, str) for text in content.values()):
-        raise CheckpointError(f"damaged: {METADATA} is not a map of strings")
-
-
 def _map_tensors(content: dict[str, Any], data: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
     """Return the tensors as views of `data`, uint8 (bytes,).
 
@@ -218,11 +212,13 @@ def _map_tensors(content: dict[str, Any], data: NDArray[np.uint8]) -> dict[str, 
     entries = sorted((_read_entry(name, entry), name) for name, entry in content.items())
     tensors: dict[str, NDArray[Any]] = {}
     covered = 0
-    for (begin, end, kind, shape), name in entries:
-        # In the order of their offsets, tensors must follow one another without gap or overlap.
-        if begin != covered:
-            what = "a gap before" if begin > covered else "an overlap at"
-            raise CheckpointError(f"damaged: there is {what} tensor {quote(name)}")
+    for (offsets, kind, shape), name in entries:
+        begin, end = covered, covered + math.prod(shape) * _READ_DTYPES[kind].itemsize
+        if offsets != (begin, end):
+            raise CheckpointError(
+                f"damaged: tensor {quote(name)} of {kind} and shape {list(shape)} has the "
+                f"data_offsets {list(offsets)}, but must have {[begin, end]}"
+            )
         if end > len(data):
             raise CheckpointError(
                 f"damaged or cut short: tensor {quote(name)} ends at byte {end} of {len(data)} "
@@ -235,8 +231,8 @@ def _map_tensors(content: dict[str, Any], data: NDArray[np.uint8]) -> dict[str, 
     return tensors
 
 
-def _read_entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...]]:
-    """Return begin, end, dtype and shape of a tensor; check that they fit together."""
+def _read_entry(name: str, entry: object) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
+    """Return the data_offsets, the dtype and the shape of a tensor."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"damaged: tensor {quote(name)} needs dtype, shape and data_offsets")
     kind = entry["dtype"]
@@ -246,19 +242,11 @@ def _read_entry(name: str, entry: object) -> tuple[int, int, str, tuple[int, ...
         raise CheckpointError(f"tensor {quote(name)} has dtype {shown}; use one of {known}")
     shape = _read_numbers(name, "shape", entry["shape"])
     offsets = _read_numbers(name, "data_offsets", entry["data_offsets"])
-    if len(offsets) != 2:
-        raise CheckpointError(f"damaged: data_offsets of tensor {quote(name)} are not two numbers")
-    begin, end = offsets
     # Multiply 1 for a size of 0. Otherwise the product would be 0, and the other sizes would have
     # no limit.
     if math.prod(max(size, 1) for size in shape) >= _MAX_NUMBER:
         raise CheckpointError(f"damaged: tensor {quote(name)} has the shape {list(shape)}")
-    if math.prod(shape) * _READ_DTYPES[kind].itemsize != end - begin:
-        raise CheckpointError(
-            f"damaged: tensor {quote(name)} of {kind} and shape {list(shape)} can't "
-            f"have {end - begin} bytes"
-        )
-    return begin, end, kind, shape
+    return offsets, kind, shape
 
 
 def as_float32(tensor: NDArray[Any]) -> NDArray[np.float32]:

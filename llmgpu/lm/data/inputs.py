@@ -104,10 +104,10 @@ def open_tokens(
     for number, (sources, files) in enumerate(zip(resolved, named, strict=True)):
         if files is None:
             own = folder / str(number) if len(resolved) > 1 else folder
-            texts = _Texts(sources, reading, special, vocabulary, own)
-            if not texts.are_tokenized(resume):
-                told(texts.tokenize(backend, shard_tokens, resume, progress))
-            files = shard_files(texts.names.manifest)
+            how = reading, special, backend, shard_tokens, progress
+            files, text = _tokenize(sources, own, vocabulary, *how, resume=resume)
+            if text is not None:
+                told(text)
         paths.append(files)
     source = open_token_files([*chain(*paths)], vocabulary, vocabulary_name, progress, dtype)
     if len(paths) > 1:
@@ -127,97 +127,84 @@ def _require_apart(corpora: Sequence[Sources], named: Sequence[list[str] | None]
                 raise InputError(f"{path} is in two of the corpora of --weights: name it once")
 
 
-class _Texts:
-    """The texts of a corpus, and the folder with their tokens.
+def _tokenize(
+    inputs: Sources,
+    folder: Path,
+    vocabulary: Vocabulary,
+    reading: CorpusOptions,
+    special: SpecialOptions,
+    backend: Backend,
+    shard_tokens: int,
+    progress: Progress,
+    *,
+    resume: bool,
+) -> tuple[list[str], Corpus | None]:
+    """Tokenize the texts of a corpus into shards, unless the folder has all their shards.
 
-    names: names of the shards.
+    Returns the paths of the shards, and the corpus after it was read to its end, or None if it was
+    not read.
     """
+    names = ShardNames(str(folder / _SHARDS))
+    key = encoding_key(inputs, reading, special)
+    facts = {**key, "vocabulary": vocabulary.fingerprint}
+    if os.path.exists(names.manifest) and _are_shards_of(inputs, folder, facts, resume=resume):
+        return shard_files(names.manifest), None
+    # Remove the resume key first: shards without a resume key are taken for unfinished.
+    with output_errors(str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _MADE_FROM).unlink(missing_ok=True)
+    resume = resume and os.path.exists(names.progress)
+    if resume:
+        require_rereadable(inputs)
+    # Encode the texts. For conversations, also write masks of the ids that count in the loss.
+    encoder = open_encoder(vocabulary, backend, special=special)
+    chat = reading.chat
+    filters = []
+    if chat is not None:
+        filters = [partial(with_masks, conversations=chat, vocabulary=vocabulary)]
+    with (
+        Corpus(inputs, reading) as text,
+        ShardWriter(
+            names.output,
+            vocabulary,
+            shard_tokens,
+            added={*chain(*ids_around(vocabulary, special))},
+            masked=chat is not None,
+            run=key,
+            resume=resume,
+        ) as writer,
+    ):
+        encode_into(writer, encoder, text, progress, filters)
+    with atomic_output(folder / _MADE_FROM) as file:
+        file.write(json.dumps(facts, indent=1).encode() + b"\n")
+    return shard_files(names.manifest), text
 
-    def __init__(
-        self,
-        inputs: Sources,
-        reading: CorpusOptions,
-        special: SpecialOptions,
-        vocabulary: Vocabulary,
-        folder: Path,
-    ) -> None:
-        self._inputs, self._reading, self._special = inputs, reading, special
-        self._vocabulary, self._folder = vocabulary, folder
-        self.names = ShardNames(str(folder / _SHARDS))
-        self._key = encoding_key(inputs, reading, special)
-        self._whole_key = {**self._key, "vocabulary": vocabulary.fingerprint}
-        self._made_from = folder / _MADE_FROM
 
-    def are_tokenized(self, resume: bool) -> bool:
-        """Whether the folder has all shards of these texts.
+def _are_shards_of(inputs: Sources, folder: Path, facts: Run, *, resume: bool) -> bool:
+    """Whether the shards of a folder were made from texts with these facts.
 
-        Raises InputError for shards of other texts if `resume` is set.
-        """
-        if not (self._made_from.exists() and os.path.exists(self.names.manifest)):
-            return False
-        before = self._read_made_from()
+    Raises InputError for shards of other texts if `resume` is set.
+    """
+    path = folder / _MADE_FROM
+    if not path.exists():
+        return False
+    try:
+        before = json.loads(read_whole(path, "description of a run"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"can't read {path}: {error}") from error
+    if not isinstance(before, dict):
+        raise InputError(f"{path} does not say what the tokens were made from")
+    try:
         if resume:
-            try:
-                check_same_run(
-                    f"{self._folder} has the tokens of another text", before, self._whole_key
-                )
-            except InputError as error:
-                hint = f"--init {self._folder.parent} starts a new run from its weights"
-                raise InputError(f"{error}; {hint}") from None
-            return True
-        if before != json.loads(json.dumps(self._whole_key)):
+            check_same_run(f"{folder} has the tokens of another text", before, facts)
+        else:
+            require_rereadable(inputs)
+    except InputError as error:
+        if not resume:
             return False
-        try:
-            require_rereadable(self._inputs)
-        except InputError:
-            return False
-        return True
-
-    def tokenize(
-        self, backend: Backend, shard_tokens: int, resume: bool, progress: Progress
-    ) -> Corpus:
-        """Write the shards and their resume key.
-
-        Return the corpus, which has been read to its end.
-        """
-        # Remove the resume key first: shards without a resume key are taken for unfinished.
-        with output_errors(str(self._folder)):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._made_from.unlink(missing_ok=True)
-        resume = resume and os.path.exists(self.names.progress)
-        if resume:
-            require_rereadable(self._inputs)
-        # Encode the texts. For conversations, also write masks of the ids that count in the loss.
-        encoder = open_encoder(self._vocabulary, backend, special=self._special)
-        chat = self._reading.chat
-        filters = []
-        if chat is not None:
-            filters = [partial(with_masks, conversations=chat, vocabulary=self._vocabulary)]
-        with (
-            Corpus(self._inputs, self._reading) as text,
-            ShardWriter(
-                self.names.output,
-                self._vocabulary,
-                shard_tokens,
-                added={*chain(*ids_around(self._vocabulary, self._special))},
-                masked=chat is not None,
-                run=self._key,
-                resume=resume,
-            ) as writer,
-        ):
-            encode_into(writer, encoder, text, progress, filters)
-        with atomic_output(self._made_from) as file:
-            file.write(json.dumps(self._whole_key, indent=1).encode() + b"\n")
-        return text
-
-    def _read_made_from(self) -> Run:
-        try:
-            facts = json.loads(read_whole(self._made_from, "description of a run"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"can't read {self._made_from}: {error}") from error
-        if not isinstance(facts, dict):
-            raise InputError(f"{self._made_from} does not say what the tokens were made from")
-        return facts
+        hint = f"--init {folder.parent} starts a new run from its weights"
+        raise InputError(f"{error}; {hint}") from None
+    return resume or before == json.loads(json.dumps(facts))
 
 
 def are_tokens(inputs: Sources) -> bool:

@@ -45,16 +45,11 @@ def draw_loss_curve(records: Sequence[StepRecord], title: str) -> str:
     """Return a chart of the losses of `records` as the text of an SVG; title: any text."""
     # The style repeats colours in each rule, because many viewers lack CSS variables.
     style = (resources.files(__package__) / "loss_curve.css").read_text(encoding="utf-8")
-    training = _points([(record.step, record.loss) for record in records])
-    validation = _points([(record.step, record.validation_loss) for record in records])
-    everything = np.concatenate([training, validation])
+    losses = _losses_by_name(records)
     parts = [f'<text class="title" x="{_LEFT}" y="34">{escape_text(title)}</text>']
-    if len(everything):
-        parts += _chart(_thin(training), _thin(validation), everything)
-        summary = _summary({"training": training, "validation": validation})
-        parts.append(f'<text x="{_LEFT}" y="56">{summary}</text>')
-    else:
-        parts.append(f'<text x="{_LEFT}" y="56">no losses yet</text>')
+    if any(map(len, losses.values())):
+        parts += _chart(**losses)
+    parts.append(f'<text x="{_LEFT}" y="56">{_summary(losses) or "no losses yet"}</text>')
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
@@ -73,10 +68,7 @@ def plot_losses(records: Sequence[StepRecord], columns: int = COLUMNS, rows: int
 
     columns, rows: size of the area with marks: "." for training, "o" for validation.
     """
-    losses = {
-        "training": _points([(record.step, record.loss) for record in records]),
-        "validation": _points([(record.step, record.validation_loss) for record in records]),
-    }
+    losses = _losses_by_name(records)
     everything = np.concatenate([*losses.values()])
     if not len(everything):
         return "no losses yet"
@@ -96,14 +88,26 @@ def plot_losses(records: Sequence[StepRecord], columns: int = COLUMNS, rows: int
         room = round(at) + 1 - len(steps)
         steps += label.rjust(room) if room > len(label) or not steps else ""
     lines += [f"{'':9} +{'-' * columns}", f"{'':{LABEL_COLUMNS}}{steps}"]
-    name = "loss, nats per token (logarithmic)" if y.is_log else "loss, nats per token"
-    return "\n".join([f"{name}; . training, o validation", *lines, _summary(losses)])
+    return "\n".join([f"{_name_of(y)}; . training, o validation", *lines, _summary(losses)])
+
+
+def _losses_by_name(records: Sequence[StepRecord]) -> dict[str, Points]:
+    """Return the training losses and the validation losses that can be drawn."""
+    return {
+        "training": _points([(record.step, record.loss) for record in records]),
+        "validation": _points([(record.step, record.validation_loss) for record in records]),
+    }
 
 
 def _points(values: Sequence[tuple[int, float | None]]) -> Points:
     """Return the values that can be drawn; leave out None, NaN and very large losses."""
     known = [(step, loss) for step, loss in values if loss is not None and abs(loss) < _LARGEST]
     return np.array(known, np.float64).reshape(-1, 2)
+
+
+def _name_of(y: Axis) -> str:
+    """Return the name of the axis of losses."""
+    return "loss, nats per token (logarithmic)" if y.is_log else "loss, nats per token"
 
 
 def _thin(points: Points) -> Points:
@@ -133,8 +137,10 @@ def _smooth(points: Points) -> Points:
     return smoothed
 
 
-def _chart(training: Points, validation: Points, everything: Points) -> list[str]:
+def _chart(training: Points, validation: Points) -> list[str]:
     """Return the axes, the lines and the legend."""
+    everything = np.concatenate([training, validation])
+    training, validation = _thin(training), _thin(validation)
     x = step_axis(int(everything[:, 0].max()), _LEFT, _RIGHT)
     y = value_axis(everything[:, 1], _BOTTOM, _TOP)
     parts = [*_horizontal_axis(x), *_vertical_axis(y)]
@@ -167,8 +173,7 @@ def _horizontal_axis(x: Axis) -> list[str]:
 
 
 def _vertical_axis(y: Axis) -> list[str]:
-    name = "loss, nats per token (logarithmic)" if y.is_log else "loss, nats per token"
-    middle = (_TOP + _BOTTOM) / 2
+    middle, name = (_TOP + _BOTTOM) / 2, _name_of(y)
     parts = [f'<text class="x" transform="translate(20 {middle:.1f}) rotate(-90)">{name}</text>']
     for at, label in y.marks():
         parts.append(f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{_RIGHT}" y2="{at:.1f}"/>')

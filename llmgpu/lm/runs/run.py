@@ -89,20 +89,14 @@ class Arithmetic:
     def choose(cls, backend: Backend, begun: Mapping[str, Any] | None) -> Arithmetic:
         """Choose the arithmetic of a run; begun: the facts in a resumed run's log, or None.
 
-        Raises CheckpointError if the facts do not name the arithmetic, as in unreleased versions.
+        Raises CheckpointError if the facts do not name the arithmetic.
         """
         is_on_cpu = backend.device is None
         in_c = is_on_cpu and library() is not None
         if begun is None:
             return cls(backend, in_c, is_on_cpu and has_fixed_products())
-        missing = {"fixed_products"} - begun.keys()
-        if "engine" in begun or "products" in begun:  # the run began on the CPU
-            missing |= {"engine", "products"} - begun.keys()
-        if missing:
-            raise CheckpointError(
-                f"the log of the run lacks {', '.join(sorted(missing))}, as in unreleased versions "
-                "of llmgpu: resume it with the one that wrote it, or start a new run"
-            )
+        if "fixed_products" not in begun:
+            raise CheckpointError("the log of the run lacks fixed_products: start a new run")
         # A run that began on a GPU has no engine in its log. On a CPU, such a run continues with
         # NumPy.
         in_c = in_c and begun.get("engine", _IN_NUMPY) != _IN_NUMPY

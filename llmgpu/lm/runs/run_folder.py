@@ -153,20 +153,16 @@ def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = Fal
             f"{folder} is not empty and is not a run folder: choose a new or an empty folder"
         )
     run = RunFolder(folder, FileLock(folder / LOCK_NAME, str(folder)), is_new=is_new)
+    # List the folder again: another run may have ended before this run locked the folder.
     try:
-        _check_free(folder, resume or force)
+        with output_errors(str(folder)):
+            has_run = not set(os.listdir(folder)) <= _BEFORE_THE_LOG
+        if has_run and not (resume or force):
+            raise OutputError(
+                f"{folder} already has a run: use --resume to continue it, --force to replace it, "
+                "or another folder"
+            )
     except BaseException:
         run.close()
         raise
     return run
-
-
-def _check_free(folder: Path, may_have_run: bool) -> None:
-    """Raise OutputError if the folder has a run, unless `may_have_run` is set."""
-    with output_errors(str(folder)):
-        names = set(os.listdir(folder))
-    if not may_have_run and not names <= _BEFORE_THE_LOG:
-        raise OutputError(
-            f"{folder} already has a run: use --resume to continue it, --force to replace it, "
-            "or another folder"
-        )

@@ -20,14 +20,6 @@ from llmgpu.lm.options import (
 )
 from llmgpu.option_fields import flag_of, own_options
 
-# Options in the checkpoints of early unreleased versions, with the only values supported here.
-_FIXED_OPTIONS = {
-    "padded_loss": False,
-    "dense_gradient": False,
-    "half_weights_only": False,
-    "stacked_steps": True,
-}
-
 # Options that may change when a run is resumed.
 MAY_CHANGE = {name for name, one in own_options(TrainOptions).items() if one.may_change}
 # Learning rates for a trained model. They are low, because its weights are already good. The rate
@@ -259,16 +251,7 @@ def resumed_settings(checkpoint: Checkpoint, asked: Mapping[str, Any]) -> RunSet
 
 
 def _stored_options(checkpoint: Checkpoint) -> TrainOptions:
-    stored = dict(checkpoint.state.options)
-    for name, value in _FIXED_OPTIONS.items():
-        if stored.pop(name, value) is not value:
-            raise CheckpointError(
-                f"{checkpoint.folder} is of an unreleased version of llmgpu, whose {name} is not "
-                f"{value}: resume it with that version, or start a new run"
-            )
-    # In runs without an output_rate, the output layer has the rate of the table.
-    if "table_rate" in stored:
-        stored.setdefault("output_rate", stored["table_rate"])
+    stored = checkpoint.state.options
     if missing := sorted(set(STORED_FIRST) - stored.keys()):
         raise CheckpointError(
             f"{checkpoint.folder}: its options lack {', '.join(missing)}, as in unreleased "

@@ -171,9 +171,18 @@ HOSTILE: list[tuple[Callable[[Path], Any], str]] = [
     (count_in_weights, "is of uint32, but weights are F32, F16 or BF16"),
     (index([]), "not a JSON object"),
     (index({"weight_map": {}}), "weight_map is missing"),
-    (index({"weight_map": {NORM: "../model.safetensors"}}), "not a name in this folder"),
-    (index({"weight_map": {NORM: "/tmp/model.safetensors"}}), "not a name in this folder"),
-    (index({"weight_map": {NORM: "..\\model.safetensors"}}), "not a name in this folder"),
+    (
+        index({"weight_map": {NORM: "../model.safetensors"}}),
+        "a .safetensors in this folder",
+    ),
+    (
+        index({"weight_map": {NORM: "/tmp/model.safetensors"}}),
+        "a .safetensors in this folder",
+    ),
+    (
+        index({"weight_map": {NORM: "..\\model.safetensors"}}),
+        "a .safetensors in this folder",
+    ),
     (index({"weight_map": {NORM: "a\0.safetensors"}}), "can't read it"),
     (index({"weight_map": {NORM: "a.bin"}}), "must be a .safetensors"),
     (index({"weight_map": {NORM: 3}}), "must be a .safetensors"),

@@ -217,17 +217,14 @@ def test_a_run_says_whether_threads_change_its_bits_and_resumes_so(tmp_path: Pat
         resumed.run()
 
 
-@pytest.mark.parametrize("lacking", ["fixed_products", "engine", "products"])
-def test_a_log_that_does_not_say_what_computed_the_run_is_refused(
-    tmp_path: Path, lacking: str
-) -> None:
-    """Unreleased versions did not log it."""
+def test_a_log_that_does_not_say_what_computed_the_run_is_refused(tmp_path: Path) -> None:
     with open_run_folder(tmp_path / "run") as folder:
         prepared(folder, [], steps=2).run()
         facts, *rest = folder.log.read_text().splitlines(keepends=True)
-        kept = {name: fact for name, fact in json.loads(facts).items() if name != lacking}
+        kept = {name: fact for name, fact in json.loads(facts).items()}
+        del kept["fixed_products"]
         folder.log.write_text("".join([json.dumps(kept) + "\n", *rest]))
-        with pytest.raises(CheckpointError, match=f"the log of the run lacks {lacking}, as in"):
+        with pytest.raises(CheckpointError, match="the log of the run lacks fixed_products"):
             prepared(folder, [], load_checkpoint(folder.path), steps=4)
 
 
