@@ -66,6 +66,8 @@ class LossGraph:
         self._separator, self._recompute = separator, recompute
         self.rows = batch * seq
         ops, config = model.operations, model.config
+        # The inputs of a batch, (N,) with N = B * T. Positions and starts of documents count tokens
+        # from the start of the sequence.
         self.tokens = self._ids("tokens")
         self.targets = self._ids("targets")
         self.groups = Groups(
@@ -80,6 +82,7 @@ class LossGraph:
         self._starts = self._ids("starts of documents")
         rotation, shape = model.rotation(self.positions), model.attention_shape(batch, seq)
         self._sequences = Sequences(ops, rotation, self._starts, shape)
+        # The losses, and the tensors outside of layers.
         self._loss_params = ops.parameters("loss parameters", (4,))
         names = ("losses", "label smoothing", "z-losses")
         self.losses = Losses(*(ops.tensor(name, (self.rows,)) for name in names))
@@ -87,6 +90,7 @@ class LossGraph:
         half = np.float16 if model.mixed else np.float32
         self.final_normed = ops.tensor("final norm", (self.rows, config.dim), half)
         self.final_inverse_rms = ops.tensor("final norm's scale", (self.rows,))
+        # The logits (block_rows, V) of a block of rows; their gradients replace them.
         if logits_bytes is None:
             logits_bytes = MIXED_LOGITS_BYTES if model.mixed else LOGITS_BYTES
         # `argmax` reads float32 logits.
@@ -100,6 +104,7 @@ class LossGraph:
         width = config.padded_vocab_size
         self.logits = ops.tensor("logits", (self.block_rows, width), of_logits)
         self.likeliest = self._ids("likeliest tokens") if find_likeliest else None
+        # The layers, and with gradients the tensors of the backward pass.
         self._gradients = gradients
         self._make_layers(keep_all=gradients is not None)
         if gradients is not None:
@@ -259,9 +264,8 @@ def logits_block_rows(
 
     logit_bytes: bytes of a logit. A block has at least `ROW_ALIGNMENT` rows, or all rows.
     """
-    fitting = min(most_bytes, operations.max_tensor_bytes) // (
-        logit_bytes * config.padded_vocab_size
-    )
+    row_bytes = logit_bytes * config.padded_vocab_size
+    fitting = min(most_bytes, operations.max_tensor_bytes) // row_bytes
     if fitting >= rows:
         return rows
     return max(ROW_ALIGNMENT, fitting // ROW_ALIGNMENT * ROW_ALIGNMENT)

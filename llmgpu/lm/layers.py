@@ -255,11 +255,13 @@ class Layer:
             self._heads = PackedHeads(model, self.attention)
         else:
             self._heads = SeparateHeads(model, new, self.attention)
+        # The norm before attention, the residual stream after attention, and the norm after it.
         self._attention_normed = new.operand("attention norm", config.dim)
         self._attention_scale = new.single("attention norm's scale")
         self._middle = new.single("residual after attention", config.dim)
         self._ffn_normed = new.operand("feed-forward norm", config.dim)
         self._ffn_scale = new.single("feed-forward norm's scale")
+        # The feed-forward network.
         self._inner = _inner(model, new, "gate")
         if mixed:
             self._activated = self._ops.scratch("activation", (rows, config.ffn_dim), np.float16)

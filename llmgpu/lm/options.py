@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 Precision = Literal["f32", "f16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Schedule = Literal["cosine", "linear", "wsd"]
-SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 Initialisation = Literal["normal", "fan-in"]
-INITIALISATIONS: tuple[Initialisation, ...] = get_args(Initialisation)
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 F16_VERSION = 5  # see `TrainOptions.f16_version`
@@ -122,14 +120,14 @@ class TrainOptions:
         0, int, "Steps in which --momentum-start rises to --momentum.", least=0, section=RARE,
         default_words="300 with muon, 0 with --init")
     schedule: Schedule = option(
-        "cosine", SCHEDULES,
+        "cosine", get_args(Schedule),
         "Learning-rate schedule: cosine or linear decay, or constant until the last --decay-steps "
         "(wsd).", default_words="linear with muon, else cosine; cosine with --init")
     decay_steps: int = option(
         0, "count", "Length of the decay, for wsd.", least=0, may_change=True,
         default_words="a fifth of --steps")
     initialisation: Initialisation = option(
-        "normal", INITIALISATIONS,
+        "normal", get_args(Initialisation),
         "Initial weights: one scale for all, or scaled by fan-in, output projections zero.")
     sync_every: int = option(
         0, int,
@@ -248,12 +246,10 @@ class TrainOptions:
                 raise InputError(f"--lora-targets has {quote(name)}; use some of {known}")
         if not self.lora_alpha:
             raise InputError("--lora-alpha is 0, so adapters would change nothing; use 16")
-        for name, clashes in (
-            ("--sparse-embedding", self.sparse_embedding),
-            (f"--optimizer {self.optimizer}", OPTIMIZERS[self.optimizer].make_hidden is not None),
-        ):
-            if clashes:
-                raise InputError(f"{name} can't be combined with --lora-rank")
+        if self.sparse_embedding:
+            raise InputError("--sparse-embedding can't be combined with --lora-rank")
+        if OPTIMIZERS[self.optimizer].make_hidden is not None:
+            raise InputError(f"--optimizer {self.optimizer} can't be combined with --lora-rank")
 
     def _check_weights(self) -> None:
         for text in self.corpus_weights.split(",") if self.corpus_weights else ():

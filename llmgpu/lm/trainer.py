@@ -82,11 +82,15 @@ class Trainer:
         self.options = options
         self.step = 0
         self.slots = slots
+        # Make the model, and the gradients and the optimizer's state of all trained tensors: the
+        # model's weights, or the factors of adapters.
         in_half = options.is_mixed
         self.model = Model(operations, config, half=in_half, mixed=in_half)
         self.adapters = Adapters(self.model, options) if options.lora_rank else None
         trained = None if self.adapters is None else self.adapters.trained
         self.updates = Updates(self.model, options, slots, trained)
+        # The backward pass computes the gradients of whole matrices. `Adapters` has its own tensors
+        # for them, from which it computes the gradients of the factors.
         of_weights = self.updates if self.adapters is None else self.adapters
         self.graph = LossGraph(
             self.model,
@@ -97,6 +101,7 @@ class Trainer:
             separator=separator,
             recompute=options.recompute,
         )
+        # Prepare for rounds of steps that workers make separately.
         self._local: LocalSteps | None = None
         if options.sync_every:
             moments = [each for state in self.updates.states.values() for each in state.tensors]
@@ -320,8 +325,8 @@ class Trainer:
         tensors = self.updates.bad_tensors()
         names = ", ".join(tensors[:3]) + (f" and {len(tensors) - 3} more" if tensors[3:] else "")
         what = f"gradient of {names}" if tensors else "norm of all gradients"
-        half = self.options.precision == "f16"
-        remedies = "a lower --lr, more --warmup-steps" + (" or --precision f32" if half else "")
+        or_f32 = " or --precision f32" if self.options.is_mixed else ""
+        remedies = f"a lower --lr, more --warmup-steps{or_f32}"
         return TrainingError(
             f"step {step + 1}: the {what} is not finite (loss {record.loss:g}), so the weights "
             f"were left unchanged; try {remedies}"

@@ -70,11 +70,13 @@ class Updates:
             trained = {weight: model.weights[weight.name] for weight in model.config.weights()}
         self.trained = trained
         self._options = options
+        # Tables have a decay and a beta1 of their own.
         self._table_options = replace(
             options,
             weight_decay=options.weight_decay * options.table_decay,
             beta1=options.table_beta1 or options.beta1,
         )
+        # Make the gradients. The order of `gradients` is the order of the rows of `partials`.
         self.rows: Tensor | None = None
         self.gradients: dict[str, Tensor] = {}
         if options.sparse_embedding:
@@ -87,12 +89,15 @@ class Updates:
         whole = [weight for weight in trained if weight.name not in self.gradients]
         made, self.packed_gradients = make_weights(ops, whole, np.float32, "gradient of {}")
         self.gradients |= made
+        # Make the state of the optimizer, and the results of steps.
         self._optimizer = OPTIMIZERS[options.optimizer]
         self.states = self._make_states()
         self.partials = ops.tensor("partial norms", (len(self.gradients), NORM_PARTIALS))
         self.stats = ops.tensor("gradient statistics", (4,))
         self.history = ops.tensor("history", (slots, 8))
         self.loss_sums = ops.tensor("loss sums", (LOSS_PARTS * options.grad_accum, SUM_WIDTH))
+        # Make the hyperparameters: for the embedding table, for an output layer that is not the
+        # embedding table, and for all other weights.
         self._hyper = ops.parameters("hyperparameters", (), HYPER)
         self._table_hyper = ops.parameters("hyperparameters of tables", (), HYPER)
         self._output_hyper = ops.parameters("hyperparameters of the output layer", (), HYPER)

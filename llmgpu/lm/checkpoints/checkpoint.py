@@ -429,7 +429,15 @@ def _read_training(folder: Path, names: Sequence[str]) -> tuple[TrainingState, s
     """Check the files with these names; return the state and the vocabulary's fingerprint."""
     content = read_object(folder / TRAINING)
     with naming(folder / TRAINING):
-        _check_version(content)
+        # Check the format, the checksum of the content, and the types of all entries.
+        if content.get("format") != FORMAT_NAME:
+            raise CheckpointError("not the training state of a checkpoint")
+        if (version := content.get("version")) != FORMAT_VERSION:
+            newer = isinstance(version, int) and version > FORMAT_VERSION
+            raise CheckpointError(
+                f"version {quote(str(version))} of the format, but this llmgpu reads version "
+                f"{FORMAT_VERSION}{'; use a newer llmgpu' if newer else ''}"
+            )
         if content.pop(_CHECKSUM, None) != _hash_json(content):
             raise CheckpointError(_DAMAGED)
         for name, kind in _STATE_TYPES.items():
@@ -438,6 +446,7 @@ def _read_training(folder: Path, names: Sequence[str]) -> tuple[TrainingState, s
             if kind is int and content[name] < 0:
                 raise CheckpointError(f"damaged: {name} must not be negative")
 
+    # Compare the files with their recorded sums, side by side.
     def check(name: str) -> None:
         with naming(folder / name):
             if _hash_file(folder / name) != content["files"].get(name):
@@ -446,19 +455,6 @@ def _read_training(folder: Path, names: Sequence[str]) -> tuple[TrainingState, s
     list(in_order(names, check, len(names)))
     state = TrainingState(**{field.name: content[field.name] for field in fields(TrainingState)})
     return state, content["vocabulary"]
-
-
-def _check_version(content: dict[str, Any]) -> None:
-    if content.get("format") != FORMAT_NAME:
-        raise CheckpointError("not the training state of a checkpoint")
-    version = content.get("version")
-    if version != FORMAT_VERSION:
-        newer = isinstance(version, int) and version > FORMAT_VERSION
-        hint = "; use a newer llmgpu" if newer else ""
-        raise CheckpointError(
-            f"version {quote(str(version))} of the format, but this llmgpu reads version "
-            f"{FORMAT_VERSION}{hint}"
-        )
 
 
 def step_folder_name(step: int) -> str:

@@ -74,6 +74,7 @@ _HARMLESS: dict[str, tuple[object, ...]] = {
     "rope_interleaved": (False, None),
     "quantization_config": (None,),
     "auto_map": (None,),
+    "sliding_window": (None,),
 }
 _QWEN3_HEAD_DIM = 128  # width of heads if config.json has no head_dim
 
@@ -83,10 +84,8 @@ def model_type(config: ModelConfig) -> str | None:
     if not config.is_gated:
         return None
     wanted = (config.qkv_bias, config.qk_norm)
-    for name, kind in _KINDS.items():
-        if (kind.qkv_bias, kind.qk_norm) == wanted:
-            return name
-    return None
+    kinds = _KINDS.items()
+    return next((name for name, kind in kinds if (kind.qkv_bias, kind.qk_norm) == wanted), None)
 
 
 def describe_model(config: ModelConfig, *, eos_id: int | None = None) -> dict[str, Any]:
@@ -188,9 +187,7 @@ def _refuse_unsupported(name: str, content: Mapping[str, Any]) -> None:
     """Raise CheckpointError for the first entry with a feature that models of llmgpu lack."""
     allowed = dict(_HARMLESS)
     if not content.get("use_sliding_window", True):  # Qwen's switch for sliding windows
-        allowed["sliding_window"] = (content.get("sliding_window"),)
-    else:
-        allowed["sliding_window"] = (None,)
+        del allowed["sliding_window"]
     for key, values in allowed.items():
         if content.get(key) not in values:
             raise CheckpointError(f"{key} is {_show(content[key])}, which is not supported")
@@ -233,16 +230,10 @@ def _read_activation(name: str, content: Mapping[str, Any]) -> str:
 def _read_rope(content: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """Return theta and the scaling of rotary positions."""
     # transformers 5 writes rope_parameters; earlier versions write rope_theta and rope_scaling.
-    where = "rope_parameters"
-    if content.get(where) is not None:
-        parameters = _get(content, where, dict)
-        theta = float(_get(parameters, "rope_theta", float))
-    else:
-        theta = float(_get(content, "rope_theta", float))
-        where = "rope_scaling"
-        if content.get(where) is None:
-            return theta, None
-        parameters = _get(content, where, dict)
+    is_new = content.get("rope_parameters") is not None
+    where = "rope_parameters" if is_new else "rope_scaling"
+    parameters = {} if content.get(where) is None else _get(content, where, dict)
+    theta = float(_get(parameters if is_new else content, "rope_theta", float))
     # Read the scaling.
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":

@@ -223,22 +223,22 @@ def _token_files(inputs: Sources) -> list[str] | None:
     Raises InputError for token files together with text, and for files of ids that do not record
     their vocabulary.
     """
-    found = [source.path for source in inputs.files]
-    named = [
-        _named_token_files(source.path) if source.format == AUTO else None
+    # The token files that each name stands for; None for a file of text.
+    named = {
+        source.path: _named_token_files(source.path) if source.format == AUTO else None
         for source in inputs.files
-    ]
-    texts = [path for path, files in zip(found, named, strict=True) if files is None]
-    if len(texts) == len(found):
+    }
+    texts = [path for path, files in named.items() if files is None]
+    if len(texts) == len(named):
         return None
     if texts:
-        tokens = next(path for path in found if path not in texts)
+        tokens = next(path for path in named if path not in texts)
         raise InputError(
             f"{tokens} holds tokens and {texts[0]} is text: name files of one kind, or give each "
             "its share with --weights"
         )
     once: dict[str, str] = {}
-    for file in (file for files in named for file in files or ()):
+    for file in (file for files in named.values() for file in files or ()):
         once.setdefault(os.path.realpath(file), file)
     return list(once.values())
 

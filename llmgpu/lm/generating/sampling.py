@@ -92,10 +92,8 @@ class Sampler:
         # Draw as NumPy's `choice` does, without its checks, which are slower than the draw.
         ends = np.cumsum(probabilities)
         ends /= ends[-1]
-        return int(np.searchsorted(ends, self._next_uniform(), side="right"))
-
-    def _next_uniform(self) -> float:
-        return self._uniform.popleft() if self._uniform else self._random.random()
+        uniform = self._uniform.popleft() if self._uniform else self._random.random()
+        return int(np.searchsorted(ends, uniform, side="right"))
 
     def draws_ahead(self, skip: int, count: int) -> NDArray[np.float64]:
         """Return the parameters of `count` draws on the device, after the next `skip` draws.
@@ -147,9 +145,8 @@ class Sampler:
         """
         options = self._options
         below = float(values[0]) - values.astype(np.float64)
-        with np.errstate(
-            over="ignore", under="ignore"
-        ):  # with a tiny temperature, probabilities underflow to 0
+        # With a tiny temperature, probabilities underflow to 0.
+        with np.errstate(over="ignore", under="ignore"):
             probabilities = np.exp(below / options.temperature)
         probabilities /= probabilities.sum()
         if options.top_p < 1:

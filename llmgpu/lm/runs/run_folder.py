@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -95,21 +95,15 @@ def describe_run(path: str | Path) -> dict[str, Any]:
     """
     log = read_log(RunFolder(Path(path)).log)
     last = asdict(log.records[-1]) if log.records else {"step": 0}
+    spent = asdict(Spent.until(log.records[-1])) if log.records else {}
     told = {
         **{name: log.facts.get(name) for name in _SHOWN_FACTS},
         **{name: last.get(name) for name in _SHOWN_RECORDS},
-        "seconds_beside_steps": _seconds_beside_steps(last),
+        "seconds_beside_steps": {name: round(value, 3) for name, value in spent.items()} or None,
         "checkpoints": ", ".join(found.name for found in list_checkpoints(path).values()) or "none",
         **{name: log.facts.get(name) for name in ("model", "options")},
     }
     return {name.replace("_", " "): fact for name, fact in told.items() if fact is not None}
-
-
-def _seconds_beside_steps(record: dict[str, Any]) -> dict[str, float] | None:
-    """Return the seconds of a run by activity, see `Spent`; None if the record lacks them."""
-    names = {each.name: f"{each.name}_seconds" for each in fields(Spent)}
-    found = {each: record.get(name) for each, name in names.items()}
-    return {each: round(value, 3) for each, value in found.items() if value is not None} or None
 
 
 def require_log(path: str | Path) -> None:
@@ -138,6 +132,7 @@ def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = Fal
     `resume` nor `force` is set, if the folder has other files, is locked by another process, or
     can't be written.
     """
+    # Refuse a path that can't be a run folder, and create a new folder.
     require_name(path)
     folder = Path(path)
     if resume and not (folder / LOCK_NAME).is_file():
