@@ -89,7 +89,7 @@ class BucketSums:
         self._transfers = operations.open_transfers(numbers)
 
     def make(self, changes: Iterable[Change]) -> None:
-        """Make the changes; a change is computed while the tensors of later ones are read.
+        """Make the changes. A change is computed while the tensors of later changes are read.
 
         All workers must call this method.
         """

@@ -234,7 +234,11 @@ class TrainOptions:
             )
 
     def _require_optimizer(self, flag: str, suits: Callable[[Optimizer], object]) -> None:
-        """Raise InputError, with the suitable optimizers, unless the chosen one suits `flag`."""
+        """Raise InputError unless the chosen optimizer suits an option.
+
+        flag: the option. suits: whether an optimizer suits the option; the message names all
+        optimizers that do.
+        """
         if not suits(OPTIMIZERS[self.optimizer]):
             able = " or ".join(name for name, each in OPTIMIZERS.items() if suits(each))
             raise InputError(f"{flag} needs --optimizer {able}, not {self.optimizer}")

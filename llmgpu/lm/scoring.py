@@ -27,7 +27,7 @@ from llmgpu.text.corpus import Corpus
 from llmgpu.tokens.tokenizing import encode_corpus
 
 BATCH_IDS = 1024  # most ids of a batch; a longer window is a batch of its own
-SHORTEST = 16  # shortest sequence of a batch; longer ones are powers of two, or the window
+SHORTEST = 16  # shortest length of sequences; other lengths are powers of two, or the window
 LOGITS_BYTES = 1 << 27  # most bytes of the logits of a block of rows
 TOGETHER = 1 << 16  # texts are collected up to this many ids before they are divided into batches
 

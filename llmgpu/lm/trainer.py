@@ -333,7 +333,7 @@ class Trainer:
         )
 
     def source(self, tensor: Tensor) -> TensorSource:
-        """Return a `TensorSource` that reads a tensor when it is written to a file."""
+        """Return the source of a tensor, which is read from the device when its file is written."""
         self._finish_step()
         return TensorSource(tensor.dtype, tensor.shape, lambda: self._ops.read(tensor))
 

@@ -155,7 +155,7 @@ class Updates:
             self._model.operations.write(tensor, hyper)
 
     def record_clear(self, written: Collection[str] = ()) -> None:
-        """Record operations that set all gradients to zero, except those named in `written`."""
+        """Record operations that set all gradients to zero, except gradients named in `written`."""
         left = [tensor for name, tensor in self.gradients.items() if name not in written]
         self._model.operations.fill_zeros(left)
 

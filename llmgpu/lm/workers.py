@@ -84,7 +84,7 @@ class Workers:
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
-        """Run the block on the first worker, then on the others."""
+        """Run the block on the first worker, and then on all other workers."""
         if not self.is_first:
             self.wait()
         yield

@@ -44,7 +44,7 @@ _SCALING_NUMBERS = {
     },
 }
 _LARGEST = float(np.finfo(np.float32).max)
-_MOST = 2**53  # largest whole number accepted; a float64 represents all smaller ones exactly
+_MOST = 2**53  # largest whole number accepted; a float64 represents it and all smaller numbers
 _SHOWN = 60  # most characters of a value in a message
 _LISTED = 10  # most names of files in a model card
 

@@ -166,7 +166,7 @@ def _chunks(array: NDArray[Any]) -> Iterable[memoryview]:
 
 
 def read_tensors(path: str | Path) -> TensorFile:
-    """Map a file into memory; raise CheckpointError, with the path, if it is invalid."""
+    """Map a file into memory; raise CheckpointError, with the path, for an invalid file."""
     try:
         content, data = _open(path)
         metadata = content.pop(METADATA, {})
@@ -232,7 +232,10 @@ def _map_tensors(content: dict[str, Any], data: NDArray[np.uint8]) -> dict[str, 
 
 
 def _read_entry(name: str, entry: object) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
-    """Return the data_offsets, the dtype and the shape of a tensor."""
+    """Return the data_offsets, the name of the dtype and the shape in a header's entry.
+
+    Raises CheckpointError for an entry with other keys, types or numbers.
+    """
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"damaged: tensor {quote(name)} needs dtype, shape and data_offsets")
     kind = entry["dtype"]
@@ -264,7 +267,10 @@ def as_float32(tensor: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _read_numbers(name: str, what: str, content: object) -> tuple[int, ...]:
-    """Return a list of at most 7 whole numbers, from 0 to 2^48 - 1; CheckpointError for others."""
+    """Return the numbers in a list of a tensor's entry; what: the key of the list.
+
+    Raises CheckpointError unless these are at most 7 whole numbers from 0 to 2^48 - 1.
+    """
     if not isinstance(content, list) or len(content) > _MAX_DIMENSIONS:
         raise CheckpointError(f"damaged: {what} of tensor {quote(name)} is not a list of numbers")
     for number in content:

@@ -208,13 +208,12 @@ def _are_shards_of(inputs: Sources, folder: Path, facts: Run, *, resume: bool) -
 
 
 def are_tokens(inputs: Sources) -> bool:
-    """Whether the first file contains tokens. `open_tokens` refuses a corpus that also has text."""
+    """Whether the first file contains tokens. `open_tokens` refuses a corpus that also has text.
+
+    Raises InputError for an array of ids other than a mask, and for unfinished tokens.
+    """
     first = inputs.files[0]
-    suffix = os.path.splitext(first.path)[1].lower()
-    if first.format != AUTO or first.path == STANDARD_INPUT:
-        return False
-    is_json = suffix == ".json" and kind_of(first.path) in (SIDE_FILE, MANIFEST)
-    return is_json or suffix in (".bin", ".npy")
+    return first.format == AUTO and _named_token_files(first.path) is not None
 
 
 def _token_files(inputs: Sources) -> list[str] | None:

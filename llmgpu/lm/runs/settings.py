@@ -158,7 +158,7 @@ def _with_defaults(
 
 
 def _muon_defaults(config: ModelConfig) -> dict[str, Any]:
-    """Return the defaults of a new model with Muon that differ from those with AdamW."""
+    """Return the options whose defaults for a new model differ between Muon and AdamW."""
     rate = MUON_RATE_TIMES_ROOT / math.sqrt(config.dim)
     table_rate = MUON_TABLE_RATE_TIMES_WIDTH / config.dim / rate
     return {
