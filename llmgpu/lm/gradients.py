@@ -91,13 +91,10 @@ class LossGraph:
         self.final_normed = ops.tensor("final norm", (self.rows, config.dim), half)
         self.final_inverse_rms = ops.tensor("final norm's scale", (self.rows,))
         # The logits (block_rows, V) of a block of rows; their gradients replace them.
-        if logits_bytes is None:
-            logits_bytes = MIXED_LOGITS_BYTES if model.mixed else LOGITS_BYTES
+        most = logits_bytes or (MIXED_LOGITS_BYTES if model.mixed else LOGITS_BYTES)
         # `argmax` reads float32 logits.
         of_logits = np.dtype(np.float32 if find_likeliest else half)
-        self.block_rows = logits_block_rows(
-            ops, config, self.rows, logits_bytes, of_logits.itemsize
-        )
+        self.block_rows = logits_block_rows(ops, config, self.rows, most, of_logits.itemsize)
         if model.mixed:  # blocks of equal size: a small last block would leave the device idle
             blocks = -(-self.rows // self.block_rows)
             self.block_rows = -(-self.rows // (blocks * ROW_ALIGNMENT)) * ROW_ALIGNMENT

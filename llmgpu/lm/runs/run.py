@@ -533,9 +533,7 @@ class TrainingRun:
         card = None
         if self._origin is not None:
             card = model_card(trainer.model.config, self._origin, self._last)
-        write_adapter = None
-        if adapters is not None:
-            write_adapter = partial(adapters.write, source, str(self._init_path))
+        base = str(self._init_path)
         write = partial(
             save_checkpoint,
             self._folder.path,
@@ -547,7 +545,7 @@ class TrainingRun:
             eos_id=self._plan.eos_id,
             keep=self._plan.intervals.keep,
             spare=self._decay_start,
-            write_adapter=write_adapter,
+            write_adapter=None if adapters is None else partial(adapters.write, source, base),
             stop_ids=self._stop_ids,
             card=card,
             unchanging=self._unchanging,
