@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json
 from llmgpu.cli.groups import (
     FILE_OPTIONS,
     READING_OPTIONS,
-    ReadingOptions,
     gpu_from,
     piped_input,
     resolve_texts,
@@ -42,7 +41,6 @@ from llmgpu.input_files import number_of
 from llmgpu.outputs import COUNTS, VOCABULARY, Output, check_outputs
 from llmgpu.resume_key import FILES, file_facts
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
 
 _MAIN_PHASES = ("total", "count words", "read", "merge")
@@ -52,354 +50,293 @@ _OF_MERGING = ("vocab_size", "min_frequency", "max_token_length", "tie", "match"
 
 def bpe_train(asked: BpeTrainCommand, opening: Opening) -> None:
     """Train a byte-level BPE vocabulary, or only count words."""
-    report = Reporter(quiet=asked.report.quiet)
-    start = time.perf_counter()
-
-    # Find the text or the counts, and check the options before any file is written.
-    corpus = asked.files.named(asked.corpus)
-    corpus = corpus or (() if asked.from_counts else piped_input(report))
-    resumed = _resumed_folder(asked, has_source=bool(corpus or asked.from_counts))
-    _check_sources(asked, corpus, report)
-    job = _part_job(asked, corpus, report)
-    counts_output = job.output if job.part else asked.counts_output
-    selection = asked.files.selection()
-    found = resolve_texts(corpus, selection) if corpus else None
-    read = _read(asked, found)
-    loaded = _load_counts(asked) if asked.from_counts else None
-    options, how = _library_options(asked, loaded, resumed, report)
-    outputs = {} if asked.counts_only else _name_outputs(asked.output, options.sizes)
-
-    # With --part, choose the part's share of the text, unless the part is finished already.
-    key = _reading_key(asked.reading, how, selection)
-    found, finished = _take_part(job, found, options, how, key)
-    if finished:
-        report.line(f"nothing to do: {counts_output} has all of part {job.part}")
-        return print_json(finished, to_stderr=False) if asked.report.as_json else None
-    with Corpus(found, how) if found else nullcontext() as text:
-        paths = _paths_of(found) or asked.from_counts
-        run = {**options.facts(), FILES: list(map(file_facts, paths)), **key}
-        made = [*outputs.values(), *filter(None, [counts_output])]
-        if resumed and STANDARD_INPUT not in paths and Checkpoint.is_done(resumed, run, made):
-            return _tell_done(outputs, report, as_json=asked.report.as_json)
-
-        # Open the device, and check all outputs before the work begins.
-        before = time.perf_counter()
-        source = loaded or text
-        assert source is not None
-        plan = _plan(options, opening, source, how.limit, report)
-        written = _written(outputs.values(), counts_output, asked.checkpoint, resumed)
-        check_outputs([*written, *job.outputs], read, force=asked.force)
-        seconds = {"total": 0.0, **_opening_seconds(plan, before)}
-        report.line(f"training on {plan.merging.description}")
-        report.note(*plan.notes)
-        # Count, or train.
-        if asked.counts_only:
-            summary = _count(source, plan, counts_output, report, is_part=job.part is not None)
-        else:
-            with _open_checkpoint(asked, run, made, report) as kept:
-                result = _train(source, plan, kept, outputs, counts_output, report)
-            summary = _summary(result, plan, text, outputs, seconds)
-    summary["estimated_memory_bytes"] = report.needed_bytes
-    summary["seconds"]["total"] = round(time.perf_counter() - start, 3)
-    job.finish(summary)
-    _print_summary(report, summary)
-    if asked.report.as_json:
-        print_json(summary, to_stderr=STANDARD_OUTPUT in (asked.output, counts_output))
+    _Job(asked, Reporter(quiet=asked.report.quiet)).carry_out(opening)
 
 
-def _count(
-    source: Corpus | WordCounts,
-    plan: Plan,
-    output: str | None,
-    report: Reporter,
-    *,
-    is_part: bool,
-) -> dict[str, Any]:
-    """Count words and save the counts; return the summary."""
-    assert output is not None
-    seconds: dict[str, float] = {}
-    text = source if isinstance(source, Corpus) else None
-    if isinstance(source, Corpus):
-        start = time.perf_counter()
-        with report:
-            training = Training(plan, report, report.need_memory)
-            source = training.count(source, merges=False, may_be_empty=is_part)
-        seconds["count words"] = round(time.perf_counter() - start, 3)
-    save_counts(output, source)
-    return {
-        "output": output,
-        "distinct_words": len(source.words),
-        "text_bytes": source.words.text_bytes,
-        "documents": source.documents,
-        **left_out_of(text),
-        "seconds": seconds,
-    }
+class _Job:
+    """The job of the command: checked options, and the files that they name.
 
-
-def _train(
-    source: Corpus | WordCounts,
-    plan: Plan,
-    kept: Checkpoint | None,
-    outputs: dict[int, str],
-    counts_output: str | None,
-    report: Reporter,
-) -> TrainingResult:
-    """Train and write the vocabularies; write the counts, too, if a file for them is named."""
-    if kept and kept.has_counts:
-        source = load_counts(kept.counts_path)
-
-    def save(counts: WordCounts) -> None:
-        if kept and not kept.has_counts:
-            save_counts(kept.counts_path, counts)
-        if counts_output is not None:
-            save_counts(counts_output, counts)
-
-    on_counted = save if counts_output is not None or kept else None
-    with ExitStack() as stack:
-        # Temporary files get their final names together at the end, or not at all.
-        files = {size: stack.enter_context(atomic_output(path)) for size, path in outputs.items()}
-        with report:
-            training = Training(plan, report, report.need_memory)
-            result = training.run(source, checkpoint=kept, on_counted=on_counted)
-        for size, vocabulary in result.vocabularies.items():
-            files[size].writelines(vocabulary.packed())
-    report.note(*result.notes)
-    return result
-
-
-def _reading_key(
-    reading: ReadingOptions, how: CorpusOptions, selection: Selection
-) -> dict[str, Any]:
-    """Return the options of reading for the resume key.
-
-    The template, bad_rows and the input format are left out if they have their defaults.
+    resumed: the folder of the checkpoint to resume from, None without --resume. sources: the text;
+    None if `loaded` has counts. read: all files that the command reads. outputs: names of the
+    vocabularies by size. key: the options of reading for the resume key.
     """
-    asked = selection.input_format
-    return {
-        "text_field": how.text_field,
-        "encoding_errors": reading.encoding_errors,
-        "doc_separators": tuple(text.decode() for text in how.separators),
-        "limit": reading.limit,
-        **({"template": how.row_template.source} if how.row_template else {}),
-        **({"bad_rows": reading.bad_rows} if reading.bad_rows != CorpusOptions.bad_rows else {}),
-        **({"input_format": asked} if asked != AUTO else {}),
-    }
 
-
-def _check_sources(asked: BpeTrainCommand, corpus: Sequence[str], report: Reporter) -> None:
-    """Raise UsageError unless text or counts, not both, are given; note options without effect."""
-    if bool(corpus) == bool(asked.from_counts):
-        what = "files, folders or globs, or - for standard input"
-        raise click.UsageError(f"give either CORPUS ({what}) or --from-counts")
-    if asked.counts_only and not asked.counts_output:
-        raise click.UsageError("--counts-only needs --save-counts FILE to write the counts to")
-    if asked.counts_only:
-        refuse_given(("output",), "has no effect with --counts-only, which writes no vocabulary")
-        for flag in flags_given(_OF_MERGING):
-            report.note(
-                f"{flag} has no effect with --counts-only; use it when training on the counts"
+    def __init__(self, asked: BpeTrainCommand, report: Reporter) -> None:
+        """Find the text or the counts, and check the options before any file is written."""
+        self.asked, self.report, self.start = asked, report, time.perf_counter()
+        corpus = asked.files.named(asked.corpus)
+        corpus = corpus or (() if asked.from_counts else piped_input(report))
+        self.resumed = asked.checkpoint if asked.resume else None
+        if asked.resume and not asked.checkpoint:
+            raise click.UsageError("--resume needs --checkpoint FOLDER to resume from")
+        has_source = corpus or asked.from_counts
+        if self.resumed and not (has_source or os.path.lexists(self.resumed)):
+            raise InputError(f"{self.resumed} does not exist, so there is no run to resume")
+        self._check_sources(corpus)
+        counts = asked.counts_output if asked.counts_only else None
+        if asked.part and not (corpus and counts):
+            raise click.UsageError(
+                "--part needs CORPUS and --counts-only; train on the merged counts later"
             )
-    if asked.from_counts:
-        refuse_given((*READING_OPTIONS, *FILE_OPTIONS), "can't be combined with --from-counts")
+        self.job = PartJob(asked.part, counts or STANDARD_OUTPUT, report)
+        self.counts_output = self.job.output if self.job.part else asked.counts_output
+        selection = asked.files.selection()
+        self.sources = resolve_texts(corpus, selection) if corpus else None
+        seed = asked.training["seed"]
+        of_seed = find_vocabulary(seed).inputs if seed else ()
+        self.read = [*asked.from_counts, *of_seed, *self._paths(), *asked.files.lists]
+        self.loaded = self._load_counts() if asked.from_counts else None
+        self.options, self.reading = self._library_options()
+        self.outputs = {} if asked.counts_only else self._name_outputs()
+        # The template, bad_rows and the input format are facts only if they differ from the
+        # defaults.
+        template, bad_rows = self.reading.row_template, asked.reading.bad_rows
+        self.key: dict[str, Any] = {
+            "text_field": self.reading.text_field,
+            "encoding_errors": asked.reading.encoding_errors,
+            "doc_separators": tuple(text.decode() for text in self.reading.separators),
+            "limit": asked.reading.limit,
+            **({"template": template.source} if template else {}),
+            **({"bad_rows": bad_rows} if bad_rows != CorpusOptions.bad_rows else {}),
+            **({"input_format": selection.input_format} if selection.input_format != AUTO else {}),
+        }
 
+    def _check_sources(self, corpus: Sequence[str]) -> None:
+        """Raise UsageError unless there is either text or counts; note options without effect."""
+        asked = self.asked
+        if bool(corpus) == bool(asked.from_counts):
+            what = "files, folders or globs, or - for standard input"
+            raise click.UsageError(f"give either CORPUS ({what}) or --from-counts")
+        if asked.counts_only and not asked.counts_output:
+            raise click.UsageError("--counts-only needs --save-counts FILE to write the counts to")
+        if asked.counts_only:
+            no_effect = "has no effect with --counts-only, which writes no vocabulary"
+            refuse_given(("output",), no_effect)
+            for flag in flags_given(_OF_MERGING):
+                self.report.note(
+                    f"{flag} has no effect with --counts-only; use it when training on the counts"
+                )
+        if asked.from_counts:
+            refuse_given((*READING_OPTIONS, *FILE_OPTIONS), "can't be combined with --from-counts")
 
-def _part_job(asked: BpeTrainCommand, corpus: Sequence[str], report: Reporter) -> PartJob:
-    """Return the job for the part to count; UsageError if the command would train a vocabulary."""
-    counts = asked.counts_output if asked.counts_only else None
-    if asked.part and not (corpus and counts):
-        raise click.UsageError(
-            "--part needs CORPUS and --counts-only; train on the merged counts later"
-        )
-    return PartJob(asked.part, counts or STANDARD_OUTPUT, report)
+    def _paths(self) -> list[str]:
+        return [source.path for source in self.sources.files] if self.sources else []
 
+    def _load_counts(self) -> WordCounts:
+        """Add up files of word counts; the pattern of the options is for counts without pattern."""
+        pattern = self.asked.training["pattern"]
+        special = tuple(text.encode() for text in self.asked.training["special_tokens"])
+        return add_counts([load_counts(path, pattern, special) for path in self.asked.from_counts])
 
-def _take_part(
-    job: PartJob,
-    sources: Sources | None,
-    options: TrainingOptions,
-    how: CorpusOptions,
-    reading: dict[str, Any],
-) -> tuple[Sources | None, dict[str, Any] | None]:
-    """Return the sources of the part, and the part's summary if the part is already finished.
+    def _library_options(self) -> tuple[TrainingOptions, CorpusOptions]:
+        """Return options of training and reading, with defaults from the seed and the counts."""
+        asked, given, loaded = self.asked, dict(self.asked.training), self.loaded
+        begun = Checkpoint.unicode_of(self.resumed) if self.resumed else None
+        seed = open_vocabulary(given["seed"], note=self.report.note) if given["seed"] else None
+        *smaller, largest = given["vocab_size"]
+        origin = seed or loaded
+        given |= {
+            "vocab_size": largest,
+            "smaller_sizes": tuple(smaller),
+            "pattern": given["pattern"] or (origin.pattern if origin else DEFAULT_PATTERN),
+            "tie": given["tie"] or (seed.tie if seed else "hf"),
+            "seed": seed,
+            "unicode": origin.unicode if origin else begun or DEFAULT_VERSION,
+        }
+        options = TrainingOptions(**given, threads=asked.threads)
+        if seed is not None and seed.pattern != options.pattern:
+            self.report.note(
+                f"the seed's merges are replayed on text split by {options.pattern}, not by "
+                f"{seed.pattern}: some texts may get different ids than with the seed"
+            )
+        special = (*(seed.special_tokens if seed else ()), *options.special_tokens)
+        if loaded:
+            require_counted_for(loaded, options, special)
+        if asked.checkpoint and options.engine == "recount":
+            raise click.UsageError("--checkpoint can't be combined with --engine recount")
+        if asked.checkpoint and asked.counts_only:
+            raise click.UsageError("--checkpoint can't be combined with --counts-only")
+        return options, asked.reading.corpus_options(more_separators=special)
 
-    The summary is None if there is work left. Both are None if the command has no sources.
-    """
-    if sources is None:
-        return None, None
-    own = job.take(sources, how, cut_text_by(options.cut, how.separators))
-    cut = {"pattern": options.cut.expression, "unicode": options.cut.unicode}
-    return own, job.finished(job.key(own, {**cut, **reading}))
+    def _name_outputs(self) -> dict[int, str]:
+        """Return the names of the output files by vocabulary size."""
+        output, sizes = self.asked.output, self.options.sizes
+        if len(sizes) == 1:
+            return {sizes[0]: output}
+        path = Path(output)
+        if output == STANDARD_OUTPUT or (path.exists() and not path.is_file()):
+            name = "standard output" if output == STANDARD_OUTPUT else output
+            raise click.UsageError(
+                f"several vocabulary sizes can't be written to {name}; use -o FILE"
+            )
+        return {size: str(path.with_name(f"{path.stem}-{size}{path.suffix}")) for size in sizes}
 
+    def carry_out(self, opening: Opening) -> None:
+        """Train or count, and print a summary; do nothing if the run is finished already."""
+        asked, report, options = self.asked, self.report, self.options
+        # With --part, choose the part's share of the text, unless the part is finished already.
+        if self.sources is not None:
+            cut_text = cut_text_by(options.cut, self.reading.separators)
+            self.sources = self.job.take(self.sources, self.reading, cut_text)
+            cut = {"pattern": options.cut.expression, "unicode": options.cut.unicode}
+            finished = self.job.finished(self.job.key(self.sources, {**cut, **self.key}))
+            if finished:
+                done = f"{self.counts_output} has all of part {self.job.part}"
+                report.line(f"nothing to do: {done}")
+                return print_json(finished, to_stderr=False) if asked.report.as_json else None
+        with Corpus(self.sources, self.reading) if self.sources else nullcontext() as text:
+            paths = self._paths() or asked.from_counts
+            run = {**options.facts(), FILES: list(map(file_facts, paths)), **self.key}
+            made = [*self.outputs.values(), *filter(None, [self.counts_output])]
+            if (
+                self.resumed
+                and STANDARD_INPUT not in paths
+                and Checkpoint.is_done(self.resumed, run, made)
+            ):
+                return self._tell_done()
 
-def _plan(
-    options: TrainingOptions,
-    opening: Opening,
-    source: Corpus | WordCounts,
-    limit: int | None,
-    report: Reporter,
-) -> Plan:
-    """Open the device, and plan a training on a text of up to `limit` bytes, or on counts."""
-    known = source.total_bytes if isinstance(source, Corpus) else source.words.text_bytes
-    size = min((each for each in (known, limit) if each is not None), default=None)
-    least = 0 if options.engine == "recount" else gpu_from(TRAINING_FROM)
-    if opening.wanted != "auto" or size is None or size >= least:
-        opening.begin()
-    plan = make_plan(options, opening.backend())
-    report.note_missing_engine(plan.merging)
-    return plan
+            # Open the device, and check all outputs before the work begins.
+            before = time.perf_counter()
+            source = self.loaded or text
+            assert source is not None
+            plan = self._plan(opening, source)
+            check_outputs([*self._written(), *self.job.outputs], self.read, force=asked.force)
+            seconds = {"total": 0.0}
+            if plan.counting.device is not None:
+                seconds["open device"] = time.perf_counter() - before
+            report.line(f"training on {plan.merging.description}")
+            report.note(*plan.notes)
+            # Count, or train.
+            if asked.counts_only:
+                summary = self._count(source, plan)
+            else:
+                with self._open_checkpoint(run, made) as kept:
+                    result = self._train(source, plan, kept)
+                summary = _summary(result, plan, text, self.outputs, seconds)
+        summary["estimated_memory_bytes"] = report.needed_bytes
+        summary["seconds"]["total"] = round(time.perf_counter() - self.start, 3)
+        self.job.finish(summary)
+        _print_summary(report, summary)
+        if asked.report.as_json:
+            print_json(summary, to_stderr=STANDARD_OUTPUT in (asked.output, self.counts_output))
 
+    def _tell_done(self) -> None:
+        """Report that the run is finished already; with --json, print its summary."""
+        are = "is" if len(self.outputs) == 1 else "are"
+        self.report.line(f"nothing to do: {', '.join(self.outputs.values())} {are} finished")
+        if self.asked.report.as_json:
+            made = {size: Vocabulary.load(path) for size, path in self.outputs.items()}
+            *smaller, largest = _vocabulary_facts(made, self.outputs)
+            print_json({**largest, "smaller": smaller}, to_stderr=False)
 
-def _opening_seconds(plan: Plan, before: float) -> dict[str, float]:
-    """Return the phase "open device" with the seconds since `before`; empty without a device."""
-    has_device = plan.counting.device is not None
-    return {"open device": time.perf_counter() - before} if has_device else {}
+    def _plan(self, opening: Opening, source: Corpus | WordCounts) -> Plan:
+        """Open the device, and plan a training on text or counts."""
+        known = source.total_bytes if isinstance(source, Corpus) else source.words.text_bytes
+        sizes = [size for size in (known, self.reading.limit) if size is not None]
+        least = 0 if self.options.engine == "recount" else gpu_from(TRAINING_FROM)
+        if opening.wanted != "auto" or not sizes or min(sizes) >= least:
+            opening.begin()
+        plan = make_plan(self.options, opening.backend())
+        self.report.note_missing_engine(plan.merging)
+        return plan
 
+    def _written(self) -> Iterator[Output]:
+        """Yield all files that the command may write, for `check_outputs`."""
+        for path in self.outputs.values():
+            # Training that was killed just before its end has already written this vocabulary. The
+            # resumed training may replace the file.
+            is_own = self.resumed is not None and Checkpoint.may_have_made(self.resumed, path)
+            yield Output(path, VOCABULARY, is_chosen=was_asked("output") or is_own)
+        if self.counts_output:
+            yield Output(self.counts_output, COUNTS)
+        if self.asked.checkpoint:
+            yield from (Output(str(path), None) for path in checkpoint_files(self.asked.checkpoint))
 
-def _load_counts(asked: BpeTrainCommand) -> WordCounts:
-    """Add up files of word counts. Counts that name no pattern get the pattern of the options."""
-    pattern = asked.training["pattern"]
-    special = tuple(text.encode() for text in asked.training["special_tokens"])
-    return add_counts([load_counts(path, pattern, special) for path in asked.from_counts])
+    def _count(self, source: Corpus | WordCounts, plan: Plan) -> dict[str, Any]:
+        """Count words and save the counts; return the summary."""
+        assert self.counts_output is not None
+        seconds: dict[str, float] = {}
+        text = source if isinstance(source, Corpus) else None
+        if isinstance(source, Corpus):
+            start, is_part = time.perf_counter(), self.job.part is not None
+            with self.report:
+                training = Training(plan, self.report, self.report.need_memory)
+                source = training.count(source, merges=False, may_be_empty=is_part)
+            seconds["count words"] = round(time.perf_counter() - start, 3)
+        save_counts(self.counts_output, source)
+        return {
+            "output": self.counts_output,
+            "distinct_words": len(source.words),
+            "text_bytes": source.words.text_bytes,
+            "documents": source.documents,
+            **left_out_of(text),
+            "seconds": seconds,
+        }
 
+    def _train(
+        self, source: Corpus | WordCounts, plan: Plan, kept: Checkpoint | None
+    ) -> TrainingResult:
+        """Train and write the vocabularies; write the counts, too, if a file for them is named."""
+        if kept and kept.has_counts:
+            source = load_counts(kept.counts_path)
 
-def _read(asked: BpeTrainCommand, sources: Sources | None) -> list[str]:
-    """Return all files that the command reads: texts, counts, the seed vocabulary and lists."""
-    seed = asked.training["seed"]
-    of_seed = find_vocabulary(seed).inputs if seed else ()
-    return [*asked.from_counts, *of_seed, *_paths_of(sources), *asked.files.lists]
+        def save(counts: WordCounts) -> None:
+            if kept and not kept.has_counts:
+                save_counts(kept.counts_path, counts)
+            if self.counts_output is not None:
+                save_counts(self.counts_output, counts)
 
+        on_counted = save if self.counts_output is not None or kept else None
+        with ExitStack() as stack:
+            # Temporary files get their final names together at the end, or not at all.
+            files = {
+                size: stack.enter_context(atomic_output(p)) for size, p in self.outputs.items()
+            }
+            with self.report:
+                training = Training(plan, self.report, self.report.need_memory)
+                result = training.run(source, checkpoint=kept, on_counted=on_counted)
+            for size, vocabulary in result.vocabularies.items():
+                files[size].writelines(vocabulary.packed())
+        self.report.note(*result.notes)
+        return result
 
-def _paths_of(sources: Sources | None) -> list[str]:
-    return [source.path for source in sources.files] if sources else []
+    @contextmanager
+    def _open_checkpoint(
+        self, run: dict[str, Any], made: Sequence[str]
+    ) -> Iterator[Checkpoint | None]:
+        """Begin or resume a checkpoint, and record the run as finished after the block.
 
+        Yields None without --checkpoint. If the block fails before it has saved any progress, the
+        checkpoint is removed. The checkpoint is also removed after the block if an output is
+        standard output.
 
-def _library_options(
-    asked: BpeTrainCommand, loaded: WordCounts | None, resumed: str | None, report: Reporter
-) -> tuple[TrainingOptions, CorpusOptions]:
-    """Return the options of training and reading, with defaults from the seed and the counts.
-
-    resumed: the folder of the checkpoint to resume from, if any.
-    """
-    given = dict(asked.training)
-    begun = Checkpoint.unicode_of(resumed) if resumed else None
-    seed = open_vocabulary(given["seed"], note=report.note) if given["seed"] else None
-    *smaller, largest = given["vocab_size"]
-    origin = seed or loaded
-    given |= {
-        "vocab_size": largest,
-        "smaller_sizes": tuple(smaller),
-        "pattern": given["pattern"] or (origin.pattern if origin else DEFAULT_PATTERN),
-        "tie": given["tie"] or (seed.tie if seed else "hf"),
-        "seed": seed,
-        "unicode": origin.unicode if origin else begun or DEFAULT_VERSION,
-    }
-    options = TrainingOptions(**given, threads=asked.threads)
-    if seed is not None and seed.pattern != options.pattern:
-        report.note(
-            f"the seed's merges are replayed on text split by {options.pattern}, not by "
-            f"{seed.pattern}: some texts may get different ids than with the seed"
-        )
-    special = (*(seed.special_tokens if seed else ()), *options.special_tokens)
-    if loaded:
-        require_counted_for(loaded, options, special)
-    _check_checkpoint_options(asked, options)
-    return options, asked.reading.corpus_options(more_separators=special)
-
-
-def _name_outputs(output: str, sizes: tuple[int, ...]) -> dict[int, str]:
-    """Return the names of the output files by vocabulary size."""
-    if len(sizes) == 1:
-        return {sizes[0]: output}
-    path = Path(output)
-    if output == STANDARD_OUTPUT or (path.exists() and not path.is_file()):
-        name = "standard output" if output == STANDARD_OUTPUT else output
-        raise click.UsageError(f"several vocabulary sizes can't be written to {name}; use -o FILE")
-    return {size: str(path.with_name(f"{path.stem}-{size}{path.suffix}")) for size in sizes}
-
-
-def _written(
-    vocabularies: Iterable[str], counts: str | None, checkpoint: str | None, resumed: str | None
-) -> Iterator[Output]:
-    """Yield all files that the command may write, for `check_outputs`."""
-    for path in vocabularies:
-        # Training that was killed just before its end has already written this vocabulary. The
-        # resumed training may replace the file.
-        is_own = resumed is not None and Checkpoint.may_have_made(resumed, path)
-        yield Output(path, VOCABULARY, is_chosen=was_asked("output") or is_own)
-    if counts:
-        yield Output(counts, COUNTS)
-    if checkpoint:
-        yield from (Output(str(path), None) for path in checkpoint_files(checkpoint))
-
-
-def _resumed_folder(asked: BpeTrainCommand, *, has_source: bool) -> str | None:
-    """Return the checkpoint folder of the run to resume; None without --resume.
-
-    Raises UsageError without --checkpoint, InputError if there is neither a folder nor a source.
-    """
-    if not asked.resume:
-        return None
-    if not asked.checkpoint:
-        raise click.UsageError("--resume needs --checkpoint FOLDER to resume from")
-    if not has_source and not os.path.lexists(asked.checkpoint):
-        raise InputError(f"{asked.checkpoint} does not exist, so there is no run to resume")
-    return asked.checkpoint
-
-
-def _check_checkpoint_options(asked: BpeTrainCommand, options: TrainingOptions) -> None:
-    if asked.checkpoint and options.engine == "recount":
-        raise click.UsageError("--checkpoint can't be combined with --engine recount")
-    if asked.checkpoint and asked.counts_only:
-        raise click.UsageError("--checkpoint can't be combined with --counts-only")
-
-
-@contextmanager
-def _open_checkpoint(
-    asked: BpeTrainCommand, run: dict[str, Any], made: Sequence[str], report: Reporter
-) -> Iterator[Checkpoint | None]:
-    """Begin or resume a checkpoint, and record the run as finished after the block.
-
-    Yields None without --checkpoint. If the block fails before it has saved any progress, the
-    checkpoint is removed. The checkpoint is also removed after the block if an output is standard
-    output.
-
-    made: the names of the run's outputs.
-    """
-    path = asked.checkpoint
-    if path is None:
-        yield None
-        return
-    checkpoint = Checkpoint.resume(path, run) if asked.resume else None
-    if asked.resume:
-        lacks = f"the run in {path} is finished and had other options"
-        if not os.path.lexists(path):
-            lacks = f"there is no {path} to resume from"
-        report.line(
-            f"resuming from {path}" if checkpoint else f"note: {lacks}: starting from scratch"
-        )
-    checkpoint = checkpoint or Checkpoint.begin(path, run)
-    try:
-        keep_options(checkpoint.folder)
-        yield checkpoint
-    except BaseException:
-        if checkpoint.is_empty:
+        run: the resume key. made: the names of the run's outputs.
+        """
+        path = self.asked.checkpoint
+        if path is None:
+            yield None
+            return
+        checkpoint = Checkpoint.resume(path, run) if self.resumed else None
+        if self.resumed:
+            lacks = f"the run in {path} is finished and had other options"
+            if not os.path.lexists(path):
+                lacks = f"there is no {path} to resume from"
+            self.report.line(
+                f"resuming from {path}" if checkpoint else f"note: {lacks}: starting from scratch"
+            )
+        checkpoint = checkpoint or Checkpoint.begin(path, run)
+        try:
+            keep_options(checkpoint.folder)
+            yield checkpoint
+        except BaseException:
+            if checkpoint.is_empty:
+                checkpoint.remove()
+            checkpoint.close()
+            raise
+        if STANDARD_OUTPUT in made:
             checkpoint.remove()
-        checkpoint.close()
-        raise
-    if STANDARD_OUTPUT in made:
-        checkpoint.remove()
-    else:
-        checkpoint.finish(run, made)
-
-
-def _tell_done(outputs: dict[int, str], report: Reporter, *, as_json: bool) -> None:
-    """Report that the run has already been finished; with `as_json`, print its summary."""
-    are = "is" if len(outputs) == 1 else "are"
-    report.line(f"nothing to do: {', '.join(outputs.values())} {are} finished")
-    if as_json:
-        made = {size: Vocabulary.load(path) for size, path in outputs.items()}
-        *smaller, largest = _vocabulary_facts(made, outputs)
-        print_json({**largest, "smaller": smaller}, to_stderr=False)
+        else:
+            checkpoint.finish(run, made)
 
 
 def _vocabulary_facts(

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any, cast
@@ -22,7 +22,6 @@ from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary, table_byt
 from llmgpu.bpe.encoding.special_encoding import ids_around
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange.open import find_vocabulary
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import (
     around_text,
     masking,
@@ -50,10 +49,9 @@ from llmgpu.input_files import number_of
 from llmgpu.memory import Growth
 from llmgpu.outputs import MANIFEST, TEXT, Output, check_outputs, kind_of
 from llmgpu.resume_key import Run
-from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.text.corpus import Corpus
 from llmgpu.text.normalizing import get_normalizer
 from llmgpu.text.parts import is_one_document, split_by_position
-from llmgpu.text.sources import Sources
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.bin import (
     has_side_file,
@@ -124,52 +122,24 @@ def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
     report = Reporter(quiet=asked.report.quiet, prints_data=prints_data)
 
     # Check options and names of files before any file is opened.
-    _check_unused(asked)
+    if asked.decode:
+        refuse_given(_OF_TEXT, "is for text, not for --decode")
+        refuse_given(_OF_ENCODING, "can't be combined with --decode")
+        if asked.format_name == SHOWN:
+            raise click.UsageError(f"--decode can't read --format {SHOWN}")
+    elif asked.count:
+        refuse_given(_OF_OUTPUT, "can't be combined with --count, which writes no ids")
     job = PartJob(asked.part, asked.output, report)
     special = special_options(asked.special, asked.chat)
     target = _take_output(asked, job.output)
-    sources = asked.selection.named(asked.files) or _input(report)
+    names = asked.selection.named(asked.files)
+    if not names:
+        report.line(READING_INPUT)
+        names = (STANDARD_INPUT,)
     if asked.decode:
-        summary = _decode(asked, sources, target, report)
+        summary = _decode(asked, names, target, report)
         return print_json(summary, to_stderr=prints_data) if as_json else None
-    found = resolve_texts(sources, asked.selection.selection())
-    vocabulary_files = find_vocabulary(asked.vocab)
-    if not asked.count:
-        named = [*filter(None, [asked.chat.chat_template]), *asked.selection.lists]
-        read = [*vocabulary_files.inputs, *named, *(each.path for each in found.files)]
-        check_files(target, read, job.outputs)
-        if not asked.format_name:
-            check_ending(target.name)
-        _check_mask(target)
-    reading = asked.reading.corpus_options(line_documents=asked.line_documents)
-    found, firsts = _take(found, reading, target, job)
-
-    # Read the vocabulary while the device is being opened.
-    growth = opening.growth or Growth()
-    size = _expected_bytes(found, reading.limit, asked.max_tokens)
-    is_begun = opening.begin_encoding(size)
-    vocabulary = vocabulary_files.read(report.note)
-    vocabulary = with_chat_template(
-        vocabulary.with_match(asked.match or vocabulary.match), asked.chat.chat_template
-    )
-    special = around_text(special, asked.special, vocabulary, report)
-    if is_begun:
-        prepare_vocabulary(vocabulary, opening)
-    with rendering(asked.chat, vocabulary) as chat:
-        summary = _Tokenizing(
-            asked=asked,
-            job=job,
-            output=None if asked.count else target,
-            vocabulary=vocabulary,
-            files=found,
-            reading=with_chat(reading, chat),
-            special=special,
-            firsts=firsts,
-            size=size,
-            opening=opening,
-            growth=growth,
-            report=report,
-        ).carry_out()
+    summary = _Tokenizing(asked, names, target, special, job, opening, report).carry_out()
     if as_json:
         print_json(summary, to_stderr=prints_data)
     elif asked.count:
@@ -203,84 +173,70 @@ def _take_output(asked: TokenizeCommand, name: str) -> TokenOutput:
     return output
 
 
-def _check_mask(output: TokenOutput) -> None:
-    """Raise click.UsageError if the format can't store the loss mask of conversations."""
-    if output.asked.chat.chat and not output.masked and output.format != SHOWN:
-        where = " on a pipe" if output.format == "bin" else ""
-        raise click.UsageError(
-            f"--chat with format {output.format}{where} would lose which tokens the assistant "
-            "wrote: add -o FILE.bin, or only --count them"
-        )
-
-
-def _take(
-    sources: Sources, options: CorpusOptions, output: TokenOutput, job: PartJob
-) -> tuple[Sources, list[int] | None]:
-    """Return the sources to read, and for --split-by position the first file of each split.
-
-    A job in parts reads only the sources of its part. The first file of a split is an index of the
-    sources; without --split-by position the second result is None.
-
-    Raises UsageError for --split of one document.
-    """
-    if output.asked.split_by == "position":
-        return split_by_position(sources, output.split, options)
-    if output.split and is_one_document(sources, options):
-        raise click.UsageError(
-            f"{sources.files[0].path} is a single document, which --split can't divide: add "
-            "--split-by position to cut it, or --line-documents to make each line a document"
-        )
-    return job.take(sources, options), None
-
-
-def _expected_bytes(found: Sources, limit: int | None, max_tokens: int | None) -> int | None:
-    """Estimate the bytes of text to tokenize; None if the size is unknown."""
-    size = known_bytes(found, limit)
-    return size if size is None or max_tokens is None else min(size, _BYTES_A_TOKEN * max_tokens)
-
-
-def _input(report: Reporter) -> tuple[str, ...]:
-    report.line(READING_INPUT)
-    return ("-",)
-
-
-def _check_unused(asked: TokenizeCommand) -> None:
-    """Raise click.UsageError for options that have no effect on the command."""
-    if not asked.decode:
-        if asked.count:
-            refuse_given(_OF_OUTPUT, "can't be combined with --count, which writes no ids")
-        return
-    refuse_given(_OF_TEXT, "is for text, not for --decode")
-    refuse_given(_OF_ENCODING, "can't be combined with --decode")
-    if asked.format_name == SHOWN:
-        raise click.UsageError(f"--decode can't read --format {SHOWN}")
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Tokenizing:
     """The job of turning a text into ids.
 
-    output: the destination of the ids; None to count ids only. firsts: for --split-by position, the
-    index of each split's first file. size: estimated bytes of text; None if unknown.
+    output: the destination of the ids; None to count ids only. files: the sources to read; a job in
+    parts reads only the sources of its part. firsts: for --split-by position, the index in `files`
+    of each split's first file. size: estimated bytes of text; None if unknown.
     in_chat: totals of the conversations: text bytes, documents, and ids that the loss includes.
     taken: totals of the text that --chunk-tokens and --max-tokens leave. All totals are complete at
         the end of the text.
     """
 
-    asked: TokenizeCommand
-    job: PartJob
-    output: TokenOutput | None
-    vocabulary: Vocabulary
-    files: Sources
-    reading: CorpusOptions
-    special: SpecialOptions
-    firsts: list[int] | None
-    size: int | None
-    opening: Opening
-    growth: Growth
-    report: Reporter
-    in_chat: Totals = field(default_factory=Totals)
-    taken: Totals = field(default_factory=Totals)
+    def __init__(
+        self,
+        asked: TokenizeCommand,
+        names: Sequence[str],
+        target: TokenOutput,
+        special: SpecialOptions,
+        job: PartJob,
+        opening: Opening,
+        report: Reporter,
+    ) -> None:
+        """Find the files, check the outputs, and read the vocabulary while the device opens."""
+        self.asked, self.job, self.opening, self.report = asked, job, opening, report
+        self.output = None if asked.count else target
+        self.in_chat, self.taken = Totals(), Totals()
+        found = resolve_texts(names, asked.selection.selection())
+        vocabulary_files = find_vocabulary(asked.vocab)
+        # Check the outputs and their format.
+        if self.output:
+            named = [*filter(None, [asked.chat.chat_template]), *asked.selection.lists]
+            read = [*vocabulary_files.inputs, *named, *(each.path for each in found.files)]
+            check_files(target, read, job.outputs)
+            if not asked.format_name:
+                check_ending(target.name)
+            if asked.chat.chat and not target.masked and target.format != SHOWN:
+                where = " on a pipe" if target.format == "bin" else ""
+                raise click.UsageError(
+                    f"--chat with format {target.format}{where} would lose which tokens the "
+                    "assistant wrote: add -o FILE.bin, or only --count them"
+                )
+        # Divide the text.
+        self.reading = asked.reading.corpus_options(line_documents=asked.line_documents)
+        self.firsts: list[int] | None = None
+        if asked.split_by == "position":
+            self.files, self.firsts = split_by_position(found, target.split, self.reading)
+        elif target.split and is_one_document(found, self.reading):
+            raise click.UsageError(
+                f"{found.files[0].path} is a single document, which --split can't divide: add "
+                "--split-by position to cut it, or --line-documents to make each line a document"
+            )
+        else:
+            self.files = job.take(found, self.reading)
+        # Begin to open the device, and read the vocabulary.
+        self.growth = opening.growth or Growth()
+        self.size = known_bytes(self.files, self.reading.limit)
+        if self.size is not None and asked.max_tokens is not None:
+            self.size = min(self.size, _BYTES_A_TOKEN * asked.max_tokens)
+        is_begun = opening.begin_encoding(self.size)
+        vocabulary = vocabulary_files.read(report.note)
+        vocabulary = vocabulary.with_match(asked.match or vocabulary.match)
+        self.vocabulary = with_chat_template(vocabulary, asked.chat.chat_template)
+        self.special = around_text(special, asked.special, self.vocabulary, report)
+        if is_begun:
+            prepare_vocabulary(self.vocabulary, opening)
 
     @property
     def chunk(self) -> tuple[int, int] | None:
@@ -319,9 +275,13 @@ class _Tokenizing:
     def carry_out(self) -> dict[str, Any]:
         """Tokenize the text, unless an earlier command has finished the job; return the summary."""
         report, output, asked = self.report, self.output, self.asked
-        if output and (finished := self._finished(output)):
-            return finished
-        with Corpus(self.files, self.reading) as text, ExitStack() as unused:
+        with ExitStack() as opened:
+            conversations = opened.enter_context(rendering(asked.chat, self.vocabulary))
+            self.reading = with_chat(self.reading, conversations)
+            if output and (finished := self._finished(output)):
+                return finished
+            text = opened.enter_context(Corpus(self.files, self.reading))
+            unused = opened.enter_context(ExitStack())
             sink = None
             if output and writes_directly(output.name):
                 # Open the device before a pipe or device file is opened for output, because opening

@@ -94,12 +94,12 @@ def train(given: TrainCommand) -> None:
             "llmgpu train"
         )
     with workers.all_or_none():
-        asked = replace(_take_options(given, workers, report), begun=begun)
-        backend = None if given.resume else asked.select_new()
-        check_outputs(_written(given.output, given.force), asked.inputs)
-    with workers.together(say_failure), _open_folder(asked, given.output) as folder:
+        job = _Job(given, workers, report)
+        backend = None if given.resume else job.select_new()
+        check_outputs(_written(given.output, given.force), job.inputs)
+    with workers.together(say_failure), job.open_folder() as folder:
         with workers.first_alone():
-            run, host_bytes = _open_run(asked, folder, backend)
+            run, host_bytes = job.open_run(folder, backend, begun)
         with report:
             summary = run.run()
     if workers.is_first:
@@ -107,30 +107,81 @@ def train(given: TrainCommand) -> None:
         print_summary(report, summary, as_json=given.report.as_json)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """The command's options after checks, the workers that train, and the reporter.
+@dataclass(frozen=True)
+class _Settled:
+    """Settings, backend and state of a new run, or of a run that continues from a checkpoint."""
+
+    settings: RunSettings
+    backend: Backend
+    vocabulary: Vocabulary
+    separator: int | None
+    checkpoint: Checkpoint | None = None
+
+
+class _Job:
+    """The job of this worker: checked options, and the files that they name.
 
     device: the device of this worker. corpora: one corpus, or several with --weights. settings:
-    arguments of `new_settings`. explicit: the settings that the user has given. separator: the id
-    of --eos, or of the default separator. inputs: all files that the command reads. begun: see
-    `RunPlan`.
+    arguments of `new_settings`. explicit: the settings that the user has given. vocabulary_name:
+    the vocabulary's name in messages. model: the model of --init; None without --init, and for a
+    run that resumes from a checkpoint. separator: the id of --eos, or of the default separator.
+    inputs: all files that the command reads.
     """
 
-    given: TrainCommand
-    device: str
-    corpora: list[Sources]
-    evaluated: Sources | None
-    start: StartingPoint
-    settings: dict[str, Any]
-    explicit: dict[str, Any]
-    separator: int | None
-    inputs: list[str]
-    workers: Workers
-    report: Reporter
-    begun: float = 0.0
+    def __init__(self, given: TrainCommand, workers: Workers, report: Reporter) -> None:
+        """Find the files, the vocabulary and the model that the options name.
 
-    def select(self, settings: RunSettings, **how: Any) -> Backend:
+        Invalid options raise errors here, before the run folder is created.
+        """
+        self.given, self.workers, self.report = given, workers, report
+        # Find the files of text or ids.
+        corpus = given.files.named(given.corpus)
+        if given.resume and not (corpus or os.path.lexists(given.output)):
+            raise InputError(f"{given.output} does not exist, so there is no run to resume")
+        corpus = corpus or required_input(report, "CORPUS: text or token files")
+        selection = replace(given.files.selection(), may_be_tokens=True)
+        self.corpora = resolve_corpora(corpus, selection, given.training["corpus_weights"])
+        # Choose the device of this worker, and find the text of --eval-corpus.
+        self.device = given.device
+        if workers.count > 1:
+            if STANDARD_INPUT in corpus:
+                raise InputError("several workers can't read standard input: name files")
+            adapters = list_adapters() if given.device != "cpu" else []
+            gpus = [info for info in adapters if not info.is_software]
+            self.device = workers.device(given.device, len(gpus))
+        self.evaluated: Sources | None = None
+        if given.eval_corpus is not None:
+            held_out = ("evaluation_fraction", "evaluation_parts")
+            refuse_given(held_out, "can't be combined with --eval-corpus")
+            self.evaluated = resolve_sources([given.eval_corpus], Selection(may_be_tokens=True))
+        # Open the vocabulary, and the model to start from.
+        check_chat(given.chat.chat, given.chat.chat_template, SpecialOptions(eos=given.eos))
+        self.vocabulary, self.vocabulary_name, read, self.model = _find_start(given, report)
+        self.settings = {"preset": given.preset, **given.model, **given.training}
+        self.explicit = {name: each for name, each in self.settings.items() if was_asked(name)}
+        if self.model is not None and "preset" in self.explicit:
+            raise InputError("--preset can't be combined with --init, whose model sets the sizes")
+        named = id_or_text(given.eos)
+        if named is not None:
+            self.separator: int | None = token_id(self.vocabulary, named)
+        else:
+            self.separator = default_separator(self.vocabulary)
+            if self.separator is None and self.model is not None:
+                self.separator = self.model.eos_id
+        texts = (
+            text.path for each in (*self.corpora, self.evaluated) if each for text in each.files
+        )
+        lists = filter(None, (given.config, given.chat.chat_template))
+        self.inputs = [*texts, *read, *lists, *given.files.lists]
+        if not given.resume:
+            self._check(self._new_settings().options)
+
+    def _check(self, options: TrainOptions) -> None:
+        """Raise InputError for options that contradict the number of workers or the intervals."""
+        self.workers.check(options.grad_accum)
+        self.given.intervals.check(options)
+
+    def _select(self, settings: RunSettings, **how: Any) -> Backend:
         """Return the backend of `device`; how: arguments of `select_backend`.
 
         Raises DeviceError, before an adapter is opened, for a model with too many layers.
@@ -148,243 +199,195 @@ class _Asked:
         is preferred.
         """
         wanted = self.settings["precision"]
-        settings = self.new_settings()
+        settings = self._new_settings()
         halves = wanted == "f16" if wanted else gains_by_halves(settings)
-        return self.select(settings, matrices=halves)
+        return self._select(settings, matrices=halves)
 
-    def new_settings(self, backend: Backend = NUMPY) -> RunSettings:
+    def _new_settings(self, backend: Backend = NUMPY) -> RunSettings:
         """Return the settings of a new run; their defaults depend on the backend."""
         settings = self.settings | {"driver": backend.driver}
-        start, model = self.start, self.start.model
-        sizes = None if model is None else model.config
-        return new_settings(settings, start.vocabulary.size, sizes, backend)
+        sizes = None if self.model is None else self.model.config
+        return new_settings(settings, self.vocabulary.size, sizes, backend)
 
-    def check(self, options: TrainOptions) -> None:
-        """Raise InputError for options that contradict the number of workers or the intervals."""
-        self.workers.check(options.grad_accum)
-        self.given.intervals.check(options)
+    def open_folder(self) -> RunFolder:
+        """Return the run's folder, locked by the first worker."""
+        given = self.given
+        if self.workers.is_first:
+            return open_run_folder(given.output, resume=given.resume, force=given.force)
+        return RunFolder(Path(given.output))
 
+    def open_run(
+        self, folder: RunFolder, backend: Backend | None, begun: float
+    ) -> tuple[TrainingRun, int]:
+        """Start or resume the run of a folder; return the run and its memory on the host, in bytes.
 
-def _take_options(given: TrainCommand, workers: Workers, report: Reporter) -> _Asked:
-    """Check the options, and find the files, the vocabulary and the model that they name.
-
-    Invalid options raise errors here, before the run folder is created.
-    """
-    # Find the files of text or ids.
-    corpus = given.files.named(given.corpus)
-    if given.resume and not (corpus or os.path.lexists(given.output)):
-        raise InputError(f"{given.output} does not exist, so there is no run to resume")
-    corpus = corpus or required_input(report, "CORPUS: text or token files")
-    selection = replace(given.files.selection(), may_be_tokens=True)
-    corpora = resolve_corpora(corpus, selection, given.training["corpus_weights"])
-    device = _own_device(workers, given.device, corpus)
-    evaluated = resolve_evaluated(given.eval_corpus)
-
-    # Open the vocabulary, and the model to start from.
-    check_chat(given.chat.chat, given.chat.chat_template, SpecialOptions(eos=given.eos))
-    start = find_starting_point(given, report)
-    texts = (text.path for each in (*corpora, evaluated) if each for text in each.files)
-    named = filter(None, (given.config, given.chat.chat_template))
-    settings = {"preset": given.preset, **given.model, **given.training}
-    explicit = {name: value for name, value in settings.items() if was_asked(name)}
-    if start.model is not None and "preset" in explicit:
-        raise InputError("--preset can't be combined with --init, whose model sets the sizes")
-    asked = _Asked(
-        given=given,
-        device=device,
-        corpora=corpora,
-        evaluated=evaluated,
-        start=start,
-        settings=settings,
-        explicit=explicit,
-        separator=_separator(start, given.eos),
-        inputs=[*texts, *start.inputs, *named, *given.files.lists],
-        workers=workers,
-        report=report,
-    )
-    if not given.resume:
-        asked.check(asked.new_settings().options)
-    return asked
-
-
-@dataclass(frozen=True)
-class _Settled:
-    """Settings, backend and state of a new run, or of a run that continues from a checkpoint."""
-
-    settings: RunSettings
-    backend: Backend
-    vocabulary: Vocabulary
-    separator: int | None
-    checkpoint: Checkpoint | None = None
-
-
-def _settle_resumed(asked: _Asked, folder: RunFolder, checkpoint: Checkpoint) -> _Settled:
-    """Return the settings of a resumed run; InputError for options that belong to another run."""
-    _check_same_init(folder, asked.given.init)
-    checkpoint.require_vocabulary(asked.start.vocabulary, asked.start.name)
-    settings = resumed_settings(checkpoint, asked.explicit)
-    asked.check(settings.options)
-    return _Settled(
-        settings,
-        asked.select(settings, driver=settings.options.driver),
-        with_chat_template(checkpoint.vocabulary, asked.given.chat.chat_template),
-        _same_separator(checkpoint, asked),
-        checkpoint,
-    )
-
-
-def _open_run(asked: _Asked, folder: RunFolder, backend: Backend | None) -> tuple[TrainingRun, int]:
-    """Start or resume the run of a folder; return the run and its memory on the host, in bytes.
-
-    backend: the backend of a new run, None to select one.
-    """
-    report, workers, resume = asked.report, asked.workers, asked.given.resume
-    # Read the settings from the checkpoint, or choose the settings of a new run.
-    checkpoint = _find_checkpoint(asked, folder) if resume else None
-    if checkpoint is not None:
-        settled = _settle_resumed(asked, folder, checkpoint)
-        announce_resuming(report, checkpoint, settled.settings.options)
-    else:
-        backend = backend or asked.select_new()
-        new, vocabulary = asked.new_settings(backend), asked.start.vocabulary
-        settled = _Settled(new, backend, vocabulary, asked.separator)
-        if resume:
-            report.line(f"{folder.path} has no checkpoint yet: starting at the first step")
-    settings, backend = settled.settings, settled.backend
-    check_shares(asked.corpora, settings.options)
-    # Before the text is read, refuse a run that does not fit into memory.
-    steps = settings.options.steps
-    needed_bytes = training_memory(settings, backend, asked.given.intervals.unread_steps(steps))
-    host_bytes = host_memory(settings, backend, needed_bytes)
-    if settings.options.sync_every:
-        host_bytes += local_memory(settings.config.parameters)
-    elif workers.count > 1:
-        host_bytes += exchange_memory(settings.config.parameters)
-    if checkpoint is None or checkpoint.state.step < steps:
-        announce(report, settings, backend, host_bytes, needed_bytes, workers.count)
-    # Make the run. Open the data while threads draw the weights.
-    is_new = checkpoint is None and asked.start.model is None
-    initial = initial_weights(settings) if is_new else None
-    source, evaluated = _open_sources(asked, folder, settled)
-    plan = RunPlan(
-        settings=settings,
-        intervals=asked.given.intervals,
-        backend=backend,
-        source=source,
-        evaluation_source=evaluated,
-        eos_id=settled.separator,
-        checkpoint=checkpoint,
-        init=asked.start.model,
-        initial=initial,
-        origin=Origin(_command(), [text.path for each in asked.corpora for text in each.files]),
-        needed_bytes=needed_bytes,
-        begun=asked.begun,
-    )
-    run = TrainingRun(folder, plan, RunReporter(report, steps), workers)
-    if workers.is_first and resume:  # last, so that a command that fails earlier changes no file
-        keep_options(folder.path)
-    return run, host_bytes
-
-
-def _open_sources(
-    asked: _Asked, folder: RunFolder, settled: _Settled
-) -> tuple[TokenSource, TokenSource | None]:
-    """Open the tokens of a run. This is the first step that changes the run folder.
-
-    Returns the tokens to train on, and the tokens of --eval-corpus. Without --eval-corpus the
-    second result is None, and some of the training tokens are held out.
-    """
-    given, report, is_first = asked.given, asked.report, asked.workers.is_first
-    # Store the options before tokenizing: if tokenizing is interrupted, --resume needs the options.
-    if is_first and not given.resume:
-        keep_options(folder.path)
-    # Text is encoded through wgpu, even if the model is trained through Dawn.
-    uses_wgpu = settled.backend.driver == "wgpu"
-    backend = settled.backend if uses_wgpu else select_backend(asked.device)
-    options = given.reading.corpus_options()
-    with report, rendering(given.chat, settled.vocabulary) as conversations:
-        opened: Callable[..., TokenSource] = partial(
-            open_tokens,
-            vocabulary=settled.vocabulary,
-            vocabulary_name=asked.start.name,
+        backend: the backend of a new run, None to select one. begun: see `RunPlan`.
+        """
+        given, report, workers = self.given, self.report, self.workers
+        # Read the settings from the checkpoint, or choose the settings of a new run.
+        checkpoint = self._find_checkpoint(folder) if given.resume else None
+        if checkpoint is not None:
+            settled = self._settle_resumed(folder, checkpoint)
+            announce_resuming(report, checkpoint, settled.settings.options)
+        else:
+            backend = backend or self.select_new()
+            new = self._new_settings(backend)
+            settled = _Settled(new, backend, self.vocabulary, self.separator)
+            if given.resume:
+                report.line(f"{folder.path} has no checkpoint yet: starting at the first step")
+        settings, backend, options = settled.settings, settled.backend, settled.settings.options
+        if len(options.shares) != len(self.corpora):
+            raise InputError(
+                f"the run has --weights {options.corpus_weights}: name CORPUS and --weights as "
+                "before"
+            )
+        # Before the text is read, refuse a run that does not fit into memory.
+        unread = given.intervals.unread_steps(options.steps)
+        needed_bytes = training_memory(settings, backend, unread)
+        host_bytes = host_memory(settings, backend, needed_bytes)
+        if options.sync_every:
+            host_bytes += local_memory(settings.config.parameters)
+        elif workers.count > 1:
+            host_bytes += exchange_memory(settings.config.parameters)
+        if checkpoint is None or checkpoint.state.step < options.steps:
+            on_device = 0 if backend.device is None else needed_bytes
+            self._announce(settled, Memory(host_bytes, on_device))
+        # Make the run. Open the data while threads draw the weights.
+        has_weights = checkpoint is not None or self.model is not None
+        initial = None if has_weights else initial_weights(settings)
+        source, evaluated = self._open_sources(folder, settled)
+        command = printable(shlex.join(["llmgpu", *sys.argv[1:]]))
+        plan = RunPlan(
+            settings=settings,
+            intervals=given.intervals,
             backend=backend,
-            reading=with_chat(options, conversations),
-            separator=settled.separator,
-            resume=given.resume or not is_first,
-            progress=report,
-            dtype=given.token_dtype,
-            told=partial(
-                _note_text, report, needs_end=settled.separator is None and conversations is None
-            ),
+            source=source,
+            evaluation_source=evaluated,
+            eos_id=settled.separator,
+            checkpoint=checkpoint,
+            init=self.model,
+            initial=initial,
+            origin=Origin(command, [text.path for each in self.corpora for text in each.files]),
+            needed_bytes=needed_bytes,
+            begun=begun,
         )
-        source, evaluated = opened(asked.corpora, folder=folder.tokens), None
-        if asked.evaluated is not None:
-            evaluated = opened([asked.evaluated], folder=folder.evaluation_tokens)
-    if source.foreign_files:
-        report.note(note_of_foreign(source.foreign_files, asked.start.name))
-    if is_first and given.force:
-        # Remove the old run, but not its tokens if the new run reads them.
-        sources = (each for each in (source, evaluated) if each is not None)
-        folder.remove(REPLACED, {path for each in sources for path in each.folders})
-    if is_first and settled.checkpoint is not None:
-        _set_decayed_aside(folder, settled.checkpoint, report)
-    return source, evaluated
+        run = TrainingRun(folder, plan, RunReporter(report, options.steps), workers)
+        # Store the options last, so that a command that fails earlier changes no file.
+        if workers.is_first and given.resume:
+            keep_options(folder.path)
+        return run, host_bytes
 
+    def _find_checkpoint(self, folder: RunFolder) -> Checkpoint | None:
+        """Return the checkpoint to continue from; None if the run has no checkpoint yet."""
+        steps = list_checkpoints(folder.path)
+        if not steps:
+            return None
+        newest = load_checkpoint(folder.path)
+        step = step_to_resume_from(newest, self.explicit.get("steps"))
+        if step == newest.state.step:
+            return newest
+        if step not in steps:
+            self.report.note(
+                f"{folder.path} has no checkpoint of step {step}, where its decay began"
+            )
+            return newest
+        return load_checkpoint(steps[step])
 
-def _command() -> str:
-    """Return the command line as written in a shell; bytes that are not UTF-8 are escaped."""
-    return printable(shlex.join(["llmgpu", *sys.argv[1:]]))
+    def _settle_resumed(self, folder: RunFolder, checkpoint: Checkpoint) -> _Settled:
+        """Return the settings of a resumed run; InputError for options of another run."""
+        # The model of --init, and the token of --eos, must be those of the run.
+        init, before = self.given.init, read_log(folder.log).facts.get("init")
+        if init is not None and (
+            before is None or Path(init) not in (Path(before), Path(before).parent)
+        ):
+            began = "began with new weights" if before is None else f"began with --init {before}"
+            raise InputError(
+                f"--init is {init}, but the run in {folder.path} {began}: drop it to resume that "
+                "run, or start a new one"
+            )
+        checkpoint.require_vocabulary(self.vocabulary, self.vocabulary_name)
+        settings = resumed_settings(checkpoint, self.explicit)
+        self._check(settings.options)
+        backend = self._select(settings, driver=settings.options.driver)
+        template = self.given.chat.chat_template
+        vocabulary = with_chat_template(checkpoint.vocabulary, template)
+        if self.given.eos is not None and self.separator != checkpoint.eos_id:
+            raise InputError(
+                f"--eos is id {self.separator}, but the run in {folder.path} has "
+                f"{checkpoint.eos_id}: drop it to resume that run, or start a new one"
+            )
+        return _Settled(settings, backend, vocabulary, checkpoint.eos_id, checkpoint)
 
+    def _announce(self, settled: _Settled, memory: Memory) -> None:
+        """Report the model, the steps and the memory; DeviceError if there is too little memory."""
+        report, settings, backend = self.report, settled.settings, settled.backend
+        config, options = settings.config, settings.options
+        if backend.is_software:
+            require_free(memory.host, free_memory())
+        text = f"training {human_count(config.parameters)} parameters on {backend.description}"
+        if self.workers.count > 1:
+            text += f" and {self.workers.count - 1} more"
+        tokens = human_count(options.sequences * config.seq_len)
+        text += f": {number_of(options.steps, 'step')} of {tokens} tokens"
+        if options.is_mixed:
+            has_units = backend.device is not None and backend.device.matrix_shapes
+            slow = ", slower than f32 without matrix units, with smaller activations"
+            text += f" in f16{'' if has_units else slow}"
+        report.line(text)
+        report.note_missing_engine(backend)
+        if options.learning_rate == 0:
+            report.note("--lr 0 leaves all weights as they are")
+        report.need_memory(memory)
 
-def _own_device(workers: Workers, device: str, corpus: Sequence[str]) -> str:
-    """Return this worker's device; InputError if the workers can't train together."""
-    if workers.count == 1:
-        return device
-    if STANDARD_INPUT in corpus:
-        raise InputError("several workers can't read standard input: name files")
-    gpus = [info for info in list_adapters() if not info.is_software] if device != "cpu" else []
-    return workers.device(device, len(gpus))
+    def _open_sources(
+        self, folder: RunFolder, settled: _Settled
+    ) -> tuple[TokenSource, TokenSource | None]:
+        """Open the tokens of a run. This is the first step that changes the run folder.
 
+        Returns the tokens to train on, and the tokens of --eval-corpus. Without --eval-corpus the
+        second result is None, and some of the training tokens are held out.
+        """
+        given, report, is_first = self.given, self.report, self.workers.is_first
+        # Store the options before tokenizing: --resume needs them if tokenizing is interrupted.
+        if is_first and not given.resume:
+            keep_options(folder.path)
+        # Text is encoded through wgpu, even if the model is trained through Dawn.
+        uses_wgpu = settled.backend.driver == "wgpu"
+        backend = settled.backend if uses_wgpu else select_backend(self.device)
+        options = given.reading.corpus_options()
+        with report, rendering(given.chat, settled.vocabulary) as conversations:
 
-def _open_folder(asked: _Asked, path: str) -> RunFolder:
-    """Return the run's folder, locked by the first worker."""
-    if asked.workers.is_first:
-        return open_run_folder(path, resume=asked.given.resume, force=asked.given.force)
-    return RunFolder(Path(path))
+            def note_text(text: Corpus) -> None:
+                report.note_left_out(left_out_of(text))
+                if settled.separator is None and conversations is None and text.documents > 1:
+                    report.note(
+                        "no token ends a document: the vocabulary has none such as <|endoftext|>, "
+                        "which bpe-train --special-token adds"
+                    )
 
-
-def _note_text(report: Reporter, text: Corpus, *, needs_end: bool) -> None:
-    """Report the rows of a text that were left out.
-
-    needs_end: report that no token ends a document, if there are several documents.
-    """
-    report.note_left_out(left_out_of(text))
-    if needs_end and text.documents > 1:
-        report.note(
-            "no token ends a document: the vocabulary has none such as <|endoftext|>, which "
-            "bpe-train --special-token adds"
-        )
-
-
-def _separator(start: StartingPoint, eos: str | None) -> int | None:
-    named = id_or_text(eos)
-    if named is not None:
-        return token_id(start.vocabulary, named)
-    found = default_separator(start.vocabulary)
-    return start.model.eos_id if found is None and start.model is not None else found
-
-
-def _check_same_init(folder: RunFolder, init: str | None) -> None:
-    """Raise InputError if --init names another model than the run began with."""
-    before = read_log(folder.log).facts.get("init")
-    if init is None:
-        return
-    if before is None or Path(init) not in (Path(before), Path(before).parent):
-        began = "began with new weights" if before is None else f"began with --init {before}"
-        raise InputError(
-            f"--init is {init}, but the run in {folder.path} {began}: drop it to resume that "
-            "run, or start a new one"
-        )
+            opened: Callable[..., TokenSource] = partial(
+                open_tokens,
+                vocabulary=settled.vocabulary,
+                vocabulary_name=self.vocabulary_name,
+                backend=backend,
+                reading=with_chat(options, conversations),
+                separator=settled.separator,
+                resume=given.resume or not is_first,
+                progress=report,
+                dtype=given.token_dtype,
+                told=note_text,
+            )
+            source, evaluated = opened(self.corpora, folder=folder.tokens), None
+            if self.evaluated is not None:
+                evaluated = opened([self.evaluated], folder=folder.evaluation_tokens)
+        if source.foreign_files:
+            report.note(note_of_foreign(source.foreign_files, self.vocabulary_name))
+        if is_first and given.force:
+            # Remove the old run, but not its tokens if the new run reads them.
+            folder.remove(REPLACED, source.folders | (evaluated.folders if evaluated else set()))
+        if is_first and settled.checkpoint is not None:
+            _set_decayed_aside(folder, settled.checkpoint, report)
+        return source, evaluated
 
 
 def _set_decayed_aside(folder: RunFolder, checkpoint: Checkpoint, report: Reporter) -> None:
@@ -406,49 +409,15 @@ def _written(folder: str, force: bool) -> list[Output]:
     return [Output(str(path), None) for path in (*found, *inside)]
 
 
-def _same_separator(checkpoint: Checkpoint, asked: _Asked) -> int | None:
-    """Return a resumed run's token between documents; InputError if --eos names another."""
-    if asked.given.eos is not None and asked.separator != checkpoint.eos_id:
-        raise InputError(
-            f"--eos is id {asked.separator}, but the run in {checkpoint.folder.parent} has "
-            f"{checkpoint.eos_id}: drop it to resume that run, or start a new one"
-        )
-    return checkpoint.eos_id
-
-
-def _find_checkpoint(asked: _Asked, folder: RunFolder) -> Checkpoint | None:
-    """Return the checkpoint to continue from; None if the run ended before its first checkpoint."""
-    steps = list_checkpoints(folder.path)
-    if not steps:
-        return None
-    newest = load_checkpoint(folder.path)
-    step = step_to_resume_from(newest, asked.explicit.get("steps"))
-    if step == newest.state.step:
-        return newest
-    if step not in steps:
-        asked.report.note(f"{folder.path} has no checkpoint of step {step}, where its decay began")
-        return newest
-    return load_checkpoint(steps[step])
-
-
-@dataclass(frozen=True)
-class StartingPoint:
-    """The vocabulary, and maybe the model, from which a run starts.
-
-    name: the vocabulary's name in messages. inputs: the files that are read. model: the model of
-    --init; None without --init, and for a run that resumes from a checkpoint.
-    """
-
-    vocabulary: Vocabulary
-    name: str
-    inputs: list[str]
-    model: SavedModel | None = None
-
-
-def find_starting_point(given: TrainCommand, report: Reporter) -> StartingPoint:
-    """Open the vocabulary of --vocab and the model of --init.
+def _find_start(
+    given: TrainCommand, report: Reporter
+) -> tuple[Vocabulary, str, list[str], SavedModel | None]:
+    """Open the vocabulary of --vocab and the model of --init, from which a run starts.
 
     Without --vocab, the vocabulary comes from the model or from the run's last checkpoint.
+
+    Returns the vocabulary, its name in messages, the files that are read, and the model. There is
+    no model without --init, or if the run has a checkpoint to resume from.
 
     Raises click.MissingParameter without a vocabulary; InputError if the model has another
     vocabulary than --vocab.
@@ -457,13 +426,11 @@ def find_starting_point(given: TrainCommand, report: Reporter) -> StartingPoint:
     steps = list_checkpoints(given.output) if given.resume else {}
     model = open_model(init, report.note) if init is not None and not steps else None
     # Without --vocab, use the vocabulary of the model or of the run.
+    if vocab is None and model is not None:
+        files = [str(path) for path in model.folder.iterdir()]
+        return _as_trained(model.vocabulary, chat_template), str(model.folder), files, model
     if vocab is None and init is not None:
-        if model is None:
-            vocab = str(steps[max(steps)] / VOCABULARY)
-        else:
-            files = [str(path) for path in model.folder.iterdir()]
-            vocabulary = _as_trained(model.vocabulary, chat_template)
-            return StartingPoint(vocabulary, str(model.folder), files, model)
+        vocab = str(steps[max(steps)] / VOCABULARY)
     if vocab is None:
         context = click.get_current_context()
         named = {parameter.name: parameter for parameter in context.command.params}
@@ -479,7 +446,7 @@ def find_starting_point(given: TrainCommand, report: Reporter) -> StartingPoint:
                 f"needs {model.vocabulary.fingerprint[:12]}; drop --vocab"
             )
         model = replace(model, vocabulary=matched)
-    return StartingPoint(vocabulary, vocab, found.inputs, model)
+    return vocabulary, vocab, found.inputs, model
 
 
 def _as_trained(vocabulary: Vocabulary, chat_template: str | None) -> Vocabulary:
@@ -510,42 +477,6 @@ def resolve_corpora(
     return corpora
 
 
-def resolve_evaluated(path: str | None) -> Sources | None:
-    """Return the files of --eval-corpus or None; UsageError if tokens are to be held out, too."""
-    if path is None:
-        return None
-    refuse_given(
-        ("evaluation_fraction", "evaluation_parts"), "can't be combined with --eval-corpus"
-    )
-    return resolve_sources([path], Selection(may_be_tokens=True))
-
-
-def check_shares(corpora: Sequence[Sources], options: TrainOptions) -> None:
-    """Raise InputError unless there is a corpus for each of the run's weights."""
-    if len(options.shares) != len(corpora):
-        raise InputError(
-            f"the run has --weights {options.corpus_weights}: name CORPUS and --weights as before"
-        )
-
-
-def announce(
-    report: Reporter,
-    asked: RunSettings,
-    backend: Backend,
-    host_bytes: int,
-    needed_bytes: int,
-    workers: int,
-) -> None:
-    """Report the model, the steps and the memory; DeviceError if there is too little memory."""
-    if backend.is_software:
-        require_free(host_bytes, free_memory())
-    report.line(_description(asked, backend, workers))
-    report.note_missing_engine(backend)
-    if asked.options.learning_rate == 0:
-        report.note("--lr 0 leaves all weights as they are")
-    report.need_memory(Memory(host_bytes, 0 if backend.device is None else needed_bytes))
-
-
 def announce_resuming(report: Reporter, checkpoint: Checkpoint, options: TrainOptions) -> None:
     """Report the checkpoint from which a run continues, and changes of its learning rate."""
     done, steps = checkpoint.state.step, options.steps
@@ -557,19 +488,6 @@ def announce_resuming(report: Reporter, checkpoint: Checkpoint, options: TrainOp
         report.line(
             f"nothing to do: {done} of {steps} steps are done; use a larger --steps to continue"
         )
-
-
-def _description(settings: RunSettings, backend: Backend, workers: int) -> str:
-    config, options = settings.config, settings.options
-    tokens = options.sequences * config.seq_len
-    has_units = backend.device is not None and backend.device.matrix_shapes
-    slow = "" if has_units else ", slower than f32 without matrix units, with smaller activations"
-    return (
-        f"training {human_count(config.parameters)} parameters on {backend.description}"
-        f"{f' and {workers - 1} more' if workers > 1 else ''}: "
-        f"{number_of(options.steps, 'step')} of {human_count(tokens)} tokens"
-        + (f" in f16{slow}" if options.is_mixed else "")
-    )
 
 
 class RunReporter(RunListener):
