@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 import pytest
@@ -23,8 +23,9 @@ class Sizes:
     not_declared: int = 7
 
 
-@dataclass(frozen=True, kw_only=True)
+@command("ask", "nowhere:ask")
 class Asked:
+    click_command: ClassVar[click.Command]
     files: tuple[str, ...] = argument(many=True)
     output: str = option(MISSING, str, "Output.")
     sizes: Sizes = group(Sizes)
@@ -34,13 +35,9 @@ class Asked:
 def asked_by(*arguments: str) -> Asked:
     """Return the object that a command receives."""
     found: list[Asked] = []
-
-    def take(asked: Asked) -> None:
-        found.append(asked)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("llmgpu.cli.options.imported", lambda place: lambda asked: None)
-        done = CliRunner().invoke(command(Asked, "ask", "nowhere:ask")(take), arguments)
+        patch.setattr("llmgpu.cli.options.imported", lambda place: found.append)
+        done = CliRunner().invoke(Asked.click_command, arguments)
     assert done.exit_code == 0, done.output
     return found[0]
 
@@ -82,8 +79,7 @@ def test_ranges(sizes: Sizes, message: str) -> None:
 
 
 def test_an_option_that_is_required() -> None:
-    made = command(Asked, "ask", "nowhere:ask")(lambda asked: None)
-    (output,) = (each for each in made.params if each.name == "output")
+    (output,) = (each for each in Asked.click_command.params if each.name == "output")
     assert isinstance(output, click.Option) and output.required
 
 
@@ -97,8 +93,9 @@ def test_stored_options_have_the_order_of_the_first_release() -> None:
     assert set(names[:36]) == set(STORED_FIRST)
 
 
-@dataclass(frozen=True, kw_only=True)
+@command("chunk", "nowhere:chunk")
 class Chunked:
+    click_command: ClassVar[click.Command]
     tokens: int | None = option(None, int, "Tokens.")
     overlap: int = option(0, int, "Overlap.", needs=("tokens",), needs_words="needs --tokens")
 
@@ -112,6 +109,6 @@ def test_an_option_without_effect_is_refused(arguments: list[str], code: int) ->
         refuse_without_effect(Chunked)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("llmgpu.cli.options.imported", lambda place: lambda asked: None)
-        done = CliRunner().invoke(command(Chunked, "chunk", "nowhere:chunk")(refuse), arguments)
+        patch.setattr("llmgpu.cli.options.imported", lambda place: refuse)
+        done = CliRunner().invoke(Chunked.click_command, arguments)
     assert (done.exit_code, "--overlap needs --tokens" in done.output) == (code, code == 2)

@@ -179,7 +179,8 @@ class Benchmark:
         """Yield the results of all parts; store the engines' limits in the record, too."""
         options, engines = self._options, self._engines
         if self._text is not None and set(options.parts) & set(TEXT_PARTS):
-            yield from self._text_results(Job.of(self._text, folder, options, progress))
+            sizes = (options.vocab_size, options.pattern, options.runs)
+            yield from self._text_results(Job(self._text, folder, *sizes, progress))
         parts = [part for part in MODEL_PARTS if part in options.parts]
         for number, engine in enumerate(engines if set(parts) - {STARTUP} else ()):
             progress("limits", number, len(engines))

@@ -175,37 +175,38 @@ def _cut(data: bytes, limit: int) -> bytes:
 class Job:
     """The text, sizes and files of a measurement.
 
-    path: a file with the bytes of `text`. folder: the folder of output files. runs: number of
-    measurements.
+    folder: the folder of all files. runs: number of measurements.
     """
 
     text: BenchText
-    path: Path
     folder: Path
     vocab_size: int
     pattern: str
     runs: int
     progress: Progress = no_progress
 
-    @classmethod
-    def of(
-        cls, text: BenchText, folder: Path, options: BenchOptions, progress: Progress = no_progress
-    ) -> Job:
-        """Write a text to a file, which puts the text into the page cache; return the job."""
-        sizes = (options.vocab_size, options.pattern, options.runs)
-        return cls(text, _write_text(text, folder), folder, *sizes, progress)
+    def __post_init__(self) -> None:
+        """Write the text to `path`, which also puts the text into the page cache."""
+        self.path.write_bytes(self.text.data)
+
+    @property
+    def path(self) -> Path:
+        """A file with the bytes of `text`."""
+        return self.folder / f"corpus-{len(self.text.data)}.txt"
 
     def smaller(self, limit: int, vocab_size: int) -> Job:
         """Return a job within limits of text and vocabulary size; a small job is unchanged."""
         if len(self.text.data) <= limit and self.vocab_size <= vocab_size:
             return self
-        text, size = self.text.first(limit), min(self.vocab_size, vocab_size)
-        return replace(self, text=text, path=_write_text(text, self.folder), vocab_size=size)
+        size = min(self.vocab_size, vocab_size)
+        return replace(self, text=self.text.first(limit), vocab_size=size)
 
     def begin(self, what: str, engine: str) -> Result:
         """Return a result with the job's sizes, without measurements."""
-        sizes: dict[str, Any] = {"vocab_size": self.vocab_size, "pattern": self.pattern}
-        return Result(what, engine, text_bytes=len(self.text.data), **sizes)
+        size, pattern = self.vocab_size, self.pattern
+        return Result(
+            what, engine, text_bytes=len(self.text.data), vocab_size=size, pattern=pattern
+        )
 
     def begin_peer(self, what: str, peer: Peer) -> Result:
         """Return a result without measurements; its note says why if the peer can't run."""
@@ -222,12 +223,6 @@ class Job:
         """Return a result with times and rates."""
         result = result.timed(seconds, {"merges": result.merges} if result.merges else None)
         return replace(result, mb_per_second=len(self.text.data) / result.median / 1e6)
-
-
-def _write_text(text: BenchText, folder: Path) -> Path:
-    path = folder / f"corpus-{len(text.data)}.txt"
-    path.write_bytes(text.data)
-    return path
 
 
 # Training
@@ -362,25 +357,19 @@ def _measure_merges(
 # Tokenizing
 
 
-@dataclass(frozen=True)
 class TokenizingBench:
     """Measures how engines and peers encode the job's text with the vocabulary in a file.
 
     reference: uint32 (tokens,), the CPU's ids.
     """
 
-    job: Job
-    vocabulary: Vocabulary
-    vocabulary_path: Path
-    reference: Ids
-
-    @classmethod
-    def of(cls, job: Job, vocabulary: Vocabulary) -> TokenizingBench:
+    def __init__(self, job: Job, vocabulary: Vocabulary) -> None:
         """Save a vocabulary to a file, and encode the text on the CPU for the reference."""
-        path = job.folder / "bench-v.bin"
-        vocabulary.save(path)
-        reference = encode_all(open_encoder(vocabulary, NUMPY), corpus_from_bytes(job.text.data))
-        return cls(job, vocabulary, path, reference)
+        self.job, self.vocabulary = job, vocabulary
+        self._path, self._target = job.folder / "bench-v.bin", job.folder / "ids.bin"
+        vocabulary.save(self._path)
+        text = corpus_from_bytes(job.text.data)
+        self.reference: Ids = encode_all(open_encoder(vocabulary, NUMPY), text)
 
     def measure_engine(self, engine: Engine) -> Result:
         """Measure an engine of llmgpu; if it fails, the note of the result says why."""
@@ -433,12 +422,8 @@ class TokenizingBench:
         except (VocabularyError, ImportError) as error:  # a package may be missing
             return replace(begun, note=f"left out: {error}")
 
-    @property
-    def _target(self) -> Path:
-        return self.job.folder / "ids.bin"
-
     def _open(self, engine: Engine) -> Encoder:
-        return open_encoder(Vocabulary.load(self.vocabulary_path), engine.backend)
+        return open_encoder(Vocabulary.load(self._path), engine.backend)
 
     def _encode(self, encoder: Encoder) -> None:
         with Corpus([str(self.job.path)]) as corpus:
@@ -506,7 +491,7 @@ def measure_tokenizing(
     if match is None and vocabulary.match != "greedy":
         rules.append("greedy")
     for number, rule in enumerate(rules):
-        bench = TokenizingBench.of(job, vocabulary.with_match(rule))
+        bench = TokenizingBench(job, vocabulary.with_match(rule))
         yield from map(bench.measure_engine, engines)
         yield from map(bench.measure_peer, TOKENIZING_PEERS if with_peers and not number else ())
 

@@ -22,26 +22,29 @@ from llmgpu.input_files import printable, quote
 from llmgpu.registry import Entry, Registry
 from llmgpu.version import __version__
 
-# For each command: MODULE:NAME of the command in the package `commands`, and the summary.
+# For each command: MODULE:NAME of its class in the package `commands`, and the summary.
 _COMMANDS = {
-    "bench": ("bench:bench", "Benchmark this machine."),
-    "bpe-train": ("bpe_train:bpe_train", "Train a byte-level BPE vocabulary on text."),
-    "compare-vocabs": ("vocabularies:compare_vocabs", "Compare two vocabularies."),
-    "count": ("tokens:count", "Count the tokens of files."),
-    "export": ("vocabularies:export_vocabulary", "Export a vocabulary for another tool."),
-    "generate": ("models:generate", "Continue a prompt with a language model."),
-    "import": ("vocabularies:import_vocabulary", "Import a vocabulary from another tool."),
-    "info": ("vocabularies:info", "Show GPUs, or describe a file."),
-    "merge-shards": ("parts:merge_shards", "Combine the shards of all parts in one manifest."),
-    "merge-word-counts": ("parts:merge_word_counts", "Add up word counts."),
-    "run": ("parts:run", "Run a command in parts on a Ray cluster."),
-    "score": ("models:score", "Score texts with a language model."),
-    "tokenize": ("tokens:tokenize", "Convert text to token ids and back."),
-    "train": ("train:train", "Train a Llama-style language model."),
+    "bench": ("bench:BenchCommand", "Benchmark this machine."),
+    "bpe-train": ("bpe_train:BpeTrainCommand", "Train a byte-level BPE vocabulary on text."),
+    "compare-vocabs": ("vocabularies:CompareVocabsCommand", "Compare two vocabularies."),
+    "count": ("tokens:CountCommand", "Count the tokens of files."),
+    "export": ("vocabularies:ExportVocabularyCommand", "Export a vocabulary for another tool."),
+    "generate": ("models:GenerateCommand", "Continue a prompt with a language model."),
+    "import": ("vocabularies:ImportVocabularyCommand", "Import a vocabulary from another tool."),
+    "info": ("vocabularies:InfoCommand", "Show GPUs, or describe a file."),
+    "merge-shards": (
+        "parts:MergeShardsCommand",
+        "Combine the shards of all parts in one manifest.",
+    ),
+    "merge-word-counts": ("parts:MergeWordCountsCommand", "Add up word counts."),
+    "run": ("parts:RunCommand", "Run a command in parts on a Ray cluster."),
+    "score": ("models:ScoreCommand", "Score texts with a language model."),
+    "tokenize": ("tokens:TokenizeCommand", "Convert text to token ids and back."),
+    "train": ("train:TrainCommand", "Train a Llama-style language model."),
 }
 COMMANDS: Registry[click.Command] = Registry(
     {
-        name: Entry(f"llmgpu.cli.commands.{place}", summary)
+        name: Entry("llmgpu.cli.options:command_of", summary, {"place": place})
         for name, (place, summary) in _COMMANDS.items()
     }
 )

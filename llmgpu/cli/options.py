@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
-from dataclasses import MISSING
+from dataclasses import MISSING, dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -54,27 +54,40 @@ class SectionedCommand(click.Command):
 
 
 def command(
-    kind: type[T], name: str, does: str, cls: type[click.Command] = SectionedCommand
-) -> Callable[[Callable[[T], object]], click.Command]:
-    """Return a decorator that turns a function into a command.
+    name: str, does: str, cls: type[click.Command] = SectionedCommand
+) -> Callable[[type[T]], type[T]]:
+    """Return a decorator for the class that declares the arguments and options of a command.
 
-    kind: the dataclass that declares the arguments and options. does: ``module:name`` of the
-    function in `llmgpu.cli` that does the work. The docstring of the decorated function is the
-    help. The command calls the decorated function with an object of `kind`, then imports the
-    function of `does` and calls it with the same object. If the decorated function returns a value,
-    such as the `Opening` of a device, the value is the second argument.
+    The decorator makes the class a dataclass without constructor, and stores the command as its
+    attribute `click_command`. The docstring of the class is the help. The command makes an object
+    of the class, and calls the function of `does` with the object. If the class has a method
+    `open_device`, the method is called before `does` is imported, and its result, the `Opening` of
+    a device, is the second argument.
+
+    name: the command's name. does: ``module:name`` of the function in `llmgpu.cli` that does the
+    work.
     """
 
-    def make(function: Callable[[T], object]) -> click.Command:
+    def make(declaring: type[T]) -> type[T]:
+        # Generating a constructor would take a millisecond when the program starts.
+        kind: Any = dataclass(frozen=True, init=False, eq=False, repr=False)(declaring)
+
         def run(**values: Any) -> None:
             asked = _take(kind, values)
-            begun = function(asked)
-            imported(f"llmgpu.cli.{does}")(asked, *([] if begun is None else [begun]))
+            opened = [asked.open_device()] if hasattr(kind, "open_device") else []
+            imported(f"llmgpu.cli.{does}")(asked, *opened)
 
-        run.__doc__ = function.__doc__
-        return click.command(name, cls=cls, params=[*parameters_of(kind)])(run)
+        run.__doc__ = kind.__doc__
+        kind.click_command = click.command(name, cls=cls, params=[*parameters_of(kind)])(run)
+        return declaring
 
     return make
+
+
+def command_of(place: str) -> click.Command:
+    """Return the command of a class at ``module:name`` in `llmgpu.cli.commands`."""
+    found: click.Command = imported(f"llmgpu.cli.commands.{place}").click_command
+    return found
 
 
 def parameters_of(kind: type) -> Iterator[click.Parameter]:
@@ -148,10 +161,10 @@ class _SingleOption(_Option):
             )
 
 
-def _take(kind: type[T], values: dict[str, Any]) -> T:
+def _take(kind: Any, values: dict[str, Any]) -> Any:
     """Return an object of a dataclass from a command's values; None is replaced by the default."""
     found: dict[str, Any] = {}
-    for name, one in declared(cast(type, kind)).items():
+    for name, one in declared(kind).items():
         if isinstance(one, Option):
             value = _pattern_of(values) if one.kind == "pattern" else values.get(name)
             if value is not None or default_of(kind, name) is MISSING:
@@ -164,7 +177,6 @@ def _take(kind: type[T], values: dict[str, Any]) -> T:
             found[name] = _take(one.kind, values)
     if kind.__init__ is not object.__init__:
         return kind(**found)
-    # The dataclass has no constructor: generating one takes a millisecond when the program starts.
     made = object.__new__(kind)
     for name, value in found.items():
         object.__setattr__(made, name, value)

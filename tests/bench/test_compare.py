@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from llmgpu.bench import DEFAULT_THRESHOLD
 from llmgpu.bench.report import Comparison, compare_records
 from llmgpu.bench.results import load_record, read_record
-from llmgpu.cli.commands.bench import bench
+from llmgpu.cli import COMMANDS
 from llmgpu.errors import InputError
 
 MACHINE = {
@@ -149,7 +149,7 @@ def write(path: Path, content: Any) -> str:
 
 
 def run(*arguments: str) -> Any:
-    return CliRunner().invoke(bench, arguments)
+    return CliRunner().invoke(COMMANDS["bench"], arguments)
 
 
 def test_command_without_measuring(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from llmgpu.bench import PARTS
 from llmgpu.bench.page import MOST_KERNELS, draw_report
 from llmgpu.bench.results import Record, load_record, read_record
 from llmgpu.charts.axes import HEIGHT
-from llmgpu.cli.commands.bench import bench
+from llmgpu.cli import COMMANDS
 from tests.bench.conftest import given
 from tests.bench.test_compare import record, result
 
@@ -87,7 +87,7 @@ def test_page_of_a_run_is_valid_and_whole(measured: Record) -> None:
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_recorded_runs_have_pages(path: Path, tmp_path: Path) -> None:
     output = tmp_path / "report.html"
-    answered = CliRunner().invoke(bench, ["--from", str(path), "--report", str(output)])
+    answered = CliRunner().invoke(COMMANDS["bench"], ["--from", str(path), "--report", str(output)])
     assert answered.exit_code == 0, answered.output
     page = Page(output.read_text())
     record = load_record(str(path))
@@ -276,7 +276,7 @@ def test_kernels_stand_beside_other_programs() -> None:
 def test_page_on_standard_output(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     path.write_text(json.dumps(record(result())))
-    answered = CliRunner().invoke(bench, ["--from", str(path), "--report", "-"])
+    answered = CliRunner().invoke(COMMANDS["bench"], ["--from", str(path), "--report", "-"])
     assert answered.exit_code == 0
     assert len(Page(answered.stdout).all("table")) == 1
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY
-from llmgpu.bench import BenchOptions, peers
+from llmgpu.bench import peers
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.peers import (
     EXPRESSIBLE,
@@ -59,7 +59,7 @@ def crossing_vocabulary(pattern: str, special_tokens: tuple[str, ...] = ()) -> V
 
 
 def job_of(text: BenchText, folder: Path, vocab_size: int, pattern: str) -> Job:
-    return Job.of(text, folder, BenchOptions(vocab_size=vocab_size, pattern=pattern, runs=1))
+    return Job(text, folder, vocab_size, pattern, runs=1)
 
 
 def require(peer: TokenizingPeer) -> None:

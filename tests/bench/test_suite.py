@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +163,8 @@ def test_invalid_utf8_is_left_out_by_peers(tmp_path: Path) -> None:
 
 
 def job_in(folder: Path) -> Job:
-    return Job.of(load_text([], LIMIT), folder, small(runs=1))
+    options = small(runs=1)
+    return Job(load_text([], LIMIT), folder, options.vocab_size, options.pattern, options.runs)
 
 
 def test_wrong_merges_have_no_time(tmp_path: Path) -> None:
@@ -183,8 +183,8 @@ def test_wrong_merges_have_no_time(tmp_path: Path) -> None:
 
 def test_wrong_ids_have_no_time(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    right = TokenizingBench.of(job, train_file(job, NUMPY).vocabulary)
-    wrong = replace(right, reference=np.zeros(5, np.uint32))
+    wrong = TokenizingBench(job, train_file(job, NUMPY).vocabulary)
+    wrong.reference = np.zeros(5, np.uint32)
     results = [wrong.measure_engine(NUMPY_ENGINE), *map(wrong.measure_peer, TOKENIZING_PEERS)]
     assert results[0].correct is False
     for result in results:

@@ -21,8 +21,8 @@ from llmgpu.bench.engines import Engine, cpu_engine, describe_machine
 from llmgpu.bench.results import Record, Result, TextFacts, Times, load_record
 from llmgpu.bench.suite import MODEL_PARTS, Benchmark
 from llmgpu.bench.tokenizers import load_text
+from llmgpu.cli import COMMANDS
 from llmgpu.cli.bench import print_results
-from llmgpu.cli.commands.bench import bench
 from llmgpu.progress import no_progress
 
 RECORDED = Path(__file__).parents[2] / "docs" / "recorded"
@@ -82,7 +82,7 @@ def test_interrupted_command_hands_over_what_it_has(
     paths = [tmp_path / "results.json", tmp_path / "report.html"]
     arguments = ["embedding", "--device", "cpu", "--quick", "--runs", "1", "--no-peers"]
     outputs = ["-o", str(paths[0]), "--report", str(paths[1])]
-    result = CliRunner().invoke(bench, [*arguments, *outputs])
+    result = CliRunner().invoke(COMMANDS["bench"], [*arguments, *outputs])
     assert result.exit_code == 1
     record = json.loads(paths[0].read_text())
     assert (len(record["results"]), record["complete"]) == (1, False)
@@ -95,7 +95,7 @@ def test_command(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--limit", "20KB", "--vocab-size", "300", "--runs", "1"]
     arguments += ["--no-peers"]
     output = tmp_path / "results.json"
-    result = CliRunner().invoke(bench, [*TEXT_PARTS, *arguments, "-o", str(output)])
+    result = CliRunner().invoke(COMMANDS["bench"], [*TEXT_PARTS, *arguments, "-o", str(output)])
     assert result.exit_code == 0, result.output
     assert "KB of text, 300 ids, pattern gpt2" in result.stdout
     assert "\n  median of: 1 run\n" in result.stdout
@@ -103,7 +103,7 @@ def test_command(tmp_path: Path) -> None:
     assert json.loads(output.read_text())["complete"]
     more = ["--pattern", "class", "--corpus", "generated", "--json"]
     more += ["--match", "greedy"]
-    result = CliRunner().invoke(bench, ["tokenize", *arguments, *more])
+    result = CliRunner().invoke(COMMANDS["bench"], ["tokenize", *arguments, *more])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     facts = [(r["engine"], r["pattern"], r["variant"]) for r in found["results"]]
@@ -119,13 +119,14 @@ def test_a_vocabulary_of_another_tool(tmp_path: Path) -> None:
     tokenizer.export("huggingface", tmp_path / "tokenizer.json")
     arguments = ["tokenize", "--device", "cpu", "--corpus", str(text), "--runs", "1", "--no-peers"]
     result = CliRunner().invoke(
-        bench, [*arguments, "--vocab", str(tmp_path / "tokenizer.json"), "--json"]
+        COMMANDS["bench"],
+        [*arguments, "--vocab", str(tmp_path / "tokenizer.json"), "--json"],
     )
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["vocabulary"]["fingerprint"] == tokenizer.vocabulary.fingerprint
     over = [*arguments, "--vocab", str(tmp_path / "tokenizer.json"), "--report"]
-    refused = CliRunner().invoke(bench, [*over, str(tmp_path / "tokenizer.json")])
+    refused = CliRunner().invoke(COMMANDS["bench"], [*over, str(tmp_path / "tokenizer.json")])
     assert refused.exit_code == 1 and "is an input" in str(refused.exception)
 
 
@@ -148,7 +149,7 @@ def test_parts_of_the_command(
             pass
 
     monkeypatch.setattr("llmgpu.cli.bench.Benchmark", Asked)
-    result = CliRunner().invoke(bench, [*what, "--quick"])
+    result = CliRunner().invoke(COMMANDS["bench"], [*what, "--quick"])
     assert result.exit_code == 0, result.output
     assert (asked[0].parts, asked[0].quick, asked[0].runs) == (parts, True, QUICK_SIZES["runs"])
 
@@ -157,7 +158,7 @@ def test_command_writes_the_text_and_measures_nothing(tmp_path: Path) -> None:
     for source in (["--corpus", "generated"], []):
         path = tmp_path / "text"
         options = [*source, "--limit", "300KB", "--write-corpus", str(path), "--force"]
-        result = CliRunner().invoke(bench, options)
+        result = CliRunner().invoke(COMMANDS["bench"], options)
         assert result.exit_code == 0, result.output
         assert result.output == ""
         assert path.read_bytes() == load_text(source[1:], 300_000).data

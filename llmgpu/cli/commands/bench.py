@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -14,37 +13,8 @@ from llmgpu.cli.options import command
 from llmgpu.option_fields import argument, group, option
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
+@command("bench", "bench:bench")
 class BenchCommand:
-    """The options of ``llmgpu bench``."""
-
-    # fmt: off
-    what: tuple[str, ...] = argument(
-        "[WHAT]...", many=True, type=click.Choice((*PARTS, ALL)))
-    measured: dict[str, Any] = group(BenchOptions, as_values=True)
-    write_corpus: str | None = option(
-        None, str, "Only write the text to this file; measure nothing.", metavar="FILE")
-    record_path: str | None = option(
-        None, str, "Read results written by -o instead of measuring.", "--from", metavar="FILE")
-    output: str | None = option(
-        None, str, "Write all results to this JSON file.", "--output", "-o", metavar="FILE")
-    page: str | None = option(
-        None, str, "Write an HTML page with charts and tables.", "--report", metavar="FILE")
-    compare: str | None = option(
-        None, str,
-        "Compare with results written by -o; exit with code 1 if any part of llmgpu is slower by "
-        "more than --threshold.", metavar="FILE")
-    threshold: float = option(
-        DEFAULT_THRESHOLD, "percentage",
-        "Largest slowdown of a median that --compare accepts.  [default: 10%]", metavar="PERCENT",
-        settings={"show_default": False})
-    force: bool = groups.force()
-    report: ReportOptions = group(ReportOptions)
-    # fmt: on
-
-
-@command(BenchCommand, "bench", "bench:bench")
-def bench(asked: BenchCommand) -> None:
     """Benchmark this machine: median and spread, end to end, by phase and by kernel.
 
     WHAT is bpe-train (training a tokenizer), tokenize, embedding (row lookups), kernels (each
@@ -70,3 +40,27 @@ def bench(asked: BenchCommand) -> None:
       llmgpu bench --from results.json --report report.html
       llmgpu bench --corpus generated --limit 10GB --write-corpus 10GB.txt
     """
+
+    # fmt: off
+    what: tuple[str, ...] = argument(
+        "[WHAT]...", many=True, type=click.Choice((*PARTS, ALL)))
+    measured: dict[str, Any] = group(BenchOptions, as_values=True)
+    write_corpus: str | None = option(
+        None, str, "Only write the text to this file; measure nothing.", metavar="FILE")
+    record_path: str | None = option(
+        None, str, "Read results written by -o instead of measuring.", "--from", metavar="FILE")
+    output: str | None = option(
+        None, str, "Write all results to this JSON file.", "--output", "-o", metavar="FILE")
+    page: str | None = option(
+        None, str, "Write an HTML page with charts and tables.", "--report", metavar="FILE")
+    compare: str | None = option(
+        None, str,
+        "Compare with results written by -o; exit with code 1 if any part of llmgpu is slower by "
+        "more than --threshold.", metavar="FILE")
+    threshold: float = option(
+        DEFAULT_THRESHOLD, "percentage",
+        "Largest slowdown of a median that --compare accepts.  [default: 10%]", metavar="PERCENT",
+        settings={"show_default": False})
+    force: bool = groups.force()
+    report: ReportOptions = group(ReportOptions)
+    # fmt: on

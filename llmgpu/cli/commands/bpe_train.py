@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmgpu.bpe.training.declared import DeclaredOptions
@@ -17,9 +16,20 @@ if TYPE_CHECKING:
     from llmgpu.text.parts import Part
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
+@command("bpe-train", "bpe_train:bpe_train", CheckpointedCommand)
 class BpeTrainCommand:
-    """The options of ``llmgpu bpe-train``."""
+    """Train a byte-level BPE vocabulary on CORPUS: files, folders, globs, or a pipe.
+
+    \b
+    Examples:
+      llmgpu bpe-train corpus.txt -o v.bin --vocab-size 8192
+      zcat corpus.txt.gz | llmgpu bpe-train --special-token '<|endoftext|>'
+      llmgpu bpe-train 'data/*.jsonl' --text-field body --limit 100MB --device cpu
+      llmgpu bpe-train corpus.txt --vocab-size 8192,32768 --checkpoint run
+      llmgpu bpe-train --checkpoint run --resume
+      llmgpu bpe-train data --counts-only --save-counts %P.counts --part 1/2
+      llmgpu bpe-train --from-counts 1-of-2.counts --from-counts 2-of-2.counts -o v.bin
+    """
 
     # fmt: off
     corpus: tuple[str, ...] = argument(many=True)
@@ -50,19 +60,5 @@ class BpeTrainCommand:
     report: ReportOptions = group(ReportOptions)
     # fmt: on
 
-
-@command(BpeTrainCommand, "bpe-train", "bpe_train:bpe_train", CheckpointedCommand)
-def bpe_train(asked: BpeTrainCommand) -> Opening:
-    """Train a byte-level BPE vocabulary on CORPUS: files, folders, globs, or a pipe.
-
-    \b
-    Examples:
-      llmgpu bpe-train corpus.txt -o v.bin --vocab-size 8192
-      zcat corpus.txt.gz | llmgpu bpe-train --special-token '<|endoftext|>'
-      llmgpu bpe-train 'data/*.jsonl' --text-field body --limit 100MB --device cpu
-      llmgpu bpe-train corpus.txt --vocab-size 8192,32768 --checkpoint run
-      llmgpu bpe-train --checkpoint run --resume
-      llmgpu bpe-train data --counts-only --save-counts %P.counts --part 1/2
-      llmgpu bpe-train --from-counts 1-of-2.counts --from-counts 2-of-2.counts -o v.bin
-    """
-    return groups.open_device(asked.device, asked.corpus, encodes=False)
+    def open_device(self) -> Opening:
+        return groups.open_device(self.device, self.corpus, encodes=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from llmgpu.backend import Opening
 from llmgpu.cli import groups
 from llmgpu.cli.groups import FileOptions, ReadingOptions, ReportOptions
@@ -12,9 +10,22 @@ from llmgpu.lm.options import PRECISIONS, Precision, SamplingOptions
 from llmgpu.option_fields import argument, group, option
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
+@command("generate", "generate:generate")
 class GenerateCommand:
-    """The options of ``llmgpu generate``."""
+    """Continue a prompt with the model in FOLDER: a run, a checkpoint or a Hugging Face model.
+
+    Writes the prompt and then the text to stdout as it is generated. A character made of several
+    tokens is written once it is complete.
+
+    \b
+    Examples:
+      llmgpu generate run --prompt 'Once upon a time'
+      llmgpu generate run --prompt 'Once upon a time' --temperature 0 --max-new-tokens 50
+      echo 'Once upon a time' | llmgpu generate run -n 50
+      llmgpu generate run/step-00000100 --top-k 0 --top-p 0.9 --seed 1
+      llmgpu generate run --chat --prompt 'What is a token?'
+      llmgpu generate run --prompts questions.jsonl --stop 'Question:' --logprobs > answers.jsonl
+    """
 
     # fmt: off
     run: str = argument("FOLDER")
@@ -51,31 +62,24 @@ class GenerateCommand:
     report: ReportOptions = group(ReportOptions)
     # fmt: on
 
+    def open_device(self) -> Opening:
+        opening = Opening(self.device, matrices=True)
+        opening.begin()
+        return opening
 
-@command(GenerateCommand, "generate", "generate:generate")
-def generate(asked: GenerateCommand) -> Opening:
-    """Continue a prompt with the model in FOLDER: a run, a checkpoint or a Hugging Face model.
 
-    Writes the prompt and then the text to stdout as it is generated. A character made of several
-    tokens is written once it is complete.
+@command("score", "score:score")
+class ScoreCommand:
+    """Score documents with the model in FOLDER, a run folder or a Hugging Face checkpoint.
+
+    Writes one JSON line per document: number of tokens, log-likelihood (natural logarithm),
+    perplexity and bits per byte. The totals go to stderr.
 
     \b
     Examples:
-      llmgpu generate run --prompt 'Once upon a time'
-      llmgpu generate run --prompt 'Once upon a time' --temperature 0 --max-new-tokens 50
-      echo 'Once upon a time' | llmgpu generate run -n 50
-      llmgpu generate run/step-00000100 --top-k 0 --top-p 0.9 --seed 1
-      llmgpu generate run --chat --prompt 'What is a token?'
-      llmgpu generate run --prompts questions.jsonl --stop 'Question:' --logprobs > answers.jsonl
+      llmgpu score run held-out.txt
+      llmgpu score SmolLM2-135M 'data/*.jsonl' --window 1024 --stride 256 > scores.jsonl
     """
-    opening = Opening(asked.device, matrices=True)
-    opening.begin()
-    return opening
-
-
-@dataclass(frozen=True, init=False, eq=False, repr=False)
-class ScoreCommand:
-    """The options of ``llmgpu score``."""
 
     # fmt: off
     model: str = argument("FOLDER")
@@ -93,19 +97,7 @@ class ScoreCommand:
     report: ReportOptions = group(ReportOptions)
     # fmt: on
 
-
-@command(ScoreCommand, "score", "score:score")
-def score(asked: ScoreCommand) -> Opening:
-    """Score documents with the model in FOLDER, a run folder or a Hugging Face checkpoint.
-
-    Writes one JSON line per document: number of tokens, log-likelihood (natural logarithm),
-    perplexity and bits per byte. The totals go to stderr.
-
-    \b
-    Examples:
-      llmgpu score run held-out.txt
-      llmgpu score SmolLM2-135M 'data/*.jsonl' --window 1024 --stride 256 > scores.jsonl
-    """
-    opening = Opening(asked.device, matrices=True)
-    opening.begin()
-    return opening
+    def open_device(self) -> Opening:
+        opening = Opening(self.device, matrices=True)
+        opening.begin()
+        return opening

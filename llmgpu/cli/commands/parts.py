@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 
 from llmgpu.cli import groups
 from llmgpu.cli.groups import ReportOptions
@@ -10,9 +10,20 @@ from llmgpu.cli.options import command
 from llmgpu.option_fields import argument, group, option
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
+@command("run", "run:run")
 class RunCommand:
-    """The options of ``llmgpu run``."""
+    """Run tokenize or bpe-train in parts on a Ray cluster, and combine the results.
+
+    All machines need the same files at the same paths, and llmgpu with Ray: pip install
+    'llmgpu[ray]'. If a worker is lost, its part is retried. You can interrupt the command and run
+    it again; finished parts are not repeated. It writes the same files as --part followed by
+    merge-shards or merge-word-counts.
+
+    \b
+    Examples:
+      llmgpu run --ray local:2 -- tokenize --vocab v.bin data -o t.bin --shard-tokens 100M
+      llmgpu run --ray auto --parts 64 -- bpe-train data -o v.bin --vocab-size 32768
+    """
 
     # fmt: off
     command: tuple[str, ...] = argument("-- COMMAND...", many=True, required=True)
@@ -28,25 +39,17 @@ class RunCommand:
     # fmt: on
 
 
-@command(RunCommand, "run", "run:run")
-def run(asked: RunCommand) -> None:
-    """Run tokenize or bpe-train in parts on a Ray cluster, and combine the results.
+@command("merge-word-counts", "parts:merge_word_counts")
+class MergeWordCountsCommand:
+    """Add up word counts written by bpe-train --counts-only.
 
-    All machines need the same files at the same paths, and llmgpu with Ray: pip install
-    'llmgpu[ray]'. If a worker is lost, its part is retried. You can interrupt the command and run
-    it again; finished parts are not repeated. It writes the same files as --part followed by
-    merge-shards or merge-word-counts.
+    Memory use does not grow with the number of words; a temporary file is as large as the result.
 
     \b
     Examples:
-      llmgpu run --ray local:2 -- tokenize --vocab v.bin data -o t.bin --shard-tokens 100M
-      llmgpu run --ray auto --parts 64 -- bpe-train data -o v.bin --vocab-size 32768
+      llmgpu merge-word-counts 1-of-2.counts 2-of-2.counts -o all.counts
+      llmgpu merge-word-counts web.counts code.counts --weight code.counts=3 -o mix.counts
     """
-
-
-@dataclass(frozen=True, init=False, eq=False, repr=False)
-class MergeWordCountsCommand:
-    """The options of ``llmgpu merge-word-counts``."""
 
     # fmt: off
     counts: tuple[str, ...] = argument("COUNTS...", many=True, required=True)
@@ -59,22 +62,16 @@ class MergeWordCountsCommand:
     # fmt: on
 
 
-@command(MergeWordCountsCommand, "merge-word-counts", "parts:merge_word_counts")
-def merge_word_counts(asked: MergeWordCountsCommand) -> None:
-    """Add up word counts written by bpe-train --counts-only.
+@command("merge-shards", "parts:merge_shards")
+class MergeShardsCommand:
+    """Write one manifest for the shards of all parts written by tokenize --part.
 
-    Memory use does not grow with the number of words; a temporary file is as large as the result.
+    The shards are not changed. Read in order, they hold the same ids as one run over all the text.
 
     \b
-    Examples:
-      llmgpu merge-word-counts 1-of-2.counts 2-of-2.counts -o all.counts
-      llmgpu merge-word-counts web.counts code.counts --weight code.counts=3 -o mix.counts
+    Example:
+      llmgpu merge-shards tokens-*-of-8.json -o tokens.json
     """
-
-
-@dataclass(frozen=True, init=False, eq=False, repr=False)
-class MergeShardsCommand:
-    """The options of ``llmgpu merge-shards``."""
 
     # fmt: off
     manifests: tuple[str, ...] = argument("MANIFEST...", many=True, required=True)
@@ -84,15 +81,3 @@ class MergeShardsCommand:
     force: bool = groups.force()
     report: ReportOptions = group(ReportOptions)
     # fmt: on
-
-
-@command(MergeShardsCommand, "merge-shards", "parts:merge_shards")
-def merge_shards(asked: MergeShardsCommand) -> None:
-    """Write one manifest for the shards of all parts written by tokenize --part.
-
-    The shards are not changed. Read in order, they hold the same ids as one run over all the text.
-
-    \b
-    Example:
-      llmgpu merge-shards tokens-*-of-8.json -o tokens.json
-    """

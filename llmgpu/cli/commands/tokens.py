@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 from typing import TYPE_CHECKING
 
 from llmgpu.bpe.vocabulary import MATCH_RULES
@@ -24,9 +24,23 @@ if TYPE_CHECKING:
     from llmgpu.text.parts import Part
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
+@command("tokenize", "tokenize:tokenize")
 class TokenizeCommand:
-    """The options of ``llmgpu tokenize``."""
+    """Tokenize files, folders or globs; reads stdin by default. Each file is a document.
+
+    \b
+    Examples:
+      llmgpu tokenize --vocab v.bin corpus.txt -o corpus.bin
+      llmgpu tokenize --vocab v.bin 'data/*.jsonl' -o o.bin --shard-tokens 100M
+      llmgpu tokenize --vocab v.bin docs.jsonl -o train.bin --split val=0.01
+      llmgpu tokenize --vocab v.bin input.txt -o train.bin --split val=0.1 --split-by position
+      llmgpu tokenize --vocab v.bin docs -o chunks.jsonl --chunk-tokens 512 --overlap 64
+      llmgpu tokenize --vocab v.bin data -o o-%P.bin --shard-tokens 100M --part 3/8
+      echo 'Hello world' | llmgpu tokenize --vocab v.bin --format tokens
+      echo 'a line' | llmgpu tokenize --vocab v.bin
+      tail -f log | llmgpu tokenize --vocab v.bin --line-documents
+      llmgpu tokenize --vocab v.bin --decode -o text corpus.bin
+    """
 
     # fmt: off
     files: tuple[str, ...] = argument("[FILE...|-]", many=True)
@@ -99,30 +113,21 @@ class TokenizeCommand:
     report: ReportOptions = group(ReportOptions)
     # fmt: on
 
+    def open_device(self) -> Opening:
+        return groups.open_device(self.device, self.files, encodes=True)
 
-@command(TokenizeCommand, "tokenize", "tokenize:tokenize")
-def tokenize(asked: TokenizeCommand) -> Opening:
-    """Tokenize files, folders or globs; reads stdin by default. Each file is a document.
+
+@command("count", "count:count")
+class CountCommand:
+    """Count the tokens of files, folders or globs, or of a pipe: wc for tokens.
 
     \b
     Examples:
-      llmgpu tokenize --vocab v.bin corpus.txt -o corpus.bin
-      llmgpu tokenize --vocab v.bin 'data/*.jsonl' -o o.bin --shard-tokens 100M
-      llmgpu tokenize --vocab v.bin docs.jsonl -o train.bin --split val=0.01
-      llmgpu tokenize --vocab v.bin input.txt -o train.bin --split val=0.1 --split-by position
-      llmgpu tokenize --vocab v.bin docs -o chunks.jsonl --chunk-tokens 512 --overlap 64
-      llmgpu tokenize --vocab v.bin data -o o-%P.bin --shard-tokens 100M --part 3/8
-      echo 'Hello world' | llmgpu tokenize --vocab v.bin --format tokens
-      echo 'a line' | llmgpu tokenize --vocab v.bin
-      tail -f log | llmgpu tokenize --vocab v.bin --line-documents
-      llmgpu tokenize --vocab v.bin --decode -o text corpus.bin
+      llmgpu count --vocab v.bin corpus.txt
+      llmgpu count --vocab cl100k --vocab o200k src --per folder --sort tokens
+      llmgpu count --vocab v.bin corpus.jsonl --per document
+      git diff | llmgpu count --vocab o200k --budget 8K
     """
-    return groups.open_device(asked.device, asked.files, encodes=True)
-
-
-@dataclass(frozen=True, init=False, eq=False, repr=False)
-class CountCommand:
-    """The options of ``llmgpu count``."""
 
     # fmt: off
     paths: tuple[str, ...] = argument("[PATH...|-]", many=True)
@@ -153,16 +158,5 @@ class CountCommand:
     report: ReportOptions = group(ReportOptions)
     # fmt: on
 
-
-@command(CountCommand, "count", "count:count")
-def count(asked: CountCommand) -> Opening:
-    """Count the tokens of files, folders or globs, or of a pipe: wc for tokens.
-
-    \b
-    Examples:
-      llmgpu count --vocab v.bin corpus.txt
-      llmgpu count --vocab cl100k --vocab o200k src --per folder --sort tokens
-      llmgpu count --vocab v.bin corpus.jsonl --per document
-      git diff | llmgpu count --vocab o200k --budget 8K
-    """
-    return groups.open_device(asked.device, asked.paths, encodes=True)
+    def open_device(self) -> Opening:
+        return groups.open_device(self.device, self.paths, encodes=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 from typing import Any
 
 from llmgpu.cli import groups
@@ -14,9 +14,24 @@ from llmgpu.lm.options import Intervals, TrainOptions
 from llmgpu.option_fields import argument, group, option
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
+@command("train", "train:train", ConfiguredCommand)
 class TrainCommand:
-    """The options of ``llmgpu train``."""
+    """Train a Llama-style language model on CORPUS: text, or token files written by `tokenize`.
+
+    The run folder receives the log (log.jsonl), the loss curve (loss.svg), checkpoints
+    (step-00000100 and so on), which Hugging Face transformers can open as Llama models, and the
+    options (options.toml) that --resume reads.
+
+    \b
+    Examples:
+      llmgpu train --vocab v.bin corpus.txt -o run
+      llmgpu train --vocab v.bin tokens.json -o run --preset small --steps 5000
+      llmgpu train -o run --resume
+      llmgpu train --init SmolLM2-135M corpus.txt -o tuned --steps 200
+      mpiexec -n 2 llmgpu train --vocab v.bin tokens.json -o run --grad-accum 8
+      llmgpu train --config run.toml -o run --lr 1e-3
+      llmgpu train --vocab v.bin 'data/*.jsonl' -o run --dim 512 --heads 8 --layers 8 --lr 3e-4
+    """
 
     # fmt: off
     corpus: tuple[str, ...] = argument(many=True)
@@ -50,23 +65,3 @@ class TrainCommand:
     device: str = groups.device()
     report: ReportOptions = group(ReportOptions)
     # fmt: on
-
-
-@command(TrainCommand, "train", "train:train", ConfiguredCommand)
-def train(asked: TrainCommand) -> None:
-    """Train a Llama-style language model on CORPUS: text, or token files written by `tokenize`.
-
-    The run folder receives the log (log.jsonl), the loss curve (loss.svg), checkpoints
-    (step-00000100 and so on), which Hugging Face transformers can open as Llama models, and the
-    options (options.toml) that --resume reads.
-
-    \b
-    Examples:
-      llmgpu train --vocab v.bin corpus.txt -o run
-      llmgpu train --vocab v.bin tokens.json -o run --preset small --steps 5000
-      llmgpu train -o run --resume
-      llmgpu train --init SmolLM2-135M corpus.txt -o tuned --steps 200
-      mpiexec -n 2 llmgpu train --vocab v.bin tokens.json -o run --grad-accum 8
-      llmgpu train --config run.toml -o run --lr 1e-3
-      llmgpu train --vocab v.bin 'data/*.jsonl' -o run --dim 512 --heads 8 --layers 8 --lr 3e-4
-    """

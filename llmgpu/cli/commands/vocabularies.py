@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 
 from llmgpu.backend import Opening
 from llmgpu.bpe.interchange.formats import ALIASES, READERS, WEIGHT_TYPES, WRITERS
@@ -16,9 +16,25 @@ from llmgpu.outputs import ENDINGS
 *_ENDINGS, _LAST_ENDING = ENDINGS
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
+@command("info", "info:info")
 class InfoCommand:
-    """The options of ``llmgpu info``."""
+    """Show the GPUs of this machine, or describe FILE.
+
+    FILE is a vocabulary (in any supported format, or a name such as cl100k), a run folder or model
+    folder, a file of word counts, a token file or a manifest of shards.
+
+    \b
+    Examples:
+      llmgpu info
+      llmgpu info v.bin
+      llmgpu info cl100k --tokens --search '(?i)^ ?the' --first 20
+      llmgpu info v.bin --id 264 --json
+      llmgpu info v.bin --merges --first 100
+      llmgpu info v.bin --report v.html --on corpus.txt
+      llmgpu info corpus.bin
+      llmgpu info run
+      llmgpu info run --plot
+    """
 
     # fmt: off
     file: str | None = argument(required=False)
@@ -44,30 +60,23 @@ class InfoCommand:
     # fmt: on
 
 
-@command(InfoCommand, "info", "info:info")
-def info(asked: InfoCommand) -> None:
-    """Show the GPUs of this machine, or describe FILE.
+@command("import", "interchange:import_vocabulary")
+class ImportVocabularyCommand:
+    """Import a vocabulary from another tool, with exactly the same ids.
 
-    FILE is a vocabulary (in any supported format, or a name such as cl100k), a run folder or model
-    folder, a file of word counts, a token file or a manifest of shards.
+    IN is a .tiktoken file, a Hugging Face tokenizer.json, SentencePiece's tokenizer.model (BPE),
+    Mistral's tekken.json, a GGUF file of llama.cpp, GPT-2's vocab.json with MERGES.TXT (optional
+    if it is in the same folder), a folder with such files, or the name of an encoding that tiktoken
+    has downloaded: cl100k, o200k, gpt2 or p50k.
 
     \b
     Examples:
-      llmgpu info
-      llmgpu info v.bin
-      llmgpu info cl100k --tokens --search '(?i)^ ?the' --first 20
-      llmgpu info v.bin --id 264 --json
-      llmgpu info v.bin --merges --first 100
-      llmgpu info v.bin --report v.html --on corpus.txt
-      llmgpu info corpus.bin
-      llmgpu info run
-      llmgpu info run --plot
+      llmgpu import cl100k_base.tiktoken -o cl100k.bin
+      llmgpu import own.tiktoken --pattern gpt2 --special-token '<|end|>=50256'
+      llmgpu import tokenizer.json
+      llmgpu import folder
+      llmgpu import vocab.json merges.txt -o gpt2.bin
     """
-
-
-@dataclass(frozen=True, init=False, eq=False, repr=False)
-class ImportVocabularyCommand:
-    """The options of ``llmgpu import``."""
 
     # fmt: off
     source: str = argument("IN")
@@ -87,28 +96,22 @@ class ImportVocabularyCommand:
     # fmt: on
 
 
-@command(ImportVocabularyCommand, "import", "interchange:import_vocabulary")
-def import_vocabulary(asked: ImportVocabularyCommand) -> None:
-    """Import a vocabulary from another tool, with exactly the same ids.
+@command("export", "interchange:export_vocabulary")
+class ExportVocabularyCommand:
+    """Export the vocabulary VOCAB for another tool, with exactly the same ids.
 
-    IN is a .tiktoken file, a Hugging Face tokenizer.json, SentencePiece's tokenizer.model (BPE),
-    Mistral's tekken.json, a GGUF file of llama.cpp, GPT-2's vocab.json with MERGES.TXT (optional
-    if it is in the same folder), a folder with such files, or the name of an encoding that tiktoken
-    has downloaded: cl100k, o200k, gpt2 or p50k.
+    With gguf and huggingface, VOCAB may be a run folder, a checkpoint or the folder of a Hugging
+    Face model; the file or folder then contains the model, too.
 
     \b
     Examples:
-      llmgpu import cl100k_base.tiktoken -o cl100k.bin
-      llmgpu import own.tiktoken --pattern gpt2 --special-token '<|end|>=50256'
-      llmgpu import tokenizer.json
-      llmgpu import folder
-      llmgpu import vocab.json merges.txt -o gpt2.bin
+      llmgpu export v.bin --to huggingface -o tokenizer.json
+      llmgpu export v.bin --to huggingface -o folder/
+      llmgpu export run --to huggingface -o model/
+      llmgpu export v.bin --to tiktoken -o v.tiktoken
+      llmgpu export v.bin --to gpt2 -o folder
+      llmgpu export run --to gguf -o model.gguf --weights f16
     """
-
-
-@dataclass(frozen=True, init=False, eq=False, repr=False)
-class ExportVocabularyCommand:
-    """The options of ``llmgpu export``."""
 
     # fmt: off
     vocab: str = argument()
@@ -129,27 +132,17 @@ class ExportVocabularyCommand:
     # fmt: on
 
 
-@command(ExportVocabularyCommand, "export", "interchange:export_vocabulary")
-def export_vocabulary(asked: ExportVocabularyCommand) -> None:
-    """Export the vocabulary VOCAB for another tool, with exactly the same ids.
+@command("compare-vocabs", "compare_vocabs:compare_vocabs")
+class CompareVocabsCommand:
+    """Compare two vocabularies: tokens by script and length and, with --on, bytes per token.
 
-    With gguf and huggingface, VOCAB may be a run folder, a checkpoint or the folder of a Hugging
-    Face model; the file or folder then contains the model, too.
+    Each VOCAB is anything that --vocab takes in other commands.
 
     \b
     Examples:
-      llmgpu export v.bin --to huggingface -o tokenizer.json
-      llmgpu export v.bin --to huggingface -o folder/
-      llmgpu export run --to huggingface -o model/
-      llmgpu export v.bin --to tiktoken -o v.tiktoken
-      llmgpu export v.bin --to gpt2 -o folder
-      llmgpu export run --to gguf -o model.gguf --weights f16
+      llmgpu compare-vocabs v.bin cl100k
+      llmgpu compare-vocabs old.bin new.bin --on data --json
     """
-
-
-@dataclass(frozen=True, init=False, eq=False, repr=False)
-class CompareVocabsCommand:
-    """The options of ``llmgpu compare-vocabs``."""
 
     # fmt: off
     first: str = argument("VOCAB")
@@ -163,16 +156,5 @@ class CompareVocabsCommand:
     report: ReportOptions = group(ReportOptions)
     # fmt: on
 
-
-@command(CompareVocabsCommand, "compare-vocabs", "compare_vocabs:compare_vocabs")
-def compare_vocabs(asked: CompareVocabsCommand) -> Opening:
-    """Compare two vocabularies: tokens by script and length and, with --on, bytes per token.
-
-    Each VOCAB is anything that --vocab takes in other commands.
-
-    \b
-    Examples:
-      llmgpu compare-vocabs v.bin cl100k
-      llmgpu compare-vocabs old.bin new.bin --on data --json
-    """
-    return groups.open_device(asked.device, asked.texts, encodes=True)
+    def open_device(self) -> Opening:
+        return groups.open_device(self.device, self.texts, encodes=True)
