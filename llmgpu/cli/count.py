@@ -10,15 +10,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import repeat
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from llmgpu.backend import Backend, Opening
-from llmgpu.bpe.encoding.encoder import Encoder
+from llmgpu.backend import Opening
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange.open import open_vocabulary
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import (
     around_text,
     masking,
@@ -78,14 +76,7 @@ def count(asked: CountCommand, opening: Opening) -> None:
     # Read the text once for each vocabulary. A pipe is first copied to a temporary file.
     with keep_input(paths, len(vocabs), selection) as (sources, kept):
         sources = job.take(sources, options)
-        size = known_bytes(sources, options.limit)
-        backend, encoders = _open_encoders(asked, opening, special, size, report)
-        lengths = [DocumentLengths() for _ in vocabs] if per == "document" else None
-        is_unknown = size is None and opening.wanted == "auto"
-        how = options, special
-        rows, summary = _count(
-            asked, encoders, sources, how, lengths, report, is_unknown=is_unknown
-        )
+        rows, summary = _count(asked, opening, sources, options, special, report)
     # Rename, sum up and sort the rows. `largest` is chosen among the files, even if the rows become
     # folders, because a budget for the largest row limits each file.
     rows = [row._replace(path=STANDARD_INPUT) if row.path == kept else row for row in rows]
@@ -98,52 +89,17 @@ def count(asked: CountCommand, opening: Opening) -> None:
     # Print the counts, and only then fail if a budget is exceeded.
     report.note_left_out(summary)
     if asked.report.as_json:
-        summary |= {
-            "vocabularies": list(vocabs),
-            "fingerprints": [vocabulary.fingerprint for vocabulary, _ in encoders],
-            "device": backend.description,
-            "seconds": round(time.perf_counter() - begin, 3),
-        }
+        summary["seconds"] = round(time.perf_counter() - begin, 3)
         if per in ("file", "folder"):
             summary[f"{per}s"] = [row._asdict() for row in rows]
         print_json(summary, to_stderr=False)
-    elif lengths:
+    elif per == "document":
         _print_lengths(labels_of(vocabs), summary["document_tokens"])
     else:
         _print_counts(labels_of(vocabs), [] if per == "total" else rows, total)
     if largest:
         _check_budget(asked.budget_per_file, vocabs, largest, f"{source_name(largest.path)}: ")
     _check_budget(asked.budget, vocabs, total)
-
-
-def _open_encoders(
-    asked: CountCommand,
-    opening: Opening,
-    special: SpecialOptions,
-    text_bytes: int | None,
-    report: Reporter,
-) -> tuple[Backend, list[tuple[Vocabulary, Encoder]]]:
-    """Open the device and the vocabularies; return the backend and (vocabulary, encoder) pairs."""
-    is_begun = opening.begin_encoding(text_bytes)
-    vocabularies = [
-        with_chat_template(open_vocabulary(name, note=report.note), asked.chat.chat_template)
-        for name in asked.vocabs
-    ]
-    for vocabulary in vocabularies if is_begun else ():
-        prepare_vocabulary(vocabulary, opening)
-    backend = opening.backend()
-    report.note_missing_engine(backend)
-    encoders = [
-        open_encoder(
-            vocabulary,
-            backend,
-            special=around_text(special, asked.special, vocabulary, report),
-            threads=asked.threads,
-            text_bytes=text_bytes,
-        )
-        for vocabulary in vocabularies
-    ]
-    return backend, list(zip(vocabularies, encoders, strict=True))
 
 
 def _named_paths(asked: CountCommand, report: Reporter) -> tuple[tuple[str, ...], frozenset[str]]:
@@ -191,33 +147,47 @@ def keep_input(
 
 def _count(
     asked: CountCommand,
-    encoders: Sequence[tuple[Vocabulary, Encoder]],
+    opening: Opening,
     sources: Sources,
-    how: tuple[CorpusOptions, SpecialOptions],
-    lengths: Sequence[DocumentLengths] | None,
+    options: CorpusOptions,
+    special: SpecialOptions,
     report: Reporter,
-    *,
-    is_unknown: bool,
 ) -> tuple[list[Row], dict[str, Any]]:
-    """Return a row for each file, and the summary of all files.
-
-    how: options of reading, and of special tokens. lengths: for each encoder, an object that
-    collects the lengths of documents in tokens; or None. is_unknown: see `suggesting_gpu`.
-    """
-    options, special = how
+    """Return a row for each file, and the summary of all files."""
+    # Open the device and the vocabularies.
+    size = known_bytes(sources, options.limit)
+    is_begun = opening.begin_encoding(size)
+    vocabularies = [
+        with_chat_template(open_vocabulary(name, note=report.note), asked.chat.chat_template)
+        for name in asked.vocabs
+    ]
+    for vocabulary in vocabularies if is_begun else ():
+        prepare_vocabulary(vocabulary, opening)
+    backend = opening.backend()
+    report.note_missing_engine(backend)
+    # Open all encoders before the first text is read: an invalid special token is an error.
+    encoders = []
+    for vocabulary in vocabularies:
+        around = around_text(special, asked.special, vocabulary, report)
+        how: dict[str, Any] = {"threads": asked.threads, "text_bytes": size}
+        encoders.append(open_encoder(vocabulary, backend, special=around, **how))
+    # Count with one vocabulary after the other.
+    lengths = [DocumentLengths() for _ in vocabularies] if asked.per == "document" else []
     passes: list[list[FileCount]] = []
     with report:
-        for (vocabulary, encoder), taken in zip(encoders, lengths or repeat(None), strict=False):
+        for name, vocabulary, encoder, taken in zip_longest(
+            asked.vocabs, vocabularies, encoders, lengths
+        ):
             with rendering(asked.chat, vocabulary) as conversations:
                 filters = masking(conversations, vocabulary)
                 with Corpus(sources, with_chat(options, conversations)) as text:
                     note = watch_text(text, vocabulary, special, report)
-                    is_due = is_unknown and not passes
+                    is_due = size is None and opening.wanted == "auto" and not passes
                     progress = suggesting_gpu(text, is_due, report.note, report)
                     passes.append(
                         count_files(encoder, text, progress, lengths=taken, filters=filters)
                     )
-                note(f"{asked.vocabs[len(passes) - 1]}: " if len(encoders) > 1 else "")
+                note(f"{name}: " if len(encoders) > 1 else "")
     rows = [
         Row(files[0].path, files[0].text_bytes, [file.tokens for file in files])
         for files in zip(*passes, strict=True)
@@ -228,6 +198,9 @@ def _count(
         "documents": text.documents,
         **left_out_of(text),
         **({"document_tokens": [taken.summary() for taken in lengths]} if lengths else {}),
+        "vocabularies": list(asked.vocabs),
+        "fingerprints": [vocabulary.fingerprint for vocabulary in vocabularies],
+        "device": backend.description,
     }
 
 

@@ -25,6 +25,7 @@ from llmgpu.backend import Opening
 from llmgpu.cli.commands.parts import RunCommand
 from llmgpu.cli.console import Reporter, print_json
 from llmgpu.cli.groups import FILE_OPTIONS, READING_OPTIONS
+from llmgpu.cli.options import refuse_given
 from llmgpu.cli.parts import PLACEHOLDER
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.files import STANDARD_OUTPUT
@@ -93,21 +94,41 @@ def make_job(command: Sequence[str], cpus: int) -> Job:
     name, *arguments = command
     if name not in ("tokenize", "bpe-train"):
         raise click.UsageError(f"{quote(name)} can't be run in parts: use tokenize or bpe-train")
+    # Check the options of the command.
     found = COMMANDS[name]
-    with found.make_context(f"llmgpu {name}", [*arguments]) as context:  # checks the options
+    with found.make_context(f"llmgpu {name}", [*arguments]) as context:
         values, given = dict(context.params), _Given(found, context, arguments)
-    for option in _REFUSED:
-        if option in given.options and values.get(option):
-            raise click.UsageError(f"{given.flag(option)} can't be combined with llmgpu run")
+        refused = [option for option in _REFUSED if values.get(option)]
+        refuse_given(refused, "can't be combined with llmgpu run")
     names = values["files" if name == "tokenize" else "corpus"]
     if STANDARD_OUTPUT in names or not (names or values.get("files_from")):
         raise click.UsageError(
             "llmgpu run can't read a pipe; give files that all machines can open"
         )
+    output = values["output"]
+    stem, suffix = os.path.splitext(output)
+    if name == "tokenize" and (output == STANDARD_OUTPUT or not values["shard_tokens"]):
+        raise click.UsageError("tokenize in parts needs -o OUT.bin and --shard-tokens N")
+    if output == STANDARD_OUTPUT:
+        raise click.UsageError("bpe-train in parts needs -o FILE, which also names its counts")
+    # Write the command lines of a part, of the merge, and of the last command.
     threads = [] if "threads" in given.options else ["--threads", str(cpus)]
+    forced = ["--force"] if values["force"] else []
     if name == "tokenize":
-        return _tokenizing(given, values, threads)
-    return _training(given, values, threads)
+        of_part, last = f"{stem}-{PLACEHOLDER}.json", []
+        target = ["-o", f"{stem}-{PLACEHOLDER}{suffix}", "--resume"]
+        own = given.without("output", "resume", *_SHOWN, "device")
+        merge = ["merge-shards", "-o", f"{stem}.json", *forced]
+    else:
+        counts = values["counts_output"] or f"{stem}.counts"
+        of_part = f"-{PLACEHOLDER}".join(os.path.splitext(counts))
+        target = ["--counts-only", "--save-counts", of_part]
+        own = given.without(*_TRAINING, *_SHOWN, "device")
+        merge = ["merge-word-counts", "-o", counts, *forced]
+        trained = given.without(*_COUNTING, *_SHOWN, "counts_output", "counts_only")
+        last = ["bpe-train", "--from-counts", counts, *trained]
+        last = [] if values["counts_only"] else last
+    return Job(values["device"], name, [*target, *threads, *own], of_part, merge, last)
 
 
 class _Given:
@@ -116,22 +137,20 @@ class _Given:
     def __init__(
         self, command: click.Command, context: click.Context, arguments: list[str]
     ) -> None:
-        self._command = command
         self.options, self.rest, _ = command.make_parser(context).parse_args([*arguments])
-        for parameter in command.params:
-            if isinstance(parameter, click.Argument):
-                named = self.options.pop(str(parameter.name), None)
+        self._declared: dict[str, click.Option] = {}
+        for each in command.params:
+            if isinstance(each, click.Option):
+                self._declared[str(each.name)] = each
+            else:
+                named = self.options.pop(str(each.name), None)
                 self.rest = [*(named if isinstance(named, (list, tuple)) else ()), *self.rest]
-
-    def flag(self, name: str) -> str:
-        """Return the longest flag of an option."""
-        return max(self._option(name).opts, key=len)
 
     def without(self, *names: str) -> list[str]:
         """Return the command line without the named options; "corpus" names the file arguments."""
         written = []
         for name, value in self.options.items():
-            option = self._option(name)
+            option = self._declared[name]
             if name in names:
                 continue
             if option.is_flag:
@@ -140,49 +159,6 @@ class _Given:
             for each in value if option.multiple else [value]:
                 written += [option.opts[0], *(each if option.nargs > 1 else [each])]
         return [*written, *([] if "corpus" in names else ["--", *self.rest])]
-
-    def _option(self, name: str) -> click.Option:
-        return next(
-            each
-            for each in self._command.params
-            if isinstance(each, click.Option) and each.name == name
-        )
-
-
-def _tokenizing(given: _Given, values: dict[str, Any], threads: list[str]) -> Job:
-    output = values["output"]
-    if output == STANDARD_OUTPUT or not values["shard_tokens"]:
-        raise click.UsageError("tokenize in parts needs -o OUT.bin and --shard-tokens N")
-    stem, suffix = os.path.splitext(output)
-    target = ["-o", f"{stem}-{PLACEHOLDER}{suffix}", "--resume"]
-    forced = ["--force"] if values["force"] else []
-    return Job(
-        values["device"],
-        "tokenize",
-        [*target, *threads, *given.without("output", "resume", *_SHOWN, "device")],
-        f"{stem}-{PLACEHOLDER}.json",
-        ["merge-shards", "-o", f"{stem}.json", *forced],
-        [],
-    )
-
-
-def _training(given: _Given, values: dict[str, Any], threads: list[str]) -> Job:
-    stem = os.path.splitext(values["output"])[0]
-    if values["output"] == STANDARD_OUTPUT:
-        raise click.UsageError("bpe-train in parts needs -o FILE, which also names its counts")
-    counts = values["counts_output"] or f"{stem}.counts"
-    of_part = f"-{PLACEHOLDER}".join(os.path.splitext(counts))
-    target = ["--counts-only", "--save-counts", of_part]
-    last = given.without(*_COUNTING, *_SHOWN, "counts_output", "counts_only")
-    forced = ["--force"] if values["force"] else []
-    return Job(
-        values["device"],
-        "bpe-train",
-        [*target, *threads, *given.without(*_TRAINING, *_SHOWN, "device")],
-        of_part,
-        ["merge-word-counts", "-o", counts, *forced],
-        [] if values["counts_only"] else ["bpe-train", "--from-counts", counts, *last],
-    )
 
 
 @contextmanager
