@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.errors import LlmgpuError
-from llmgpu.option_fields import option
+from llmgpu.option_fields import check_ranges, option
 
 BPE_TRAIN, TOKENIZE, EMBEDDING, KERNELS = "bpe-train", "tokenize", "embedding", "kernels"
 TRAIN, GENERATE, STARTUP, IDEAS = "train", "generate", "startup", "ideas"
@@ -54,7 +54,7 @@ class BenchOptions:
     limit: int = option(
         DEFAULT_LIMIT, "bytes", "Use at most this much text.", metavar="SIZE", default_words="20MB")
     vocab_size: int = option(
-        DEFAULT_VOCAB_SIZE, "vocabulary size", "Size to train to.", metavar="N",
+        DEFAULT_VOCAB_SIZE, "vocabulary size", "Size to train to.", metavar="N", least=257,
         default_words=str(DEFAULT_VOCAB_SIZE))
     pattern: str = option(
         DEFAULT_PATTERN, PATTERNS, "Pattern that splits text into pre-tokens.")
@@ -74,18 +74,11 @@ class BenchOptions:
     # fmt: on
 
     def __post_init__(self) -> None:
-        from llmgpu.bpe.pretokens.pattern import get_pattern
-
-        get_pattern(self.pattern)
-        unknown = set(self.parts) - set(PARTS)
-        if unknown:
+        check_ranges(self)
+        if unknown := set(self.parts) - set(PARTS):
             raise LlmgpuError(f"unknown part {min(unknown)!r}; there are {', '.join(PARTS)}")
         for name, value in (("vocabulary", self.vocab), ("match rule", self.match)):
             if value is not None and TOKENIZE not in self.parts:
                 raise LlmgpuError(f"a {name} is only for {TOKENIZE}, which is not measured here")
         if self.runs < 1:
             raise LlmgpuError(f"{self.runs} runs measure nothing; use 1 or more")
-        if self.vocab_size < 257:
-            raise LlmgpuError(
-                f"a vocabulary of {self.vocab_size} tokens has no merges; use 257 or more"
-            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
 from llmgpu.bench import BPE_TRAIN, EMBEDDING, GENERATE, IDEAS, KERNELS, STARTUP, TOKENIZE, TRAIN
@@ -188,9 +188,15 @@ def _details(result: Result, *, is_open: bool) -> list[str]:
     """
     kernels, chart = result.kernels, []
     if kernels is not None and len(kernels.seconds) > 1:
+        longest = sorted(kernels.seconds.items(), key=lambda item: -item[1])
+        shown, others = longest[:MOST_KERNELS], longest[MOST_KERNELS:]
+        if others:
+            shown.append((f"{len(others)} others", sum(spent for _, spent in others)))
+        total = sum(kernels.seconds.values()) or 1.0
+        texts = [f"{seconds_text(spent)}, {100 * spent / total:.0f} %" for _, spent in shown]
+        bars = [Bar(name, "time", text, s) for (name, s), text in zip(shown, texts, strict=True)]
         of = f"the first {kernels.merges:,} merges" if kernels.merges else "one run"
-        caption = f"time per kernel: {seconds_text(kernels.total)} for {of}"
-        chart = kernel_bars(kernels.seconds, caption)
+        chart = draw_bars(bars, f"time per kernel: {seconds_text(kernels.total)} for {of}")
     times = [f"<p>{escape_text(f'{name}: {text}')}</p>" for name, text in time_lines(result)]
     is_open = bool(chart) and is_open
     return folded(f"Where the time of {result.name} goes", [*chart, *times], is_open=is_open)
@@ -223,20 +229,6 @@ def share_bars(table: ResultTable) -> list[str]:
     ]
     caption = "part of what bandwidth or arithmetic allows: more is better"
     return draw_bars(bars, caption, 1.0) if bars else []
-
-
-def kernel_bars(seconds: Mapping[str, float], caption: str) -> list[str]:
-    """Return the chart of the time in each kernel, by name, the longest first."""
-    longest = sorted(seconds.items(), key=lambda item: -item[1])
-    total = sum(seconds.values()) or 1.0
-    shown, others = longest[:MOST_KERNELS], longest[MOST_KERNELS:]
-    if others:
-        shown.append((f"{len(others)} others", sum(spent for _, spent in others)))
-    bars = [
-        Bar(name, "time", f"{seconds_text(spent)}, {100 * spent / total:.0f} %", spent)
-        for name, spent in shown
-    ]
-    return draw_bars(bars, caption)
 
 
 def dot_of(result: Result) -> Dot | None:

@@ -19,7 +19,6 @@ from llmgpu.cli.console import Reporter, left_out_of, print_json, print_result
 from llmgpu.cli.groups import required_input, resolve_texts
 from llmgpu.input_files import number_of
 from llmgpu.lm.checkpoints.checkpoint import open_model
-from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.config import SHORT_CONTEXT
 from llmgpu.lm.data.batches import token_bytes
 from llmgpu.lm.data.inputs import default_separator
@@ -50,14 +49,31 @@ def score(asked: ScoreCommand, opening: Opening) -> None:
         f"scoring on {backend.description} with {saved.folder}: windows of {window:,} tokens, "
         f"{scorer.stride:,} apart"
     )
-    # Encode text on the CPU, because the model occupies the device.
-    totals = _Totals(saved)
+    # Ids that precede a document's first id, uint32: the ids that the vocabulary adds before a
+    # text; otherwise the beginning-of-text token or the token between documents. If there are
+    # none, the first id is not scored.
+    known = (saved.bos_id, default_separator(saved.vocabulary), saved.eos_id)
+    start = [each for each in known if each is not None][:1]
+    before = np.array(saved.vocabulary.prefix_ids or start, np.uint32)
+    # Score. Encode text on the CPU, because the model occupies the device.
+    spans, log_likelihoods = token_bytes(saved.vocabulary), list[float]()
+    tokens = text_bytes = 0
     begin = time.perf_counter()
     with Corpus(sources, options) as text:
         encoder = open_encoder(saved.vocabulary, NUMPY)
-        for document, found in _scored(scorer, read_documents(encoder, text), totals.before):
-            print_result(json.dumps(totals.add(document, found, per_token=asked.per_token)))
-        summary = totals.summary() | {"documents": text.documents, **left_out_of(text)}
+        for document, found in _scored(scorer, read_documents(encoder, text), before):
+            ids = document.ids[len(document.ids) - len(found.log_likelihoods) :]
+            spanned = int(spans[ids].sum(dtype=np.int64))
+            log_likelihoods.append(float(found.log_likelihoods.sum(dtype=np.float64)))
+            tokens, text_bytes = tokens + len(ids), text_bytes + spanned
+            described = {"file": document.path, "document": document.number}
+            described |= _measures(len(ids), spanned, log_likelihoods[-1])
+            if asked.per_token:
+                described["ids"] = ids.tolist()
+                described["log_likelihoods"] = [float(x) for x in found.log_likelihoods]
+            print_result(json.dumps(described))
+        summary = _measures(tokens, text_bytes, math.fsum(log_likelihoods))
+        summary |= {"documents": text.documents, **left_out_of(text)}
     report.note_left_out(summary)
     report.line(_describe(summary))
     if asked.report.as_json:
@@ -82,43 +98,6 @@ def _scored(
     first = max(1, len(before))
     requests = (Request(np.concatenate([before, each.ids]), first) for each in scored)
     yield from zip(named, scorer.scores(requests), strict=True)
-
-
-class _Totals:
-    """Describes each scored document, and adds up the totals.
-
-    before: uint32, the ids that precede a document's first id: the ids that the vocabulary adds
-    before a text; otherwise the beginning-of-text token or the token between documents. If the
-    vocabulary has none of these, the first id is not scored.
-    """
-
-    def __init__(self, saved: SavedModel) -> None:
-        separator = default_separator(saved.vocabulary)
-        known = (saved.bos_id, separator, saved.eos_id)
-        start = [each for each in known if each is not None][:1]
-        self.before = np.array(saved.vocabulary.prefix_ids or start, np.uint32)
-        self._bytes = token_bytes(saved.vocabulary)
-        self._tokens = self._text_bytes = 0
-        self._log_likelihoods: list[float] = []
-
-    def add(self, document: Document, found: Score, *, per_token: bool) -> dict[str, Any]:
-        """Add a document to the totals; return the document's JSON object."""
-        count = len(found.log_likelihoods)
-        ids = document.ids[len(document.ids) - count :]
-        text_bytes = int(self._bytes[ids].sum(dtype=np.int64))
-        total = float(found.log_likelihoods.sum(dtype=np.float64))
-        self._tokens += count
-        self._text_bytes += text_bytes
-        self._log_likelihoods.append(total)
-        described = {"file": document.path, "document": document.number}
-        described |= _measures(count, text_bytes, total)
-        if per_token:
-            described["ids"] = ids.tolist()
-            described["log_likelihoods"] = [float(x) for x in found.log_likelihoods]
-        return described
-
-    def summary(self) -> dict[str, Any]:
-        return _measures(self._tokens, self._text_bytes, math.fsum(self._log_likelihoods))
 
 
 def _measures(tokens: int, text_bytes: int, log_likelihood: float) -> dict[str, Any]:
