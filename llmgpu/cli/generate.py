@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -42,12 +42,6 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
     """Continue prompts with the model in FOLDER: a run, a checkpoint or a Hugging Face model."""
     report = Reporter(quiet=asked.report.quiet)
     as_json, prompts = asked.report.as_json, asked.prompts
-    if "" in asked.stop:
-        raise click.UsageError("--stop must not be empty")
-    check_chat(asked.chat, asked.chat_template, NO_SPECIAL_TOKENS)
-    if prompts is None and not as_json:
-        refuse_given(("log_probabilities",), "is for --prompts and --json")
-
     # Read and encode prompts before loading the model, so that errors are reported early.
     texts = _given_prompts(asked, report)
     # Check the model's files in a thread while the device opens.
@@ -87,9 +81,13 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
         summary: dict[str, Any] = {"prompts": len(wanted), "tokens": count}
     else:
         one = Continuation(saved.vocabulary, wanted[0][1], Sampler(asked.sampling), ends)
-        _continue_one(texts[0].text, one, generator, is_printed=not as_json)
+        prompt = texts[0].content
+        if as_json:
+            deque(generator.continue_all([one]), maxlen=0)
+        else:
+            _print_continued(prompt if isinstance(prompt, str) else "", one, generator)
         count = len(one.ids)
-        summary = {"prompt": texts[0].printed(), "prompt_ids": one.prompt, **one.describe()}
+        summary = {"prompt": prompt, "prompt_ids": one.prompt, **one.describe()}
     seconds = time.perf_counter() - start
     report.line(f"{number_of(count, 'token')} in {seconds:.2f} s, {count / seconds:.1f} tokens/s")
     if as_json:
@@ -99,12 +97,17 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
 
 def _given_prompts(asked: GenerateCommand, report: Reporter) -> list[Prompt]:
     """Return the prompts to continue; UsageError for options that can't be combined."""
+    if "" in asked.stop:
+        raise click.UsageError("--stop must not be empty")
+    check_chat(asked.chat, asked.chat_template, NO_SPECIAL_TOKENS)
     if asked.prompts is None:
+        if not asked.report.as_json:
+            refuse_given(("log_probabilities",), "is for --prompts and --json")
         refuse_without_effect(GenerateCommand)
         text = _single_prompt(asked.prompt, report)
         if asked.chat and not text:
             raise click.UsageError("--chat needs --prompt or --prompts: what the user says")
-        return [from_user(text) if asked.chat else Prompt(text)]
+        return [_prompt_of_line(text, chat=asked.chat)]
     if asked.prompt is not None:
         raise click.UsageError("give --prompt or --prompts, not both")
     if asked.prompts == STANDARD_INPUT:
@@ -132,29 +135,23 @@ def _standard_input() -> bytes:
     return sys.stdin.buffer.read()
 
 
-def _continue_one(
-    prompt: str, one: Continuation, generator: Generator, *, is_printed: bool
-) -> None:
-    """Generate a text; with `is_printed`, print prompt and text while the text is generated."""
-    if not is_printed:
-        deque(generator.continue_all([one]), maxlen=0)
-        return
-    is_shown = is_terminal(sys.stdout)
-    for text in _characters(prompt, one, generator):
-        print_result(printable(text, keep="\n\t") if is_shown else text, end="")
-    print_result("")
+def _print_continued(prompt: str, one: Continuation, generator: Generator) -> None:
+    """Print the prompt, then the text bit by bit while it is generated.
 
-
-def _characters(prompt: str, one: Continuation, generator: Generator) -> Iterator[str]:
-    """Yield the prompt, then the generated text bit by bit, with U+FFFD for invalid bytes.
-
-    Each bit consists of complete characters, which later tokens can't change.
+    Each bit consists of complete characters, which later tokens can't change. Invalid bytes are
+    printed as U+FFFD.
     """
+    is_shown = is_terminal(sys.stdout)
+
+    def show(text: str) -> None:
+        print_result(printable(text, keep="\n\t") if is_shown else text, end="")
+
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    yield prompt
+    show(prompt)
     for _ in generator.continue_all([one]):
-        yield decoder.decode(one.text.take())
-    yield decoder.decode(one.text.take(last=True), final=True)
+        show(decoder.decode(one.text.take()))
+    show(decoder.decode(one.text.take(last=True), final=True))
+    print_result("")
 
 
 JSON_ENDINGS = (".jsonl", ".ndjson")
@@ -164,22 +161,17 @@ JSON_ENDINGS = (".jsonl", ".ndjson")
 class Prompt:
     """A prompt to be continued.
 
-    text: the text to be continued. messages: a conversation to be answered, in place of a text.
-    facts: further fields for the prompt's line of JSON.
+    content: the text to be continued, or the messages of a conversation to be answered. facts:
+    further fields for the prompt's line of JSON.
     """
 
-    text: str
+    content: str | list[Any]
     facts: Mapping[str, object] = field(default_factory=dict)
-    messages: Sequence[Any] | None = None
-
-    def printed(self) -> str | Sequence[Any]:
-        """Return the text, or the messages of the conversation, to print with the continuation."""
-        return self.text if self.messages is None else self.messages
 
 
-def from_user(text: str) -> Prompt:
-    """Return a conversation of one message by the user."""
-    return Prompt("", {}, [{"role": "user", "content": text}])
+def _prompt_of_line(text: str, *, chat: bool) -> Prompt:
+    """Return the prompt of a text; with `chat`, a conversation of one message by the user."""
+    return Prompt([{"role": "user", "content": text}] if chat else text)
 
 
 def read_prompts(path: str, name_of_field: str | None, *, chat: bool = False) -> list[Prompt]:
@@ -205,7 +197,7 @@ def read_prompts(path: str, name_of_field: str | None, *, chat: bool = False) ->
     if not numbered:
         raise InputError(f"{name} has no prompts")
     if name_of_field is None:
-        return [from_user(line) if chat else Prompt(line) for _, line in numbered]
+        return [_prompt_of_line(line, chat=chat) for _, line in numbered]
     return [
         _of_json(parse_json_object(line, where), name_of_field, where, chat=chat)
         for where, line in numbered
@@ -216,10 +208,9 @@ def _of_json(found: dict[str, object], name: str, where: str, *, chat: bool) -> 
     content = found.pop(name, None)
     if chat:
         check_messages(content, where, lambda role: True)
-        return Prompt("", found, cast("list[Any]", content))
-    if not isinstance(content, str):
+    elif not isinstance(content, str):
         raise InputError(f'{where}: no text in "{name}"; use --prompt-field to name another field')
-    return Prompt(content, found)
+    return Prompt(cast("str | list[Any]", content), found)
 
 
 def prompt_ids(
@@ -230,10 +221,10 @@ def prompt_ids(
     The ids of a text start with the tokens that the model's vocabulary adds before a text. A prompt
     without any id becomes the token between documents; InputError if the model has no such token.
     """
-    if prompt.messages is not None:
-        answered, _ = conversations.encode(prompt.messages, None, True)
+    if not isinstance(prompt.content, str):
+        answered, _ = conversations.encode(prompt.content, None, True)
         return list(map(int, answered))
-    ids = [*model.vocabulary.prefix_ids, *tokenizer.encode(prompt.text).tolist()]
+    ids = [*model.vocabulary.prefix_ids, *tokenizer.encode(prompt.content).tolist()]
     if ids:
         return ids
     if model.eos_id is None:
@@ -273,8 +264,8 @@ def continue_prompts(
         while written in ended:
             prompt, one = prompts[written][0], made.pop(written)
             total += len(one.ids)
-            name = "prompt" if prompt.messages is None else MESSAGES
-            content = {**prompt.facts, name: prompt.printed(), **one.describe()}
+            name = "prompt" if isinstance(prompt.content, str) else MESSAGES
+            content = {**prompt.facts, name: prompt.content, **one.describe()}
             print_result(json.dumps(content, ensure_ascii=False))
             written += 1
     return total
