@@ -454,9 +454,9 @@ class CaseBench:
         return Result(self.what, engine, job=case.sizes, variant=case.variant, note=case.note)
 
     def _reference(self, case: KernelCase) -> tuple[Arrays, Prepared, float]:
-        """Return the case's arrays, NumPy's answer and NumPy's seconds.
+        """Return the case's arrays, the program that NumPy has run on them, and its seconds.
 
-        The last result is kept. It is returned again for the next case of the same kind and sizes.
+        The last result is kept, and returned again for the next case of the same kind and sizes.
         """
         key = (*case.key, case.reference)
         if self._inputs is None or self._inputs[0] != key or not case.kind:

@@ -140,7 +140,10 @@ GREEDY_IDEAS: dict[str, tuple[TextWay, ...]] = {
 def measure_ideas(
     engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
-    """Yield the results of each GPU: ideas on text, on tables, on losses and on updates."""
+    """Yield the results of each GPU: ideas on text, on tables, on losses and on updates.
+
+    An engine without kernels, such as the CPU, has one result with a note.
+    """
     for engine in engines:
         if engine.backend.device is None:
             yield Result(IDEAS, engine.name, job="kernels", note="has no kernels")
@@ -156,6 +159,7 @@ def measure_ideas(
 
 
 def _text_results(engine: Engine, options: BenchOptions, progress: Progress) -> Iterator[Result]:
+    # Choose the text, and train the vocabulary of the encoders.
     device = engine.backend.device
     assert device is not None
     data = load_text(options.corpus, options.limit).data
@@ -177,6 +181,7 @@ def _text_results(engine: Engine, options: BenchOptions, progress: Progress) -> 
         encoder = GpuGreedyEncoder(own, vocabulary, **way.options)
         return lambda: encode_all(encoder, corpus_from_bytes(data))
 
+    # Compute the CPU's answers, and compare and time the ways of each idea.
     size = f"{len(data) / 1e6:,.2f} MB of text, pattern {options.pattern}"
     learned = train_vocabulary(corpus_from_bytes(data), training, NUMPY).vocabulary.merges[:, :2]
     ids = encode_all(open_encoder(vocabulary, NUMPY), corpus_from_bytes(data))
@@ -202,7 +207,11 @@ def _compare_ways(
     reference: tuple[Answer, str],
     options: BenchOptions,
 ) -> Iterator[Result]:
-    """Compare the answers of all ways with the CPU's, and time the right ways in turns."""
+    """Yield a result for each way; ways with a wrong answer are not timed.
+
+    make: returns the job of a way on a device. reference: the CPU's answer, and its name.
+    """
+    # Compare the answers.
     expected, answer = reference
     results: dict[str, Result] = {}
     runs: dict[str, tuple[Device, Run, ProgramTimes]] = {}
@@ -221,6 +230,7 @@ def _compare_ways(
         if same:
             clock = "gpu" if has_timestamps(device) else "host"
             runs[way.name] = device, run, ProgramTimes(clock)
+    # Time the ways in turns.
     for _ in range(options.runs):
         raise_clocks(engine.backend)
         for device, run, times in runs.values():
@@ -314,7 +324,9 @@ def _sorting(lab: Lab, options: BenchOptions) -> Result:
 
 
 def _loss_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Yield losses with and without smoothing and z-loss, then with several thread counts."""
+    """Yield the cross-entropy without and with label smoothing and z-loss, then with 256, 128 and
+    64 threads for each row.
+    """
     rows, width = s.rows, s.vocabulary
 
     def given(smoothing: float, z_loss: float) -> Mapping[str, Array]:

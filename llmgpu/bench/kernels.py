@@ -216,6 +216,7 @@ def generating_cases(s: Sizes) -> Iterator[KernelCase]:
 
 def _new_token_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]:
     """Yield the kernels that compute heads and the inner feed-forward layer of new tokens."""
+    # Choose the fields that all cases share.
     config = s.config
     dim, kv_dim, length = config.query_dim, config.kv_dim, config.seq_len
     kind = np.float16 if half else np.float32
@@ -249,6 +250,7 @@ def _new_token_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]
         )
 
     def with_cache() -> dict[str, Array]:
+        # places: (2, rows), the position of each row and the start of its sequence in the cache.
         frequencies = rotary_frequencies(config.head_dim, config.rope_theta)
         cosines, sines = rotary_tables(length, frequencies)
         places = np.stack([np.full(rows, length // 2), np.arange(rows)]).astype(np.uint32)
@@ -256,6 +258,7 @@ def _new_token_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]
         given = {"cosines": cosines, "sines": sines, "positions": places, "cache": cache}
         return given | {"q": empty(rows, dim)}
 
+    # Heads of queries, keys and values; then gate and up of the feed-forward layer.
     # starts: the first columns of queries, keys and values, or of gate and up, in packed weights.
     more |= {"head_dim": config.head_dim, "starts": (0, dim, dim + kv_dim), "activation": SWIGLU}
     operands, width = "cosines sines positions +q *cache", dim + 2 * kv_dim
@@ -270,6 +273,7 @@ def _cache_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
 
     last: position of the new token, and start of its sequence, as in `NewRows.places`.
     """
+    # One query attends to a whole sequence of keys and values, which lie side by side in a row.
     config = s.config
     length, heads = config.seq_len, (config.heads, config.kv_heads, config.head_dim)
     yield s.case(
@@ -332,6 +336,7 @@ def _choice_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
 
 def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield activations, cross-entropy, the sum of losses, and conversions of precision."""
+    # Activations and their gradients. G: gate and up side by side.
     size = s.rows * s.config.ffn_dim
     halves = HALVES | {"where": "in half precision", "sizes": by(s.rows, s.config.ffn_dim)}
     forward: dict[str, Any] = {"record": "activate", "activation": SWIGLU}
@@ -346,6 +351,7 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     yield s.case("gelu", "inner_0:NF +out:NF", 9 * size, **forward | of_gelu)
     operands = "inner_0:NF grad_out:NF +grad_inner_0:NF"
     yield s.case("gelu_backward", operands, 19 * size, **backward | of_gelu)
+    # Losses. params: weight of a row's gradient, label smoothing, z-loss, share of an id.
     rows, width = s.rows, s.vocabulary
 
     def given(scale: float) -> Mapping[str, Array]:
@@ -358,6 +364,7 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     for logits, scale, more in (("*logits:NV", 1, {}), ("*logits:NV:h", FIRST_SCALE, halves)):
         case = partial(s.case, operations=7 * rows * width, given=partial(given, scale))
         yield case("cross_entropy", f"{logits} {operands}", tokens=width, **more)
+    # The likeliest ids, sums, and conversions between single and half precision.
     found = {"out": np.zeros(rows, np.uint32)}
     argmax: dict[str, Any] = {"tolerance": 0, "tokens": width}
     yield s.case("argmax", "logits:NV *out", rows * width, lambda: found, **argmax)

@@ -36,6 +36,7 @@ _STATE_OPERANDS = "*parameter:VC gradient:VC *first:VC *second:VC"
 
 def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield norms of gradients, and the statistics of a step, which follow from all norms."""
+    # The gradient of the embedding table. partials: (gradients, NORM_PARTIALS), sums of squares.
     size = s.vocabulary * s.config.dim
     total: dict[str, Any] = {"total": ("partials",)}
     one = {"partials": empty(1, NORM_PARTIALS)}
@@ -51,6 +52,7 @@ def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
     yield s.case(
         "reduce_norms", f"{operands} +partials", 2 * size, lambda: shared, sizes=sizes, **total
     )
+    # The statistics of a step, of which history has a row for each step.
     yield s.case(
         "finalize_grad_stats",
         "partials loss_sums *stats +history hyper",
@@ -168,6 +170,7 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
             if not fused:
                 ops.cast_f32_to_f16(t[f"parameter {k}"], copy)
 
+    # One kernel that writes both, then two kernels.
     case = KernelCase(
         "adamw_update_f16",
         f"{config.layers} layers, {len(weights)} tensors, {config.parameters / 1e6:,.1f} M "

@@ -175,6 +175,7 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
     if record.smoke is not None:
         yield "smoke test", f"{record.smoke}; the times are too few for a comparison"
         return
+    # For each part: whether its line compares with another program, and the line.
     told: dict[str, tuple[bool, str]] = {}
     for table in record.tables():
         timed = [
@@ -182,6 +183,7 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
             for r in table.results
             if r.seconds and r.correct is not False and "greedy" not in r.variant
         ]
+        # Choose the fastest result of llmgpu, and the fastest of other programs or of the CPU.
         own = [r for r in timed if not r.peer]
         peers = [r for r in timed if r.peer]
         others = peers or [r for r in own if r.engine in HOST_ENGINES]
@@ -190,6 +192,7 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
         best, other = (min(each, key=lambda r: r.median) for each in (own, others))
         if best is other or (told.get(table.what, (False, ""))[0] and not peers):
             continue
+        # Write the line: the faster of the two comes first.
         fast, slow = (best, other) if best.median <= other.median else (other, best)
         role = ", the fastest other program" if peers else ""
         name = f"{other.engine}{role}"

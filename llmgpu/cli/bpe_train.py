@@ -133,6 +133,7 @@ class _Job:
         asked, given, loaded = self.asked, dict(self.asked.training), self.loaded
         begun = Checkpoint.unicode_of(self.resumed) if self.resumed else None
         seed = open_vocabulary(given["seed"], note=self.report.note) if given["seed"] else None
+        # Options that are not given follow from the seed vocabulary or from the counts.
         *smaller, largest = given["vocab_size"]
         origin = seed or loaded
         given |= {
@@ -149,6 +150,7 @@ class _Job:
                 f"the seed's merges are replayed on text split by {options.pattern}, not by "
                 f"{seed.pattern}: some texts may get different ids than with the seed"
             )
+        # Check that the options suit the counts and the checkpoint.
         special = (*(seed.special_tokens if seed else ()), *options.special_tokens)
         if loaded:
             require_counted_for(loaded, options, special)
@@ -316,6 +318,7 @@ class _Job:
         if path is None:
             yield None
             return
+        # Resume the checkpoint, or begin a new one.
         checkpoint = Checkpoint.resume(path, run) if self.resumed else None
         if self.resumed:
             lacks = f"the run in {path} is finished and had other options"
@@ -333,6 +336,7 @@ class _Job:
                 checkpoint.remove()
             checkpoint.close()
             raise
+        # The run is done.
         if STANDARD_OUTPUT in made:
             checkpoint.remove()
         else:

@@ -81,8 +81,8 @@ class Reporter(Closing):
     def need_memory(self, memory: Memory, *, is_small: bool = False) -> None:
         """Report the most memory that the process needs, if the last report named less.
 
-        memory: the estimate for the job. The memory that the process had before the job is added. A
-        sum that is small beside the free memory is not reported.
+        memory: the estimate for the job. The memory that the process had before the job is added.
+        If the sum is less than a tenth of the free memory, nothing is reported.
 
         is_small: the job is too small for a report; only `needed_bytes` is set.
         """

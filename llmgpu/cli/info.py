@@ -220,6 +220,7 @@ def _file_facts(path: str) -> dict[str, Any] | None:
         if isinstance(options := facts.get("options"), dict):
             facts["options"] = {k: v for k, v in options.items() if k not in _INTERNAL}
         return {"kind": "training run", **facts}
+    # Find the kind of any other file by its first bytes.
     kind = kind_of(path)
     if kind == COUNTS:
         from llmgpu.bpe.words.counts_file import load_counts

@@ -136,6 +136,7 @@ def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
     if not names:
         report.line(READING_INPUT)
         names = (STANDARD_INPUT,)
+    # Decode, or tokenize.
     if asked.decode:
         summary = _decode(asked, names, target, report)
         return print_json(summary, to_stderr=prints_data) if as_json else None
