@@ -81,16 +81,12 @@ def _end_at_once(codes: list[int]) -> None:
     handlers.
     """
     if codes and "mpi4py.MPI" not in sys.modules:
-        _flush_and_leave(codes[0])
+        from contextlib import suppress
 
-
-def _flush_and_leave(code: int) -> None:
-    from contextlib import suppress
-
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # the stream is missing or closed
-            stream.flush()
-    os._exit(code)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):  # the stream is missing or closed
+                stream.flush()
+        os._exit(codes[0])
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ UNIFORMS = ("hyper", "params")  # inputs that kernels bind as uniforms
 FEW_NUMBERS = ("stats", *UNIFORMS)  # inputs too small to count as moved bytes
 NO_HALF_PRECISION = "no half precision (shader-f16)"
 BLOCK_ELEMENTS = 1 << 22  # elements compared at a time
+CASE_SECONDS, QUICK_CASE_SECONDS = 0.5, 0.1  # see `CaseBench.budget`
 _PERIOD = 1_000_003  # number of random numbers; larger arrays repeat them
 _OPERAND = re.compile(r"([+*]?)(\w+)(?::(\w+))?(:h)?")
 
@@ -362,8 +363,7 @@ def same_values(found: Array, wanted: Array, tolerance: float, *, only_total: bo
 class CaseBench:
     """Measures cases on engines and in torch, in turns.
 
-    what: the part of the benchmark. budget: seconds after which no further run of a case starts.
-    cold: whether to evict a GPU's caches before each run.
+    what: the part of the benchmark. cold: whether to evict a GPU's caches before each run.
     numpy_seconds: NumPy's median for the first case of each `KernelCase.key`. torch_seconds:
         torch's median, by device and key.
     """
@@ -371,11 +371,15 @@ class CaseBench:
     what: str
     options: BenchOptions
     progress: Progress
-    budget: float
     cold: bool = False
     numpy_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
     torch_seconds: dict[tuple[str, str, str], float] = field(default_factory=dict)
     _inputs: tuple[object, Arrays, Prepared, float] | None = None
+
+    @property
+    def budget(self) -> float:
+        """Seconds after which no further run of a case starts."""
+        return QUICK_CASE_SECONDS if self.options.quick else CASE_SECONDS
 
     def measure_cases(
         self, engine: Engine, cases: Iterable[KernelCase], torch: Torch | None = None

@@ -44,7 +44,6 @@ TABLE_COPIES = 8  # the host must have memory for at least this many copies of a
 SOFTWARE_TABLE_BYTES = 32 << 20
 QUICK_TABLE_BYTES = 64 << 20
 QUICK_SOFTWARE_TABLE_BYTES = 8 << 20
-BUDGET, QUICK_BUDGET = 0.5, 0.1  # seconds after which no further run of a way starts
 TILE_COLUMNS, TILE_TOKENS = 32, 8  # tile of a workgroup of embed_lookup_2d
 
 
@@ -372,8 +371,7 @@ def measure_embedding(
 ) -> Iterator[Result]:
     """Yield the result of each way in each lab: NumPy's ways, then torch's, then the GPUs'."""
     for lab, own_engines in _labs(engines, options):
-        budget = QUICK_BUDGET if options.quick else BUDGET
-        bench = CaseBench(EMBEDDING, options, progress, budget)
+        bench = CaseBench(EMBEDDING, options, progress)
         for is_gpu in (False, True):
             if is_gpu and options.peers:
                 yield from _measure_torch(bench, lab, own_engines)

@@ -23,13 +23,11 @@ from llmgpu.bench import IDEAS, BenchOptions
 from llmgpu.bench.cases import Array, CaseBench, KernelCase, Sizes, Tensors
 from llmgpu.bench.embedding import (
     BACKWARD,
-    BUDGET,
     COMPACT,
     HALF,
     KINDS,
     LABS,
     LOOKUP,
-    QUICK_BUDGET,
     Lab,
     Way,
     lab_kernel,
@@ -249,8 +247,7 @@ def _compare_ways(
 
 
 def _case_results(engine: Engine, options: BenchOptions, progress: Progress) -> Iterator[Result]:
-    budget = QUICK_BUDGET if options.quick else BUDGET
-    bench = CaseBench(IDEAS, options, progress, budget, cold=True)
+    bench = CaseBench(IDEAS, options, progress, cold=True)
     sizes, note = choose_sizes(engine, quick=options.quick)
     lab = _lab(engine, quick=options.quick)
     with_floats, why_not = _engine_with_floats(engine)

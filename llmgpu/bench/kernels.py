@@ -34,7 +34,6 @@ from llmgpu.lm.ops.tensor import AttentionShape
 from llmgpu.lm.updates import FIRST_SCALE
 from llmgpu.progress import Progress
 
-CASE_SECONDS, QUICK_CASE_SECONDS = 0.5, 0.05  # seconds after which no further run of a case starts
 # Fields of cases with outputs in half precision, which NumPy and a GPU may round to neighbours.
 HALVES: dict[str, Any] = {"where": "to half precision", "needs_half": True, "tolerance": 2e-3}
 # operations for each pair of query and key, besides products: scale, maximum, exp, sum
@@ -393,8 +392,7 @@ def measure_kernels(
     engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
     """Yield all engines' results for kernels of language models, then for kernels of tokenizers."""
-    budget = QUICK_CASE_SECONDS if options.quick else CASE_SECONDS
-    bench = CaseBench(KERNELS, options, progress, budget, cold=True)
+    bench = CaseBench(KERNELS, options, progress, cold=True)
     for engine in engines:
         sizes, note = choose_sizes(engine, quick=options.quick)
         cases = [replace(case, note=note) for family in FAMILIES for case in family(sizes)]

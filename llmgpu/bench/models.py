@@ -296,7 +296,7 @@ class TrainBench:
     def _take_turns(self, name: str, both: Sequence[OwnSteps | TorchSteps]) -> list[list[float]]:
         """Return the mean seconds of a step in each run, for each of `both`.
 
-        A run of the engine is followed by a run of torch, so that changes of the clocks affect both.
+        The runs take turns, so that changes of the clocks affect both.
         """
         # A run repeats short steps, since the times of single short steps vary.
         counts = [max(1, min(RUN_STEPS, int(RUN_SECONDS / steps.time(1)))) for steps in both]

@@ -16,7 +16,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.backend import Backend, Opening
+from llmgpu.backend import Opening
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary, table_bytes
 from llmgpu.bpe.encoding.special_encoding import ids_around
@@ -298,7 +298,17 @@ class _Tokenizing:
             backend = self.opening.backend()
             report.line(f"tokenizing on {backend.description}")
             report.note_missing_engine(backend)
-            encoder = self._open_encoder(backend)
+            if self.vocabulary.normalizer:
+                name = get_normalizer(self.vocabulary.normalizer).name
+                report.note(f"text is normalized ({name}) before encoding")
+            encoder: Encoder = open_encoder(
+                self.vocabulary,
+                backend,
+                special=self.special,
+                threads=asked.threads,
+                text_bytes=self.size,
+            )
+            _used[:] = [encoder]
             unused.pop_all()
             note = watch_text(text, self.vocabulary, self.special, report)
             summary = self._encode(text, encoder, sink)
@@ -340,21 +350,6 @@ class _Tokenizing:
         sums = {"tokens": "count", "text_bytes": "bytes", "documents": "documents"}
         totals = {name: sum(each[fact] for each in manifests) for name, fact in sums.items()}
         return totals | {"fingerprint": vocabulary.fingerprint}
-
-    def _open_encoder(self, backend: Backend) -> Encoder:
-        vocabulary = self.vocabulary
-        if vocabulary.normalizer:
-            name = get_normalizer(vocabulary.normalizer).name
-            self.report.note(f"text is normalized ({name}) before encoding")
-        encoder: Encoder = open_encoder(
-            vocabulary,
-            backend,
-            special=self.special,
-            threads=self.asked.threads,
-            text_bytes=self.size,
-        )
-        _used[:] = [encoder]
-        return encoder
 
     def _filters(self, told: Callable[[], None]) -> list[Filter]:
         """Return the filters of ids for --chunk-tokens, --max-tokens and other options.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from llmgpu.bench import PARTS, BenchOptions, embedding, kernels, models, timing
+from llmgpu.bench import PARTS, BenchOptions, cases, embedding, kernels, models, timing
 from llmgpu.bench.cases import Sizes
 from llmgpu.bench.results import Record, read_record
 from llmgpu.bench.suite import Benchmark
@@ -35,9 +35,8 @@ def small_parts(patch: pytest.MonkeyPatch) -> None:
     """Let the parts about models take sizes, and time, that hardly count."""
     config = ModelConfig(90, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, seq_len=12)
     patch.setattr(kernels, "choose_sizes", lambda engine, quick: (Sizes(config, 3), "small"))
-    patch.setattr(kernels, "QUICK_CASE_SECONDS", 0.0)
+    patch.setattr(cases, "QUICK_CASE_SECONDS", 0.0)
     patch.setattr(embedding, "QUICK_TABLE_BYTES", 1 << 20)
-    patch.setattr(embedding, "QUICK_BUDGET", 0.0)
     patch.setattr(timing, "WARM_UP_SECONDS", 0.0)
     patch.setattr(timing, "CPU_COPY_BYTES", 1 << 20)
     patch.setattr(timing, "PRODUCT_SIZE", 64)

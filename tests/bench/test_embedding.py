@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench import BenchOptions, embedding, timing
+from llmgpu.bench import BenchOptions, cases, embedding, timing
 from llmgpu.bench.cases import NO_HALF_PRECISION, prepare, same_values
 from llmgpu.bench.embedding import (
     BACKWARD,
@@ -43,8 +43,8 @@ NUMPY_ENGINE = Engine(NUMPY, 0.0)
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding, "LABS", (TINY,))
-    monkeypatch.setattr(embedding, "BUDGET", float("inf"))  # on a busy machine, too
-    monkeypatch.setattr(embedding, "QUICK_BUDGET", float("inf"))
+    monkeypatch.setattr(cases, "CASE_SECONDS", float("inf"))  # on a busy machine, too
+    monkeypatch.setattr(cases, "QUICK_CASE_SECONDS", float("inf"))
     monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
     monkeypatch.setattr(timing, "CPU_COPY_BYTES", 1 << 20)
     monkeypatch.setattr(timing, "HARDWARE_COPY_BYTES", 1 << 20)

@@ -35,7 +35,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ideas, "choose_sizes", lambda engine, quick: (Sizes(CONFIG, 3), "small"))
     monkeypatch.setattr(ideas, "_lab", lambda engine, quick: LAB)
     monkeypatch.setattr(ideas, "SOFTWARE_MERGES", 4)
-    monkeypatch.setattr(ideas, "QUICK_BUDGET", 0.0)
+    monkeypatch.setattr(cases, "QUICK_CASE_SECONDS", 0.0)
     monkeypatch.setattr(cases, "measure_limits", lambda engine: Limits(1e9, 1e10))
     monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
 

@@ -51,7 +51,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizers, "KERNELS_VOCAB_SIZE", 270)
     monkeypatch.setattr(cases, "measure_limits", lambda engine: Limits(1e9, 1e10))
     monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
-    monkeypatch.setattr(kernels, "QUICK_CASE_SECONDS", float("inf"))  # on a busy machine, too
+    monkeypatch.setattr(cases, "QUICK_CASE_SECONDS", float("inf"))  # on a busy machine, too
 
 
 def engine_of(device: Device | None) -> Engine:
@@ -59,7 +59,7 @@ def engine_of(device: Device | None) -> Engine:
 
 
 def bench() -> CaseBench:
-    return CaseBench("kernels", QUICK, no_progress, 0.05, cold=True)
+    return CaseBench("kernels", QUICK, no_progress, cold=True)
 
 
 @pytest.fixture(scope="module")
