@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -47,14 +47,24 @@ _OF_TEXT = (
 _LEAST_PLOT = 32  # smallest width of a plot, in columns
 _SHOWN = 2000  # most characters of a normalizer that are shown
 _BASE64 = re.compile("[A-Za-z0-9+/]{100,}=*")  # maps of SentencePiece's normalizers
+_OF_LISTS = ("tokens", "merges", "first", "search", "ids")  # options of lists of tokens or merges
 _Row = tuple[int, dict[str, Any], list[int]]  # id, further facts, ids of the tokens to show
 
 
 def info(asked: InfoCommand) -> None:
     """Show the adapters of this machine, or facts about a file."""
     file, as_json = asked.file, asked.report.as_json
-    lists = bool(asked.tokens or asked.merges or asked.first or asked.search or asked.ids)
-    _check_combined(asked)
+    lists = any(getattr(asked, name) for name in _OF_LISTS)
+    # Check which options can be combined.
+    if asked.page:
+        refuse_given(_OF_LISTS, "can't be combined with --report")
+    refuse_without_effect(InfoCommand)
+    if asked.plot:
+        refuse_given((*_OF_LISTS, "page", "as_json"), "can't be combined with --plot")
+        if file is None:
+            raise click.UsageError("--plot needs the folder of a run")
+    if asked.merges:
+        refuse_given(("tokens", "ids"), "can't be combined with --merges")
     # Without a file, show the adapters.
     if file is None:
         if lists or asked.page:
@@ -64,38 +74,18 @@ def info(asked: InfoCommand) -> None:
         _show(_adapter_facts(), as_json)
         return
     if asked.plot:
-        _plot(file)
-        return
+        return _plot(file)
     # Describe a run, word counts or a file of ids. Open any other file as a vocabulary.
     facts = None if lists or asked.page else _file_facts(file)
     if facts is None:
         report = Reporter(quiet=asked.report.quiet)
         vocabulary = _open_vocabulary(asked, file, report)
-        if asked.merges:
-            _list_merges(vocabulary, asked)
-            return
         if lists:
-            _list_tokens(vocabulary, asked)
-            return
+            return _print_rows(vocabulary, asked)
         facts = _vocabulary_facts(vocabulary) | _model_facts(file)
         if asked.page:
             _write_page(asked, vocabulary, facts, report)
     _show(facts, as_json)
-
-
-def _check_combined(asked: InfoCommand) -> None:
-    """Raise click.UsageError for options that can't be combined."""
-    if asked.page:
-        of_lists = ("tokens", "merges", "first", "search", "ids")
-        refuse_given(of_lists, "can't be combined with --report")
-    refuse_without_effect(InfoCommand)
-    if asked.plot:
-        others = ("tokens", "merges", "first", "search", "ids", "page", "as_json")
-        refuse_given(others, "can't be combined with --plot")
-        if asked.file is None:
-            raise click.UsageError("--plot needs the folder of a run")
-    if asked.merges:
-        refuse_given(("tokens", "ids"), "can't be combined with --merges")
 
 
 def _plot(folder: str) -> None:
@@ -294,39 +284,31 @@ def _write_page(
         file.write(page.encode())
 
 
-def _list_tokens(vocabulary: Vocabulary, asked: InfoCommand) -> None:
-    special = set(vocabulary.special_tokens.values())
+def _rows(vocabulary: Vocabulary, asked: InfoCommand) -> Iterator[_Row]:
+    """Yield a row for each token or, with --merges, for each merge, in order.
 
-    def rows() -> Iterator[_Row]:
-        for token_id in asked.ids or range(vocabulary.size):
-            if token_id >= vocabulary.size:
-                last = vocabulary.size - 1
-                raise VocabularyError(
-                    f"id {token_id} is not in the vocabulary, which ends at {last}"
-                )
-            yield token_id, {"special": token_id in special}, [token_id]
-
-    _print_rows(vocabulary, rows(), asked)
-
-
-def _list_merges(vocabulary: Vocabulary, asked: InfoCommand) -> None:
-    """Print merges in order, one per line: the new token's id, and the two tokens that it joins."""
+    The row of a merge has the id of the new token, and the two tokens that the merge joins.
+    """
     from llmgpu.bpe.vocabulary.recovery import listed_merges
 
-    rows: Iterator[_Row] = (
-        (made, {"left": left, "right": right}, [left, right])
-        for left, right, made in listed_merges(vocabulary).tolist()
-    )
-    _print_rows(vocabulary, rows, asked)
+    if asked.merges:
+        for left, right, made in listed_merges(vocabulary).tolist():
+            yield made, {"left": left, "right": right}, [left, right]
+        return
+    special, last = set(vocabulary.special_tokens.values()), vocabulary.size - 1
+    for token_id in asked.ids or range(vocabulary.size):
+        if token_id > last:
+            raise VocabularyError(f"id {token_id} is not in the vocabulary, which ends at {last}")
+        yield token_id, {"special": token_id in special}, [token_id]
 
 
-def _print_rows(vocabulary: Vocabulary, rows: Iterable[_Row], asked: InfoCommand) -> None:
-    """Print id and tokens of each row if the id's token matches --search, up to --first rows."""
+def _print_rows(vocabulary: Vocabulary, asked: InfoCommand) -> None:
+    """Print the rows whose id's token matches --search, up to --first rows, one per line."""
     from llmgpu.bpe.vocabulary.spelling import readable
 
     wanted, tokens = _searched(asked.search), vocabulary.tokens
     printed = 0
-    for token_id, more, shown in rows:
+    for token_id, more, shown in _rows(vocabulary, asked):
         token = tokens[token_id]
         if not wanted.search(token.decode(errors="backslashreplace")):
             continue
