@@ -57,8 +57,9 @@ class _Job:
     """The job of the command: checked options, and the files that they name.
 
     resumed: the folder of the checkpoint to resume from, None without --resume. sources: the text;
-    None if `loaded` has counts. read: all files that the command reads. outputs: names of the
-    vocabularies by size. key: the options of reading for the resume key.
+    None if `loaded` has counts. read: all files that the command reads. options, reading: the
+    library's options of training and of reading. outputs: names of the vocabularies by size. key:
+    the options of reading for the resume key.
     """
 
     def __init__(self, asked: BpeTrainCommand, report: Reporter) -> None:
