@@ -117,13 +117,10 @@ def _given_prompts(asked: GenerateCommand, report: Reporter) -> list[Prompt]:
 
 def _single_prompt(prompt: str | None, report: Reporter) -> str:
     """Return the prompt, from an option or a pipe; a pipe's final line end is removed."""
-    if prompt is None:
-        if not piped_input(report):
-            return ""
-    elif prompt != STANDARD_INPUT:
-        return prompt
-    else:
+    if prompt == STANDARD_INPUT:
         report.line(READING_INPUT)
+    elif prompt is not None or not piped_input(report):
+        return prompt or ""
     with naming("standard input"):
         return decode_text(_standard_input()).removesuffix("\n")
 

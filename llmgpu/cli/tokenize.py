@@ -40,13 +40,21 @@ from llmgpu.cli.console import (
     print_result,
     token_style,
 )
-from llmgpu.cli.groups import READING_INPUT, resolve_texts
+from llmgpu.cli.groups import (
+    FILE_OPTIONS,
+    READING_INPUT,
+    READING_OPTIONS,
+    ChatOptions,
+    SpecialTokenOptions,
+    resolve_texts,
+)
 from llmgpu.cli.options import refuse_given, refuse_without_effect
 from llmgpu.cli.parts import PartJob
 from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output, writes_directly
 from llmgpu.input_files import number_of
 from llmgpu.memory import Growth
+from llmgpu.option_fields import own_options
 from llmgpu.outputs import MANIFEST, TEXT, Output, check_outputs, kind_of
 from llmgpu.resume_key import Run
 from llmgpu.text.corpus import Corpus
@@ -101,15 +109,12 @@ _BYTES_A_TOKEN = 4  # estimated bytes of text per token
 # the whole text is at least this many times the text read.
 _IN_FLIGHT = 1.01
 _LEAST_TOLD = 1 << 20  # bytes of text; for less text, the memory needed is not reported
-_OF_TEXT = (
-    *("text_field", "template", "encoding_errors", "limit", "bad_rows"),
-    *("input_format", "exclude", "gitignore", "subset", "list_skipped"),
-)
-_OF_ENCODING = (
-    *("count", "line_documents", "chat", "chat_template", "max_tokens", "part", "threads"),
-    *("allowed_special", "disallow_special", "bos", "eos", "add_special_tokens"),
+_OF_TEXT = {*READING_OPTIONS, *FILE_OPTIONS} - {"doc_separators", "files_from"}
+_OF_ENCODING = {
+    *(*own_options(SpecialTokenOptions), *own_options(ChatOptions)),
+    *("count", "line_documents", "max_tokens", "part", "threads"),
     *("split", "split_by", "seed", "shuffle", "shard_tokens", "resume", "chunk_tokens", "overlap"),
-)
+}
 _OF_OUTPUT = (
     *("output", "format_name", "layout", "shard_tokens", "split", "seed", "shuffle"),
     *("split_by", "resume", "force"),
