@@ -192,12 +192,14 @@ def _read_numbers(
     path: the file of ids or of the mask. offset: bytes before the first number of the file.
     """
     width = dtype.itemsize
+    # A read through `open` takes a third of the system calls of `np.fromfile`.
     with input_errors(path), open(path, "rb", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
-        numbers = np.fromfile(stream, dtype, piece.count, offset=offset + piece.begin * width)
-    if size < offset + piece.file.count * width or len(numbers) < piece.count:
+        stream.seek(offset + piece.begin * width)
+        content = stream.read(piece.count * width)
+    if size < offset + piece.file.count * width or len(content) < piece.count * width:
         raise InputError(f"{path} was cut short to {size} bytes while it was read")
-    return numbers
+    return np.frombuffer(content, dtype)
 
 
 def check_ids(ids: ArrayLike, vocab_size: int) -> NDArray[np.uint32]:

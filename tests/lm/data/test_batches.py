@@ -20,6 +20,7 @@ from llmgpu.errors import InputError
 from llmgpu.lm.data.batches import (
     IGNORED_TARGET,
     ROUNDS,
+    STARTS_AHEAD,
     Batches,
     Mixture,
     divide,
@@ -139,7 +140,10 @@ def test_only_position_and_seed_matter(source: TokenSource) -> None:
     other = batches_of(source, 4, 100, seed=10)
     one = batches_of(source, 1, 100, seed=9)
     assert batches.training_sequences == 98
-    for position in (0, 96, 1_234):  # the second goes over the end of an epoch
+    # The second goes over the end of an epoch. The last begin before, in and after the sequences
+    # whose starts are known.
+    known = 4 * STARTS_AHEAD
+    for position in (0, 96, 1_234, 3, known, known - 1, known + 3, 1, 2 * known + 3):
         tokens, targets = batches.training(position)
         for row in range(4):
             alone = one.training(position + row)
