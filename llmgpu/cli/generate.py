@@ -22,7 +22,7 @@ from llmgpu.cli.commands.models import GenerateCommand
 from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
 from llmgpu.cli.groups import READING_INPUT, piped_input
 from llmgpu.cli.options import refuse_given, refuse_without_effect
-from llmgpu.errors import InputError
+from llmgpu.errors import CheckpointError, InputError
 from llmgpu.input_files import decode_text, input_errors, naming, number_of, printable, read_whole
 from llmgpu.lm.checkpoints.checkpoint import open_model
 from llmgpu.lm.checkpoints.pretrained import SavedModel
@@ -41,17 +41,37 @@ from llmgpu.tokenizer.chatting import ChatEncoder
 def generate(asked: GenerateCommand, opening: Opening) -> None:
     """Continue prompts with the model in FOLDER: a run, a checkpoint or a Hugging Face model."""
     report = Reporter(quiet=asked.report.quiet)
-    as_json, prompts = asked.report.as_json, asked.prompts
     # Read and encode prompts before loading the model, so that errors are reported early.
     texts = _given_prompts(asked, report)
-    # Check the model's files in a thread while the device opens.
     if not os.path.isdir(asked.run):
         open_model(asked.run)  # raises the error of a missing folder before a device opens
-    opened: list[SavedModel] = []
     with Background() as checking:
-        checking.start(lambda: opened.append(open_model(asked.run, report.note)))
+        try:
+            _generate(asked, opening, report, texts, checking)
+        except CheckpointError:
+            open_model(asked.run)  # if the weights are damaged, this error says so
+            raise
+
+
+def _generate(
+    asked: GenerateCommand,
+    opening: Opening,
+    report: Reporter,
+    texts: list[Prompt],
+    checking: Background,
+) -> None:
+    """Continue prompts.
+
+    checking: checks the weights while the device opens and the weights are copied to the device.
+    """
+    as_json, prompts = asked.report.as_json, asked.prompts
+    # Read the model's other files in a second thread.
+    opened: list[SavedModel] = []
+    with Background() as reading:
+        reading.start(lambda: opened.append(open_model(asked.run, report.note, checking.start)))
+        sampler = Sampler(asked.sampling)  # NumPy imports its generators at their first use
         backend = opening.backend(report.note)
-        checking.wait()
+        reading.wait()
     (saved,) = opened
     vocabulary = with_chat_template(saved.vocabulary, asked.chat_template)
     tokenizer = Tokenizer(vocabulary, device="cpu")
@@ -74,13 +94,14 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
         frozenset() if asked.ignore_eos else frozenset(saved.stop_ids),
         tuple(text.encode() for text in asked.stop),
     )
+    checking.wait()
     # Generate, and print.
     start = time.perf_counter()
     if prompts is not None:
         count = continue_prompts(generator, wanted, saved.vocabulary, asked.sampling, ends)
         summary: dict[str, Any] = {"prompts": len(wanted), "tokens": count}
     else:
-        one = Continuation(saved.vocabulary, wanted[0][1], Sampler(asked.sampling), ends)
+        one = Continuation(saved.vocabulary, wanted[0][1], sampler, ends)
         prompt = texts[0].content
         if as_json:
             deque(generator.continue_all([one]), maxlen=0)

@@ -64,6 +64,7 @@ from llmgpu.outputs import TEXT, Output, check_outputs
 from llmgpu.pipeline import in_order
 
 Model = TypeVar("Model", bound=SavedModel)
+Begin = Callable[[Callable[[], None]], object]  # calls a function, maybe in another thread
 
 FORMAT_NAME = "llmgpu model checkpoint"
 FORMAT_VERSION = 1
@@ -279,19 +280,21 @@ def _hash_json(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(read_back, sort_keys=True).encode()).hexdigest()
 
 
-def open_model(path: str | Path, note: Note = no_notes) -> SavedModel:
+def open_model(path: str | Path, note: Note = no_notes, begin: Begin | None = None) -> SavedModel:
     """Open the model in a run folder, in a checkpoint or in a Hugging Face model folder.
 
     The optimizer's file in a checkpoint is neither needed nor checked.
 
     note: called with a note on each part of a Hugging Face tokenizer that has no effect here.
+    begin: starts the check of a checkpoint's weights, which reads the whole file. Until the check
+    has succeeded, the weights may be damaged. None: check the weights here.
 
     Raises CheckpointError and VocabularyError, with the file, for a model that can't be used.
     """
     folder = Path(path)
     if not _is_step(folder) and os.path.lexists(folder / CONFIG):
         return open_pretrained(folder, note)
-    return _load_newest(folder, _load_model)
+    return _load_newest(folder, partial(_load_model, begin=begin))
 
 
 def export_outputs(folder: str | Path) -> list[Output]:
@@ -402,13 +405,15 @@ def _load(folder: Path) -> Checkpoint:
     return Checkpoint(optimizer=read_tensors(folder / OPTIMIZER), state=state, **model)
 
 
-def _load_model(folder: Path) -> SavedModel:
-    return SavedModel(**_read_files(folder, _MODEL_FILES)[0])
+def _load_model(folder: Path, begin: Begin | None) -> SavedModel:
+    return SavedModel(**_read_files(folder, _MODEL_FILES, begin)[0])
 
 
-def _read_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], TrainingState]:
+def _read_files(
+    folder: Path, names: Sequence[str], begin: Begin | None = None
+) -> tuple[dict[str, Any], TrainingState]:
     """Check the files with these names; return the fields of SavedModel and the state."""
-    state, fingerprint = _read_training(folder, names)
+    state, fingerprint = _read_training(folder, names, begin)
     with naming(folder / VOCABULARY):
         vocabulary = Vocabulary.load(folder / VOCABULARY)
     if vocabulary.fingerprint != fingerprint:
@@ -425,7 +430,9 @@ def _read_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], Tra
     return model | {"vocabulary": vocabulary}, state
 
 
-def _read_training(folder: Path, names: Sequence[str]) -> tuple[TrainingState, str]:
+def _read_training(
+    folder: Path, names: Sequence[str], begin: Begin | None
+) -> tuple[TrainingState, str]:
     """Check the files with these names; return the state and the vocabulary's fingerprint."""
     content = read_object(folder / TRAINING)
     with naming(folder / TRAINING):
@@ -452,6 +459,9 @@ def _read_training(folder: Path, names: Sequence[str]) -> tuple[TrainingState, s
             if _hash_file(folder / name) != content["files"].get(name):
                 raise CheckpointError(_DAMAGED)
 
+    if begin is not None:
+        begin(partial(check, WEIGHTS))
+        names = [name for name in names if name != WEIGHTS]
     list(in_order(names, check, len(names)))
     state = TrainingState(**{field.name: content[field.name] for field in fields(TrainingState)})
     return state, content["vocabulary"]
