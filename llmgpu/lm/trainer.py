@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +30,7 @@ from llmgpu.lm.updates import Updates
 from llmgpu.lm.workers import ALONE, Workers
 from llmgpu.pipeline import in_order
 
-# Steps that are queued on the device while the host prepares the next one. With a scaled loss, an
-# overflow in the previous step changes the scale, so the host waits for that step.
-QUEUED_STEPS = 2
+QUEUED_STEPS = 2  # steps that are queued on the device while the host prepares the next one
 QUEUED_BATCHES = 2  # batches of an evaluation that are queued on the device
 LEAST_STAGE = 1 << 20  # least number of gradient elements for which a separate submission pays off
 
@@ -110,7 +109,8 @@ class Trainer:
                 operations, options, workers.count, workers.open_sums, weights, moments
             )
         self._skipped: set[int] = set()  # skipped steps among the last `slots` steps
-        self._unfinished: int | None = None  # a step that has not been checked for overflow yet
+        # A step that has not been checked for overflow yet, and a function that reads its `stats`.
+        self._unfinished: tuple[int, Callable[[], AnyArray]] | None = None
         self._record_programs()
 
     def _record_programs(self) -> None:
@@ -195,13 +195,17 @@ class Trainer:
         """Start one step on `grad_accum` batches. `results` returns the results later."""
         if self._local is not None:
             self._local.begin()
+        if not self._ops.is_asynchronous:
+            self._finish_step()
+        self._finish_step(partial(self._start_step, batches, learning_rate))
+        if self.updates.loss_scaling is not None:
+            self._unfinished = self.step, self._ops.begin_read(self.updates.stats)
+        self.step += 1
+
+    def _start_step(self, batches: Sequence[Batch], learning_rate: float) -> None:
         counted = batches if self._local is None else [batches[k] for k in self._batch_programs]
-        # Do the work that doesn't depend on the previous step while the device still runs it.
         rows = self.updates.write_rows(counted)
         first = next(iter(self._batch_programs))
-        self.graph.write_batch(*batches[first], rows)
-        self._ops.prepare(self._batch_programs[first])
-        self._finish_step()
         # The loss is the mean over the targets of all batches whose gradients are added up.
         tokens = self.model.config.vocab_size
         count = sum(int(np.count_nonzero(targets < tokens)) for _, targets in counted)
@@ -211,8 +215,7 @@ class Trainer:
         self.updates.write_step(self.step, learning_rate, count)
         # Run the batches, add up gradients over the workers, and update the weights.
         for index, program in self._batch_programs.items():
-            if index != first:
-                self.graph.write_batch(*batches[index], rows)
+            self.graph.write_batch(*batches[index], rows)
             self._ops.run(program)
         runs = len(self._batch_programs)
         if self._exchange is not None:
@@ -224,8 +227,6 @@ class Trainer:
             self._ops.run(self._update)
         # Keep a few steps queued: the device computes them while the host reads the next batches.
         self._ops.wait_for_runs(QUEUED_STEPS * runs)
-        self._unfinished = self.step
-        self.step += 1
 
     def end_round(self) -> None:
         """Make weights and the optimizer's state equal on all workers.
@@ -245,16 +246,26 @@ class Trainer:
         else:
             self.adapters.merge()
 
-    def _finish_step(self) -> None:
-        """With a scaled loss, wait for the last step, and choose the scale of the next step."""
-        scaling, step = self.updates.loss_scaling, self._unfinished
+    def _finish_step(self, start_next: Callable[[], None] = lambda: None) -> None:
+        """With a scaled loss, wait for the last step, and choose the scale of the next step.
+
+        start_next: starts the next step before the wait, so that the device goes on. If the last
+            step overflowed, the next step changed nothing and is started again.
+        """
+        scaling, unfinished = self.updates.loss_scaling, self._unfinished
         self._unfinished = None
-        if scaling is None or step is None:
+        if scaling is None or unfinished is None:
+            start_next()
             return
-        overflowed = bool(self._ops.read(self.updates.stats)[BAD])
-        if scaling.end_step(overflowed=overflowed) and overflowed:
-            self._ops.write(self.updates.stats, np.zeros(4, np.float32))
-            self._skipped.add(step)
+        (step, read), before = unfinished, scaling.state
+        scaling.end_step(overflowed=False)
+        start_next()
+        if read()[BAD]:
+            scaling.restore(before)
+            if scaling.end_step(overflowed=True):
+                self._ops.write(self.updates.stats, np.zeros(4, np.float32))
+                self._skipped.add(step)
+                start_next()
         self._skipped.discard(step - self.slots)
 
     def load(self, values: Callable[[str], AnyArray]) -> None:

@@ -221,13 +221,22 @@ class LossScaling:
         scale, good_steps, skipped, _ = values.tolist()
         self.scale, self.good_steps, self.skipped = scale, int(good_steps), int(skipped)
 
+    @property
+    def state(self) -> NDArray[np.float32]:
+        """The contents of `tensor`."""
+        return np.array([self.scale, self.good_steps, self.skipped, 0], np.float32)
+
+    def restore(self, state: AnyArray) -> None:
+        """Restore a `state`, also on the device."""
+        self.load(state)
+        self._operations.write(self.tensor, state)
+
     def take_lowest(self, states: Iterable[AnyArray]) -> None:
         """Load the state of the worker with the lowest scale; of several such workers, the first.
 
         states: the contents of `tensor` of all workers.
         """
-        self.load(min(states, key=lambda values: float(values[0])))
-        self._write()
+        self.restore(min(states, key=lambda values: float(values[0])))
 
     def end_step(self, *, overflowed: bool) -> bool:
         """Choose the next step's scale; return False if the step overflowed even at scale 1."""
@@ -239,12 +248,8 @@ class LossScaling:
             self.good_steps += 1
         else:
             self.scale, self.good_steps = min(2 * self.scale, LARGEST_SCALE), 0
-        self._write()
+        self._operations.write(self.tensor, self.state)
         return True
-
-    def _write(self) -> None:
-        values = np.array([self.scale, self.good_steps, self.skipped, 0], np.float32)
-        self._operations.write(self.tensor, values)
 
 
 def hyper_parameters(

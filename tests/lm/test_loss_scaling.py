@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -67,10 +69,10 @@ def test_the_tensor_has_all_that_is_resumed() -> None:
     assert (resumed.scale, resumed.good_steps, resumed.skipped) == (FIRST_SCALE / 2, 1, 1)
 
 
-def half_trainer(operations: Operations) -> Trainer:
+def half_trainer(operations: Operations, grad_accum: int = 1) -> Trainer:
     if not operations.has_half_precision:
         pytest.skip("the device has no half precision")
-    trainer = Trainer(operations, SMALL, OPTIONS, slots=8)
+    trainer = Trainer(operations, SMALL, replace(OPTIONS, grad_accum=grad_accum), slots=8)
     trainer.model.initialise(3)
     return trainer
 
@@ -96,6 +98,31 @@ def test_an_overflowing_step_changes_nothing_and_training_recovers(operations: O
     last = trainer.results(1)[0]
     assert not last.is_skipped and not last.is_bad
     assert last.loss < result.loss
+
+
+@np.errstate(all="ignore")
+def test_steps_that_begin_before_an_overflow_is_known_are_taken_again(
+    operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(updates, "GROWTH_STEPS", 1)
+    taken = []
+    for waits in (True, False):
+        trainer = half_trainer(operations, grad_accum=2)
+        assert trainer.updates.loss_scaling is not None
+        trainer.updates.loss_scaling.scale = 2.0**21
+        for step in range(0, 16, 2):
+            batches = [random_batch(SMALL, 4, step), random_batch(SMALL, 4, step + 1)]
+            trainer.take_step(batches, 1e-2)
+            if waits:  # the next step knows whether this step has overflowed
+                trainer.results(1)
+        state = {tensor.name: trainer.source(tensor).read() for tensor in trainer.state_tensors()}
+        taken.append((trainer.results(8), read_weights(trainer.model) | state))
+    (results, expected), (again, found) = taken
+    skipped = [result.is_skipped for result in results]
+    assert skipped[0] and not all(skipped) and True in skipped[skipped.index(False) :]
+    assert str(again) == str(results)  # NaN differs from itself
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
 @np.errstate(all="ignore")
