@@ -126,11 +126,11 @@ class TokenSource:
                         "damaged"
                     )
                 # Continue the checksums.
-                checksum = zlib.crc32(block.astype("<u4").tobytes(), checksum)
+                checksum = zlib.crc32(block.astype("<u4").data, checksum)
                 if self.has_mask:
                     mask = _read_mask(piece)
                     counts |= bool(mask.any())
-                    mask_checksum = zlib.crc32(mask.tobytes(), mask_checksum)
+                    mask_checksum = zlib.crc32(mask.data, mask_checksum)
                 done += len(block)
                 progress("checking tokens", done, len(self))
         if self.has_mask and not counts:
