@@ -254,6 +254,8 @@ def test_a_process_forks_while_eight_threads_encode(tmp_path: Path, device: str)
 def test_a_process_forks_while_a_device_is_being_opened(
     tmp_path: Path, device: str, seconds: float
 ) -> None:
+    if device == "gpu":
+        require_adapter()
     run_forks(tmp_path, device, "1", str(seconds))
 
 

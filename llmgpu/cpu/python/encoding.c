@@ -16,8 +16,11 @@ static void free_words(PyObject *table)
 }
 
 /* Make a new table of words if there is none that can be used; return whether there is a table. A
- * forked process can't use the table of its parent, which another thread may have been changing. */
-static int renew_table(Coder *self)
+ * forked process can't use the table of its parent, which another thread may have been changing.
+ *
+ * old: receives the reference of a replaced table. Dropping a reference may wait for other threads,
+ *     so callers drop it without the lock. */
+static int renew_table(Coder *self, PyObject **old)
 {
     Engine *engine = &self->facts.engine;
 
@@ -30,7 +33,7 @@ static int renew_table(Coder *self)
         return 0;
     }
     PyCapsule_SetContext(table, engine);
-    Py_XDECREF(self->table);
+    *old = self->table;
     self->table = table;
     self->words = words;
     self->forks = forks;
@@ -55,10 +58,11 @@ static Tool *new_tool(const Facts *facts)
 /* Return a tool for encoding until `put_back`; NULL without memory. */
 static Tool *take_tool(Coder *self)
 {
+    PyObject *old = NULL;
     Tool *tool = NULL;
 
     LOCK(self);
-    if (renew_table(self))
+    if (renew_table(self, &old))
         tool = self->idle ? self->idle : new_tool(&self->facts);
     if (tool) {
         self->idle = tool->next;
@@ -66,16 +70,19 @@ static Tool *take_tool(Coder *self)
         tool->words = self->words;
     }
     UNLOCK(self);
+    Py_XDECREF(old);
     return tool;
 }
 
 static void put_back(Coder *self, Tool *tool)
 {
+    PyObject *table = tool->table;
+
     LOCK(self);
-    Py_DECREF(tool->table);
     tool->next = self->idle;
     self->idle = tool;
     UNLOCK(self);
+    Py_DECREF(table);
 }
 
 void coder_dealloc(PyObject *object)
