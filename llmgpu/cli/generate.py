@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import click
 
-from llmgpu.backend import Opening
+from llmgpu.backend import Backend, Opening
 from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import check_chat, with_chat_template
@@ -65,14 +65,7 @@ def _generate(
     checking: checks the weights while the device opens and the weights are copied to the device.
     """
     as_json, prompts = asked.report.as_json, asked.prompts
-    # Read the model's other files in a second thread.
-    opened: list[SavedModel] = []
-    with Background() as reading:
-        reading.start(lambda: opened.append(open_model(asked.run, report.note, checking.start)))
-        sampler = Sampler(asked.sampling)  # NumPy imports its generators at their first use
-        backend = opening.backend(report.note)
-        reading.wait()
-    (saved,) = opened
+    saved, backend, sampler = _open(asked, opening, report, checking)
     vocabulary = with_chat_template(saved.vocabulary, asked.chat_template)
     tokenizer = Tokenizer(vocabulary, device="cpu")
     # ChatEncoder is used in place of Tokenizer's own method, because errors of ChatEncoder name
@@ -114,6 +107,22 @@ def _generate(
     if as_json:
         summary |= {"seconds": round(seconds, 3), "device": backend.description}
         print_json(summary | {"checkpoint": str(saved.folder)}, to_stderr=prompts is not None)
+
+
+def _open(
+    asked: GenerateCommand, opening: Opening, report: Reporter, checking: Background
+) -> tuple[SavedModel, Backend, Sampler]:
+    """Open the device, and meanwhile read the files of the model but its weights.
+
+    checking: starts to check the weights.
+    """
+    opened: list[SavedModel] = []
+    with Background() as reading:
+        reading.start(lambda: opened.append(open_model(asked.run, report.note, checking.start)))
+        sampler = Sampler(asked.sampling)  # NumPy imports its generators at their first use
+        backend = opening.backend(report.note)
+        reading.wait()
+    return opened[0], backend, sampler
 
 
 def _given_prompts(asked: GenerateCommand, report: Reporter) -> list[Prompt]:

@@ -175,7 +175,7 @@ class Metaspace(Step[str]):
         return text if text.startswith(" ") else f" {text}"
 
 
-class SentencePiece(Step):
+class SentencePiece(Step[str]):
     """Applies SentencePiece's map of strings, and its rules of white space."""
 
     def __init__(self, rules: SentencePieceRules) -> None:

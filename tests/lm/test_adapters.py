@@ -181,7 +181,7 @@ def test_adapters_are_those_of_peft(operations: Operations, tmp_path: Path, kind
 
     def saved(name: str) -> Path:
         assert trainer.adapters is not None
-        trainer.adapters.files(trainer.source, str(folder)).write(tmp_path / name)
+        trainer.adapters.write(trainer.source, str(folder), tmp_path / name)
         return tmp_path / name
 
     begun = saved("begun")
