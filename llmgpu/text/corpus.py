@@ -554,16 +554,22 @@ class FilteredSource:
         self._block = np.empty(least_bytes, np.uint8)
         self._room = 0
         self._ended = False
+        self._has_more = False  # the source filled the block that it read last
         self._reader = PieceReader(self._pieces())
 
     def read_into(self, buffer: NDArray[np.uint8]) -> Piece:
         """Write the next bytes of text to the front of a buffer, as `TextSource.read_into` does."""
         self._room = len(buffer)
+        length, found = 0, list[NDArray[np.int64]]()
         while True:
-            piece = self._reader.read(buffer)
+            piece = self._reader.read(buffer[length:])
+            found.append(piece.starts + length)
+            length += piece.length
             end = self._ended and self._reader.is_used_up
-            if piece.length or len(piece.starts) or end:
-                return Piece(piece.text, piece.starts, piece.closed, end)
+            # Fill the buffer, unless the source has to wait for more text.
+            is_enough = length == len(buffer) or not self._has_more
+            if end or (is_enough and (length or any(map(len, found)))):
+                return Piece(buffer[:length], np.concatenate(found), piece.closed, end)
 
     def _pieces(self) -> Iterator[Piece]:
         while not self._ended:
@@ -571,7 +577,7 @@ class FilteredSource:
             if len(self._block) < room:
                 self._block = np.empty(room, np.uint8)
             piece = self._source.read_into(self._block)
-            self._ended = piece.end
+            self._ended, self._has_more = piece.end, piece.length == len(self._block)
             yield self._filter.feed(piece.text, piece.starts, piece.closed or piece.end)
 
 
