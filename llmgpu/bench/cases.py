@@ -206,9 +206,9 @@ class Sizes:
         return np.tile(np.arange(self.config.seq_len, dtype=np.uint32), self.sequences)
 
     def normal(self, *shape: int, skip: int = 0) -> NDArray[np.float32]:
-        """Return normal random numbers, which repeat in large arrays.
+        """Return normally distributed numbers from one sequence, which repeats in large arrays.
 
-        skip: rows to leave out at the beginning, so that arrays of the same shape differ.
+        skip: rows of the sequence to pass over first; arrays of one shape differ by it.
         """
         return np.resize(self._repeated, (shape[0] + skip, *shape[1:]))[skip:]
 

@@ -261,7 +261,7 @@ class Lab:
         return f"{self.model}: table {table}, {self.batch} x {self.seq_len:,} tokens"
 
     def scaled_to(self, table_bytes: int) -> Lab:
-        """Return a lab with a table of at most `table_bytes` and proportionally fewer tokens.
+        """Return a lab with a table of at most `table_bytes` bytes, and fewer tokens in proportion.
 
         The length of rows and the share of repeated tokens stay the same.
         """

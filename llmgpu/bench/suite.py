@@ -4,8 +4,8 @@ Two trainers get smaller jobs: the recount trainer, which passes the whole text 
 for every merge, and a trainer on a software adapter, which computes on the CPU. All trainers in a
 table do the same job. Every result states its sizes.
 
-The part startup runs whole commands with little to do, each in a new process. The phase "python and
-NumPy" is the time of a Python that only imports NumPy. Other phases come from the command's
+The jobs of "startup" are whole commands with little to do, each in a new process. The phase "python
+and NumPy" is the time of a Python that only imports NumPy. Other phases come from the command's
 ``--json`` report. The phase "the rest" contains imports, devices and files.
 """
 

@@ -1,4 +1,8 @@
-"""The CPU engine's work on texts and ids: decimals, lines, generated text, texts of JSON Lines."""
+"""Functions of the CPU engine for texts and ids.
+
+They write ids as decimal text, find lines, check UTF-8, read small files, generate text, and
+extract the texts of JSON Lines.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,8 @@ class AdapterInfo:
 
     kind: "discrete GPU", "integrated GPU", "software adapter" or "unknown kind of GPU".
     limits: numbers by WebGPU's names.
-    matrix_shapes: the products of the adapter's matrix units, if the driver can use matrix units.
+    matrix_shapes: the shapes and number types of the products that the adapter's matrix units
+        compute; empty if the driver can't use matrix units.
     name: the driver's name for the adapter; if several adapters share a name, ":0", ":1" and so on
         are appended.
     webgpu: the driver that listed the adapter. handle: the driver's adapter object.

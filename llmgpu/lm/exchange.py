@@ -137,10 +137,10 @@ class Exchange:
         self._sums = BucketSums(operations, open_sums, max(sizes))
 
     def finish(self) -> int:
-        """Run the stages after the first, and replace all tensors by their sums.
+        """Run the stages after the first, and replace all tensors by their sums over the workers.
 
-        The caller has run the first stage. Programs that run later see the sums. Returns the number
-        of stages that were run.
+        The caller has run the first stage. Programs that are run afterwards read the sums. Returns
+        the number of stages that were run here.
         """
         self._sums.make(self._changes())
         return len(self._stages) - 1

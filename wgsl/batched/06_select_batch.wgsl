@@ -80,7 +80,7 @@ fn ask_for_refill() {
     state.digit_width = NONE;
 }
 
-// The rank from which on there are CANDIDATES pairs or fewer, and not too few.
+// Returns a rank that at most CANDIDATES listed pairs reach, and at least ENOUGH of them if possible.
 fn best_threshold(scan_input: ScanInput) -> vec3<u32> {
     let local_index = scan_input.local_index;
     let listed = atomicLoad(&state.hot_count);

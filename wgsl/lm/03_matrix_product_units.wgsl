@@ -169,7 +169,7 @@ fn load_{side}(line_start: u32, column: u32) -> vec4<u32> {
       //!if !whole_inner
             {side}_{q} = select(vec4<u32>(), {side}_{q}, {inside});
         //!if {side}_contiguous && !{side}_vectors
-            // The line may end inside the vector.
+            // If the factor's row or column ends inside this vector, the halves beyond it are zero.
           //!let column = {start} + {vector} * 8u
           //!for j component in 0 x, 1 y, 2 z, 3 w
             //!let low = select(0u, 0xffffu, {column} + {2 * j}u < dims.z)
@@ -300,7 +300,8 @@ fn {name}(
     let row0 = (band_row + in_band % band_rows) * {rows}u;
     let column0 = in_band / band_rows * {columns}u;
 //!end
-    // The subgroup's block of the tile; the compiler can tell that it is inside.
+    // The first row and column, in the tile, of the block that this subgroup computes. The remainder
+    // lets the compiler prove that the block lies inside the tile.
 //!let blocks_across = {columns / subgroup_columns}
     let own_row = subgroup / {blocks_across}u % {rows / subgroup_rows}u * {subgroup_rows}u;
     let own_column = subgroup % {blocks_across}u * {subgroup_columns}u;

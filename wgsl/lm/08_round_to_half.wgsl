@@ -20,7 +20,8 @@ alias TargetVector = vec2<u32>;
 
 //!include lm/conversion.wgsl
 
-// A word of two halves, of which `before` keeps the upper one if only one element is left.
+// Returns the word to store: `halves`, with the upper half of the old word `before` if only one
+// element is left.
 fn kept(halves: u32, before: u32, left: u32) -> u32 {
     return select((halves & 0xffffu) | (before & 0xffff0000u), halves, left > 1u);
 }

@@ -50,7 +50,7 @@ fn finalize_grad_stats(@builtin(local_invocation_index) local_index: u32) {
     }
 }
 
-// The mean over all targets of a part of the loss.
+// Returns one term of the loss, averaged over all targets.
 fn mean_of_part(part: u32, local_index: u32) -> f32 {
     var sum = 0.0;
     for (var i = local_index; i < dims.y; i += WORKGROUP_SIZE) {

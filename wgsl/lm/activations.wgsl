@@ -49,7 +49,8 @@ fn sigmoid(value: f32) -> f32 {
     return 1.0 / (1.0 + exp(-value));
 }
 
-// tanh is 1 in f32 well before 20; devices may compute it by exponentials, which overflow later.
+// The argument of tanh is clamped: tanh rounds to 1 in f32 for arguments below 20, and devices that
+// compute it by exponentials overflow for large ones.
 fn gelu_tanh(value: f32) -> f32 {
     let inner = SQRT_2_OVER_PI * (value + GELU_CUBIC * value * value * value);
     return tanh(clamp(inner, -20.0, 20.0));

@@ -1,5 +1,6 @@
-// The positions of a vector of pairs of columns of a head: in the separate tensors of queries, keys and
-// values, and in the tensor in which a row has all three. A vector has `fours` times four pairs.
+// Finds where a vector of a head's columns is stored: in the separate tensors of queries, keys and
+// values, and in the tensor whose rows hold all three. A vector covers 4 * `fours` columns of the first
+// half of a head; each of them has its partner in the second half.
 //!include lm/elements.wgsl
 //!override fours = 1
 

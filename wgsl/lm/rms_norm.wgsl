@@ -8,7 +8,7 @@ override ROW_THREADS: u32 = 256u;
 @group(0) @binding(4) var<uniform> dims: vec4<u32>;
 @group(0) @binding(5) var<uniform> params: vec4<f32>;
 
-// The rows of a workgroup. numbers: in an element.
+// Normalises the rows of workgroup `group`. numbers: how many numbers an element holds.
 fn normalise_rows(group: u32, numbers: u32, local_index: u32) {
     let row = group * (WORKGROUP_SIZE / ROW_THREADS) + local_index / ROW_THREADS;
     let thread = local_index % ROW_THREADS;

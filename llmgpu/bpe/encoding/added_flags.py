@@ -29,7 +29,8 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.normalizing import WHITE_SPACE
 
 LONGEST = 4  # largest number of bytes in a character
-# Bytes that are searched for the end of white space at first; more only if all are white space.
+# Number of bytes that are searched first for the edge of a run of white space. The search goes on
+# only if all of them are white space.
 _WINDOW = 64
 # Bytes of a block in `Blanks`: a multiple of 1, 2 and 3, the lengths of white-space characters.
 _BLOCK = 3 << 14

@@ -79,7 +79,7 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
     Raises VocabularyError for a folder without a vocabulary, for a vocab.json or merges.txt without
     the other file, and for a published encoding that this machine does not have.
     """
-    # A folder, a published name, or a name without a file.
+    # Search a folder. A path without a file may be the name of a published encoding.
     name = str(path)
     if os.path.isdir(name):
         return find_in_folder(name, format)

@@ -100,7 +100,10 @@ class _Expression:
         return (begun, _BOUND) if ends else (_GAP, _STOP)
 
     def _move(self, threads: _Threads, bits: int) -> tuple[_Threads, bool]:
-        """Return the threads after a character, and whether a match ends before the character."""
+        """Return the states of the automaton after a character, and whether a match ends before it.
+
+        bits: the sets that contain the character; 0 at the end of the text.
+        """
         # Follow each thread, in their order, up to the instructions that take the character.
         waiting, seen, moved = [*reversed(threads)], set(), dict[tuple[int, int], None]()
         while waiting:

@@ -100,8 +100,8 @@ def start_mask(
         is ignored.
     continues: with pattern none, whether text[0] is inside a pre-token; with any other pattern, a
         pre-token starts at text[0].
-    closed: whether the document ends at the end of text. If not, later text may change the entries
-        from the position that `last_start` returns on.
+    closed: whether the document ends at the end of text. If not, text that
+        follows may change the marks at and after the position that `last_start` returns.
 
     Returns bool (n,).
     """

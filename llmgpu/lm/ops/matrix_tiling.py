@@ -112,7 +112,10 @@ class MatrixTile(_Block):
         return self.rows * self.columns * (0.21 + 6.2 * loads) / (128 * 128)
 
     def together(self, unit: Unit) -> int:
-        """Return how many adjacent matrices of sums are stored together, up to a cache line."""
+        """Return how many adjacent result matrices of a subgroup are stored at once.
+
+        Their rows together fill at most one cache line, and their number divides the subgroup's.
+        """
         return gcd(max(32 // unit[1], 1), self.subgroup_columns // unit[1])
 
     def vectors(self, unit: Unit) -> tuple[int, int]:

@@ -398,8 +398,8 @@ class GpuSnapshot(Snapshot):
     def advance(self) -> bool:
         from llmgpu.gpu.commands import Download
 
-        # Finish a part only after the programs of later steps were submitted, so that the device
-        # has work while the host waits.
+        # Wait for a part of the snapshot only when the programs of later steps have been submitted:
+        # the device then has work while the host waits.
         if self._reading and (not self._unread or len(self._reading) == PARTS_IN_FLIGHT):
             download, part = self._reading.popleft()
             download.finish(*(piece for _, piece in part))
