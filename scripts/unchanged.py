@@ -212,8 +212,19 @@ RULES: dict[str, list[str]] = {
         r"^for \(;; at = \(at \+ 1\) & table->mask\) \{ \| \d+: (?:\+ -> -|1 -> 2)",
     ],
     "llmgpu/bpe/encoding/matching.py": [
+        # Time alone: the sizes of windows and memories, and how often a cut is tried.
+        r"^(?:WINDOW|_LEAST_TOKENS|_CUTS|_REMEMBERED_WORDS) = ",
+        r"^size \*= 2 ",
         r"^_GONE = -2 .*: 2 -> 3$",  # any number below -1
+        # As in long_words.c: without stages, windows that go together gave the same ids.
+        r"^if len\(word\) > WINDOW and self\._has_stages: .* or self",
+        # From an earlier token on, or up to a later one: the same answer, later.
+        r"^if self\._go_together\(word, first \+ int\(begins\[cut - 1\]\).*: 1 -> 2$",
+        r"^end = border \+ int\(begins\[1\]\) if .*: (?:min -> max|1 -> 2)$",
+        r"made\[pairs\.\w+\]\).*: (.*) > (.*) -> \1 >= \2$",  # no token is its own part
         r"list\(range\(1, end \+ 1\)\) \| (?:58|62): 1 -> 2$",  # room to spare
+        r"^made = np\.full\(int\(symbols\) \+ 1, .*: 1 -> 2$",  # the same
+        r"^last, first, size = first \+ int\(begins\[cut - 1\]\).*45: 1 -> 2$",  # as `end` above
         r"\.reshape\(-1, 3\)\.T .*1 -> 2$|^unknown = -1 if .*: 1 -> 2$",  # any negative number
     ],
     "llmgpu/bpe/encoding/special_encoding.py": [

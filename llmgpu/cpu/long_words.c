@@ -1,24 +1,9 @@
 /* Byte pair encoding of one long word with a heap of its pairs, window by window.
  * A heap and its symbols take 24 bytes for each byte of a word, so a word of more than MOST_AT_ONCE
  * bytes is merged in windows, if every pair with a token ranks after all pairs that make the token.
- * With any other vocabulary, or if two windows don't fit together, the whole word is merged with
- * one heap.
- *
- * Windows give the word's tokens, because under this condition pairs merge in stages, rank by rank
- * and from the left:
- *
- * - If no merge of a text crosses a border, the text before the border and the text after it merge
- *   independently. So the tokens of a window up to a border between two of its tokens are the
- *   tokens that the text up to this border has alone.
- * - The tokens of two stretches may be put end to end if the last token of the first stretch and
- *   the first token of the second stretch, merged together, become these two tokens again. The only
- *   pair that could cross the border consists of the symbols on either side of the border. At every
- *   stage these symbols do not depend on the text around the two tokens. Of equal symbols in a row
- *   every other pair merges, counted from the left. No merge crosses the border between the last
- *   token and the token before it, so counting starts there.
- *
- * (See M. Berglund, B. van der Merwe, Formalizing BPE Tokenization, arXiv 2309.08715.) Borders are
- * tried at some distance from the window's end. If several borders fail the test, the window grows.
+ * llmgpu/bpe/encoding/matching.py proves that windows give the word's tokens, and has the same
+ * algorithm. With any other vocabulary, or if two windows don't fit together, the whole word is
+ * merged with one heap.
  */
 #include "matching.h"
 

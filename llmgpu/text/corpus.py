@@ -554,7 +554,7 @@ class FilteredSource:
         self._block = np.empty(least_bytes, np.uint8)
         self._room = 0
         self._ended = False
-        self._has_more = False  # the source filled the block that it read last
+        self._has_more = False  # a part of the block that was read last is not filtered yet
         self._reader = PieceReader(self._pieces())
 
     def read_into(self, buffer: NDArray[np.uint8]) -> Piece:
@@ -566,19 +566,26 @@ class FilteredSource:
             found.append(piece.starts + length)
             length += piece.length
             end = self._ended and self._reader.is_used_up
-            # Fill the buffer, unless the source has to wait for more text.
+            # Fill the buffer from one block. The source may have to wait for another.
             is_enough = length == len(buffer) or not self._has_more
             if end or (is_enough and (length or any(map(len, found)))):
                 return Piece(buffer[:length], np.concatenate(found), piece.closed, end)
 
     def _pieces(self) -> Iterator[Piece]:
         while not self._ended:
-            room = min(self._room, MOST_BYTES)
-            if len(self._block) < room:
-                self._block = np.empty(room, np.uint8)
+            if len(self._block) < self._room:
+                self._block = np.empty(self._room, np.uint8)
             piece = self._source.read_into(self._block)
-            self._ended, self._has_more = piece.end, piece.length == len(self._block)
-            yield self._filter.feed(piece.text, piece.starts, piece.closed or piece.end)
+            starts, closed = piece.starts, piece.closed or piece.end
+            # Filter the block in parts, so that copies stay in the processor's caches.
+            for begin in range(0, max(piece.length, 1), MOST_BYTES):
+                end = begin + MOST_BYTES
+                self._has_more = end < piece.length
+                self._ended = piece.end and not self._has_more
+                count = int(np.searchsorted(starts, end)) if self._has_more else len(starts)
+                here, starts = starts[:count] - begin, starts[count:]
+                final = closed and not self._has_more
+                yield self._filter.feed(piece.text[begin:end], here, final)
 
 
 def is_small(source: Source) -> bool:

@@ -11,6 +11,24 @@ If the vocabulary has `takes_whole_tokens`, a word that spells a token becomes t
 words are merged in rounds, many words at a time. In each round, every word merges its pair of the
 lowest rank, the leftmost of several. A word is done when none of its pairs merges. A word of more
 than MOST_BYTES is merged alone, with a heap of its pairs; the order of its merges is the same.
+
+A heap takes some hundred bytes for each byte of a word, so a word of more than WINDOW bytes is
+merged in windows. Windows give the word's tokens if every pair that contains a token ranks after
+all pairs that make the token. Under this condition pairs merge in stages, rank by rank and from the
+left:
+
+- If no merge of a text crosses a border, the text before the border and the text after it merge
+  independently. So the tokens of a window up to a border between two of its tokens are the tokens
+  that the text up to this border has alone.
+- The tokens of two stretches may be put end to end if the last token of the first stretch and the
+  first token of the second stretch, merged together, become these two tokens again. The only pair
+  that could cross the border consists of the symbols on either side of the border. At every stage
+  these symbols do not depend on the text around the two tokens. Of equal symbols in a row every
+  other pair merges, counted from the left. No merge crosses the border between the last token and
+  the token before it, so counting starts there.
+
+(See M. Berglund, B. van der Merwe, Formalizing BPE Tokenization, arXiv 2309.08715.) Borders are
+tried at some distance from the window's end. If several borders fail the test, the window grows.
 """
 
 from __future__ import annotations
@@ -33,11 +51,18 @@ from llmgpu.errors import VocabularyError
 from llmgpu.spelling import spelled
 
 NO_RANK = 0x3FFFFF  # the rank of a pair that does not merge; all other ranks are lower
+WINDOW = 1 << 12  # bytes of a window
+_LEAST_TOKENS = 8  # a window with fewer tokens is not cut
+_CUTS = (15, 12, 10, 8, 6)  # borders to try: after this many 16ths of a window's tokens
+# Number of words and windows whose tokens are cached, because texts repeat words.
+_REMEMBERED_WORDS = 1024
 GONE = -2  # marks a symbol that was merged into the previous symbol; -1 is a byte without a token
 # Mask of the low half of 64 bits, which holds a right symbol, a result or a position.
 _LOW = 0xFFFFFFFF
 _RANK = -1 ^ _LOW  # mask of the high half of 64 bits, which holds the rank
 
+# The tokens of a word: the positions at which they begin, int32, and their ids, int32.
+_Merged = tuple[NDArray[np.int32], NDArray[np.int32]]
 # Longer words, in bytes, are merged with a heap, because a word may need a round for each byte.
 MOST_BYTES = 128
 _BLOCK = 1 << 18  # bytes of words that are merged at a time
@@ -64,14 +89,7 @@ class BpeMatcher:
         self._whole = ordinary_ranks(vocabulary) if vocabulary.takes_whole_tokens else {}
         self._pairs = pair_ranks(vocabulary)
         self._byte_ids = byte_ids(vocabulary)
-
-    @cached_property
-    def _ranked(self) -> dict[int, int]:
-        """The pairs that merge, in the form that `merge_by_heap` reads."""
-        pairs, ranks = self._pairs, self._pairs.ranks.astype(np.int64)
-        return dict(
-            zip(pairs.keys.tolist(), (ranks << 32 | pairs.results[ranks]).tolist(), strict=True)
-        )
+        self._long_words = LongWordMerger(self._pairs, self._byte_ids)
 
     def match(self, words: Sequence[bytes]) -> Matches:
         """Return the tokens of words, with NO_TOKEN for a byte without a token."""
@@ -85,7 +103,7 @@ class BpeMatcher:
         merged = self._merge_short([words[number] for number in short.tolist()], lengths[short])
         counts[short] = merged[1]
         longer = np.flatnonzero((whole == _NO_TOKEN) & (lengths > MOST_BYTES)).tolist()
-        long_ids = [self._merge_long(words[k]) for k in longer]
+        long_ids = [self._long_words.merge(np.frombuffer(words[k], np.uint8)) for k in longer]
         counts[longer] = [len(ids) for ids in long_ids]
         # Join the ids in the order of the words. firsts: position of each word's first id.
         ids = np.repeat(whole.view(np.uint32), counts)
@@ -94,12 +112,6 @@ class BpeMatcher:
         for first, of_word in zip(firsts[longer].tolist(), long_ids, strict=True):
             ids[first : first + len(of_word)] = of_word
         return ids, counts
-
-    def _merge_long(self, word: bytes) -> NDArray[np.uint32]:
-        """Return the tokens of one word, uint32 (n,)."""
-        symbols = self._byte_ids[np.frombuffer(word, np.uint8)].tolist()
-        merged = [symbol for symbol in merge_by_heap(symbols, self._ranked) if symbol != GONE]
-        return np.array(merged, np.int32).view(np.uint32)
 
     def _merge_short(self, words: Sequence[bytes], lengths: NDArray[np.int64]) -> Matches:
         """Return the tokens of words of at most MOST_BYTES; lengths: int64 (words,), in bytes."""
@@ -256,6 +268,119 @@ def byte_ids(vocabulary: Vocabulary) -> NDArray[np.int32]:
     single = ordinary[vocabulary.token_lengths[ordinary] == 1][::-1]
     ids[vocabulary.token_data[vocabulary.token_offsets[single]]] = single
     return ids
+
+
+class LongWordMerger:
+    """Merges words one at a time, in windows if possible.
+
+    Memory: 5 bytes for each byte of a word, if the word is merged in windows.
+    """
+
+    def __init__(self, pairs: PairRanks, byte_ids: NDArray[np.int32]) -> None:
+        """Prepare to merge `pairs`; byte_ids: int32 (256,), the symbol of each byte."""
+        self._pairs = pairs
+        self._byte_ids = byte_ids
+        self._remembered: dict[bytes, _Merged] = {}
+
+    def merge(self, word: NDArray[np.uint8]) -> NDArray[np.uint32]:
+        """Return the tokens of a word, uint8 (n,)."""
+        if len(word) > WINDOW and self._has_stages:
+            ids = self._merge_windows(word)
+            if ids is not None:
+                return ids
+        return self._merge(word)[1].view(np.uint32)
+
+    @cached_property
+    def _ranked(self) -> dict[int, int]:
+        """The pairs that merge, in the form that `merge_by_heap` reads."""
+        pairs, ranks = self._pairs, self._pairs.ranks.astype(np.int64)
+        return dict(
+            zip(pairs.keys.tolist(), (ranks << 32 | pairs.results[ranks]).tolist(), strict=True)
+        )
+
+    @cached_property
+    def _has_stages(self) -> bool:
+        """Whether every pair ranks after all pairs that make one of its two symbols."""
+        pairs = self._pairs
+        if len(pairs.ranks) == 0:
+            return True
+        results = pairs.results[pairs.ranks]
+        symbols = max(array.max() for array in (results, pairs.left, pairs.right, self._byte_ids))
+        made = np.full(int(symbols) + 1, -1, np.int32)
+        np.maximum.at(made, results, pairs.ranks)
+        return bool(((pairs.ranks > made[pairs.left]) & (pairs.ranks > made[pairs.right])).all())
+
+    def _merge_windows(self, word: NDArray[np.uint8]) -> NDArray[np.uint32] | None:
+        """Return the tokens of a word; None if the windows did not give them.
+
+        Windows fail if a window was enlarged, and its first token changed so that it can't follow
+        the token before it.
+        """
+        ids = bytearray()  # uint32 ids as raw bytes, because a bytearray grows in place
+        # Start of the last token before the window, and start of the window.
+        last = first = 0
+        size, window = WINDOW, self._merge(word[:WINDOW])
+        while first + size < len(word):
+            found = self._cut(word, first, window)
+            if found is None:
+                size *= 2
+                window = self._merge(word[first : first + size])
+                if first and not self._go_together(word, last, first, window):
+                    return None
+                continue
+            begins, tokens = window
+            cut, window = found
+            ids += tokens[:cut].tobytes()
+            last, first, size = first + int(begins[cut - 1]), first + int(begins[cut]), WINDOW
+        ids += window[1].tobytes()
+        return np.frombuffer(ids, np.uint32)
+
+    def _cut(
+        self, word: NDArray[np.uint8], first: int, window: _Merged
+    ) -> tuple[int, _Merged] | None:
+        """Find a border in a window at which the text may be cut.
+
+        first: start of the window in the word. Returns the number of tokens before the border, and
+        the next window, which begins at the border. Returns None if no border passes the test.
+        """
+        begins, _ = window
+        if len(begins) < _LEAST_TOKENS:
+            return None
+        for sixteenths in _CUTS:
+            cut = len(begins) * sixteenths // 16
+            border = first + int(begins[cut])
+            following = self._merge(word[border : border + WINDOW])
+            if self._go_together(word, first + int(begins[cut - 1]), border, following):
+                return cut, following
+        return None
+
+    def _go_together(
+        self, word: NDArray[np.uint8], last: int, border: int, following: _Merged
+    ) -> bool:
+        """Whether the two tokens at a border become the same two tokens if merged as one text.
+
+        last: start of the token before the border. following: tokens of the window that begins at
+        the border.
+        """
+        begins, _ = following
+        end = border + int(begins[1]) if len(begins) > 1 else min(border + WINDOW, len(word))
+        alone, _ = self._merge(word[last:end])
+        return border - last in alone.tolist()
+
+    def _merge(self, word: NDArray[np.uint8]) -> _Merged:
+        """Return the tokens of a word or window. Results are cached."""
+        key = word.tobytes() if len(word) <= WINDOW else b""
+        merged = self._remembered.get(key)
+        if merged is None:
+            symbols = merge_by_heap(self._byte_ids[word].tolist(), self._ranked)
+            kept = np.array(symbols, np.int32)
+            begins = np.flatnonzero(kept != GONE)
+            merged = begins.astype(np.int32), kept[begins]
+            if key:
+                if len(self._remembered) == _REMEMBERED_WORDS:
+                    self._remembered.clear()
+                self._remembered[key] = merged
+        return merged
 
 
 def merge_by_heap(symbols: list[int], pairs: Mapping[int, int]) -> list[int]:

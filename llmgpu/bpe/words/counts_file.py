@@ -357,15 +357,25 @@ def _check_header(header: dict[str, Any]) -> None:
         raise _UnfitError("damaged: its header is not in canonical form")
 
 
+def _content_bytes(header: dict[str, Any]) -> int:
+    """Return the number of bytes after the header."""
+    numbers = header["words"] * (_LENGTH.itemsize + _COUNT.itemsize)
+    return int(numbers + header["data_bytes"] + _HASH_BYTES)
+
+
 def _open_seekable(path: str | Path) -> BinaryIO:
-    """Open a file. A pipe that begins like a file of word counts is read into memory."""
+    """Open a file. A pipe is read into memory, up to one byte beyond the length in its header."""
     stream = open(path, "rb")  # noqa: SIM115 (closed by the reader)
     if stream.seekable():
         return stream
     with stream:
-        head = stream.read(_MAX_HEADER_BYTES)
-        _read_header(head)
-        return BytesIO(head + stream.read())
+        blocks = [stream.read(_MAX_HEADER_BYTES)]
+        header, begin = _read_header(blocks[0])
+        left = begin + _content_bytes(header) + 1 - len(blocks[0])
+        while left > 0 and (block := stream.read(min(left, _MAX_HEADER_BYTES))):
+            blocks.append(block)
+            left -= len(block)
+    return BytesIO(b"".join(blocks))
 
 
 def _check_words(words: DistinctWords) -> None:

@@ -1,16 +1,20 @@
-"""Long words, which are merged one at a time with a heap, against the plain loop."""
+"""Long words merged window by window against the plain loop."""
 
 from __future__ import annotations
 
 import random
+import tracemalloc
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding import matching
+from llmgpu.bpe.encoding.matching import LongWordMerger, byte_ids, pair_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.bpe.encoding.test_matching import BYTES, make_vocabulary, merge_vocabularies
 from tests.bpe.encoding.test_matching import rank_vocabularies as any_order
@@ -59,21 +63,89 @@ def random_words(rng: random.Random, count: int) -> tuple[Vocabulary, list[bytes
     return vocabulary, [b"".join(rng.choices(parts, k=rng.randint(20, 90))) for _ in range(count)]
 
 
-@settings(deadline=None, max_examples=examples(300))
-@given(trained() | by_ranks() | merge_vocabularies() | any_order(), WORDS)
-def test_words_merged_with_a_heap(vocabulary: Vocabulary, word: bytes) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matching, "MOST_BYTES", 1)
-        ids, _ = matching.BpeMatcher(vocabulary).match([word])
-    assert ids.tolist() == reference.bpe_encode(vocabulary, word)
+def merge(vocabulary: Vocabulary, word: bytes) -> list[int]:
+    merger = LongWordMerger(pair_ranks(vocabulary), byte_ids(vocabulary))
+    return merger.merge(np.frombuffer(word, np.uint8)).tolist()
 
 
-def test_tokens_as_long_as_words() -> None:
+def test_windows_give_the_ids_of_whole_words(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(1)
+    for _ in range(examples(120)):
+        vocabulary, words = random_words(rng, 10)
+        found = []
+        for window in (16, 1 << 20):
+            monkeypatch.setattr(matching, "WINDOW", window)
+            merger = LongWordMerger(pair_ranks(vocabulary), byte_ids(vocabulary))
+            found.append([merger.merge(np.frombuffer(word, np.uint8)).tolist() for word in words])
+        assert found[0] == found[1], vocabulary.tokens[256:]
+
+
+@settings(deadline=None, max_examples=examples(200))
+@given(trained() | by_ranks(), WORDS, st.integers(8, 60))
+def test_windows_of_any_size(vocabulary: Vocabulary, word: bytes, window: int) -> None:
+    assume(not (vocabulary.ignore_merges and word in vocabulary.tokens))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matching, "MOST_BYTES", 1)
-        for _ in range(examples(120)):
-            vocabulary, words = random_words(rng, 10)
-            ids, _ = matching.BpeMatcher(vocabulary).match(words)
-            expected = [reference.bpe_encode(vocabulary, word) for word in words]
-            assert ids.tolist() == [number for each in expected for number in each]
+        patch.setattr(matching, "WINDOW", window)
+        assert merge(vocabulary, word) == reference.bpe_encode(vocabulary, word)
+
+
+@settings(deadline=None, max_examples=examples(100))
+@given(merge_vocabularies() | any_order(), WORDS, st.integers(8, 60))
+def test_pairs_that_rank_before_their_parts(
+    vocabulary: Vocabulary, word: bytes, window: int
+) -> None:
+    assume(not (vocabulary.ignore_merges and word in vocabulary.tokens))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matching, "WINDOW", window)
+        patch.setattr(matching, "_REMEMBERED_WORDS", 2)
+        assert merge(vocabulary, word) == reference.bpe_encode(vocabulary, word)
+
+
+def letters_vocabulary() -> Vocabulary:
+    """Pairs of letters, each of them a token, and runs of one letter up to 64."""
+    merges = [(97 + a, 97 + b) for a in range(26) for b in range(26)]
+    ids = {pair: 256 + k for k, pair in enumerate(merges)}
+    run = ids[97, 97]
+    for _ in range(5):
+        merges.append((run, run))
+        run = 255 + len(merges)
+    spelled = BYTES + [bytes(pair) for pair in merges[:676]]
+    for left, right in merges[676:]:
+        spelled.append(spelled[left] + spelled[right])
+    triples = [(*pair, 256 + k) for k, pair in enumerate(merges)]
+    return make_vocabulary(spelled, triples, ignore_merges=False)
+
+
+RANDOM: Any = partial(np.random.default_rng(4).integers, 97, 123, dtype=np.uint8)
+
+
+@pytest.mark.parametrize("make", [partial(np.full, fill_value=97, dtype=np.uint8), RANDOM])
+def test_the_memory_of_a_word_is_bounded(make: Any) -> None:
+    vocabulary = letters_vocabulary()
+    merger = LongWordMerger(pair_ranks(vocabulary), byte_ids(vocabulary))
+    merger.merge(make(100))
+    word = make(50_000 if make is RANDOM else 4_000_000)
+    tracemalloc.start()
+    try:
+        ids = merger.merge(word)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert b"".join(vocabulary.tokens[i] for i in ids.tolist()) == word.tobytes()
+    assert peak < 3 * len(word) + (8 << 20)
+
+
+def test_little_of_a_word_is_merged_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows overlap by a small part of them, however long the word is."""
+    vocabulary, word = letters_vocabulary(), RANDOM(200_000)
+    merged = []
+
+    def recorded(symbols: list[int], *rest: Any) -> list[int]:
+        merged.append(len(symbols))
+        return merge_by_heap(symbols, *rest)
+
+    merge_by_heap = matching.merge_by_heap
+    monkeypatch.setattr(matching, "merge_by_heap", recorded)
+    LongWordMerger(pair_ranks(vocabulary), byte_ids(vocabulary)).merge(word)
+    assert sum(merged) < 1.1 * len(word)
+    assert max(merged) == matching.WINDOW
