@@ -11,9 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tokenizers import normalizers
 
 from llmgpu.errors import VocabularyError
+from llmgpu.text.corpus import MOST_BYTES as FILTER_BYTES
+from llmgpu.text.corpus import FilteredSource
+from llmgpu.text.documents import Piece
 from llmgpu.text.normalizing import (
     BLOCK_BYTES,
     Normalizer,
@@ -236,3 +240,26 @@ def test_how_they_are_spelled() -> None:
 def test_what_is_not_exact_is_refused(text: str, message: str) -> None:
     with pytest.raises(VocabularyError, match=message):
         get_normalizer(text)
+
+
+class OneBlock:
+    """A text source like a pipe that has delivered one block; a second read would wait."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, self.reads = nbytes, 0
+
+    def read_into(self, buffer: NDArray[np.uint8]) -> Piece:
+        self.reads += 1
+        assert self.reads == 1, "read again although text is ready"
+        buffer[: self.nbytes] = ord("a")
+        return Piece(buffer[: self.nbytes], np.zeros(1, np.int64), closed=False)
+
+
+@pytest.mark.parametrize("nbytes", [1000, FILTER_BYTES, 3 * FILTER_BYTES, 3 * FILTER_BYTES + 1])
+def test_filtered_text_does_not_wait_for_more_text(nbytes: int) -> None:
+    source = FilteredSource(
+        OneBlock(nbytes), get_normalizer('[{"prepend":"_","type":"Prepend"}]').filter()
+    )
+    piece = source.read_into(np.empty(4 * FILTER_BYTES, np.uint8))
+    assert piece.text.tobytes() == b"_" + b"a" * nbytes
+    assert piece.starts.tolist() == [0]
