@@ -295,7 +295,7 @@ class _Job:
 
     def _settle_resumed(self, folder: RunFolder, checkpoint: Checkpoint) -> _Settled:
         """Return the settings of a resumed run; InputError for options of another run."""
-        # The model of --init, and the token of --eos, must be those of the run.
+        # Compare --init and --eos, if given, with the model and the token that the run began with.
         init, before = self.given.init, read_log(folder.log).facts.get("init")
         if init is not None and (
             before is None or Path(init) not in (Path(before), Path(before).parent)

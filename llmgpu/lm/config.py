@@ -16,6 +16,7 @@ from llmgpu.option_fields import MODEL, option
 
 Activation = Literal["swiglu", "gelu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+RopeScalingKind = Literal["linear", "llama3"]
 UNGATED: tuple[Activation, ...] = ("gelu",)  # activations of networks without a gate
 
 HEAD_DIM_MULTIPLE = 4  # head rows are read 16 bytes at a time
@@ -76,14 +77,17 @@ class RopeScaling:
     of Models, arXiv 2407.21783, as Hugging Face computes it).
     """
 
-    kind: Literal["linear", "llama3"]
+    kind: RopeScalingKind
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_seq_len: int = 8192
 
     def __post_init__(self) -> None:
-        """Raise InputError for numbers out of range."""
+        """Raise InputError for an unknown kind, and for numbers out of range."""
+        if self.kind not in get_args(RopeScalingKind):
+            known = ", ".join(get_args(RopeScalingKind))
+            raise InputError(f"the kind of rope_scaling is {self.kind}; use one of {known}")
         if not 1 <= self.factor < math.inf:
             raise InputError(f"the factor of rope_scaling is {self.factor}, but must be 1 or more")
         if not 0 < self.low_freq_factor < self.high_freq_factor < math.inf:

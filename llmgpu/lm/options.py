@@ -27,6 +27,7 @@ Precision = Literal["f32", "f16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Schedule = Literal["cosine", "linear", "wsd"]
 Initialisation = Literal["normal", "fan-in"]
+DriverName = Literal["wgpu", "dawn"]
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 F16_VERSION = 5  # see `TrainOptions.f16_version`
@@ -202,7 +203,7 @@ class TrainOptions:
         may_change=True)
     # fmt: on
     epsilon: float = 1e-8
-    driver: Literal["wgpu", "dawn"] = "wgpu"
+    driver: DriverName = "wgpu"
     f16_version: int = F16_VERSION
 
     def __post_init__(self) -> None:
@@ -211,6 +212,9 @@ class TrainOptions:
         if not 0 <= self.seed < 1 << 63:
             raise InputError(f"--seed is {self.seed}, but must be from 0 to 2^63 - 1")
         check_ranges(self)
+        if self.driver not in get_args(DriverName):
+            known = ", ".join(get_args(DriverName))
+            raise InputError(f"--driver is {self.driver}; use one of {known}")
         if self.decay_steps and self.schedule != "wsd":
             raise InputError("--decay-steps needs --schedule wsd")
         if self.lora_rank:

@@ -62,9 +62,7 @@ from llmgpu.text.template import Template
 PATIENCE_SECONDS = 0.02
 LEAST_PART = 16  # the whole size is estimated after 1 / 16 of the files has been read
 LEAST_BYTES = 1 << 14  # least bytes that a filter reads at a time, even for a smaller buffer
-MOST_BYTES = (
-    1 << 18
-)  # most bytes that a filter reads at a time: copies stay in the processor's cache
+MOST_BYTES = 1 << 18  # bytes that a filter gets at a time, so that copies stay in caches
 _BLOCK_BYTES = 1 << 20
 _SMALL_FILES = 1024  # most files that one call of the engine reads
 

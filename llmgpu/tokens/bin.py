@@ -559,10 +559,13 @@ class BinWriter(NumbersWriter):
                 with output_errors(name):
                     os.unlink(name)
 
+    @property
+    def _starts(self) -> NDArray[np.int64]:
+        """Positions in the file at which documents start: (documents,), made for each use."""
+        return np.concatenate([np.empty(0, np.int64), *self._offsets])
+
     def _describe(self, path: str) -> dict[str, bytes]:
         """Return the contents of side file and index by name; path: the temporary file of ids."""
-        # Positions in the file at which documents start, int64 (documents,).
-        starts = np.concatenate([np.empty(0, np.int64), *self._offsets])
         mask = self._mask and {"sample_sha256": sample_digest(self._mask.temporary)}
         side = {
             "format": SIDE_FORMAT,
@@ -582,11 +585,10 @@ class BinWriter(NumbersWriter):
             "sample_sha256": sample_digest(path),
             **({"loss_mask": mask} if mask else {}),
         }
-        offsets = b', "document_offsets": [', format_numbers(starts), b"]}\n"
-        contents = {
-            side_path(self._output.path): json.dumps(side)[:-1].encode() + b"".join(offsets)
-        }
+        facts, numbers = json.dumps(side)[:-1].encode(), format_numbers(self._starts)
+        listed = b"".join([facts, b', "document_offsets": [', numbers, b"]}\n"])
+        contents = {side_path(self._output.path): listed}
         index = index_path(self._output.path, self._layout)
         if index is not None:
-            contents[index] = make_index(self._dtype.name, starts, self.ids)
+            contents[index] = make_index(self._dtype.name, self._starts, self.ids)
         return contents

@@ -274,7 +274,7 @@ def _in_order(manifests: Sequence[str | Path]) -> list[_Manifest]:
                 f"each part; those of a {spelled('--split')} are merged by themselves"
             )
         found[part.number] = path, content, shards
-    # Check that the manifests are those of all parts of one output.
+    # All manifests must belong to one output, and each part of the output must have one.
     names = [(Path(path).stem, number) for number, (path, _, _) in found.items()]
     _check_one_output(names, first["of"])
     numbers = range(1, first["of"] + 1)

@@ -525,7 +525,7 @@ def test_threads_have_the_ids_of_one(way: str) -> None:
 
 
 def test_a_long_str_is_encoded_in_its_own_memory_by_ctypes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Special tokens and NumPy need a copy of the str. The ids are those of its bytes."""
+    """The engine reads the str in place. A search for special tokens, and NumPy, read a copy."""
     if library.library() is None:
         pytest.skip("the CPU engine is not built")
 

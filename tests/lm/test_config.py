@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from llmgpu.errors import InputError
-from llmgpu.lm.config import PRESETS, ModelConfig, preset
+from llmgpu.lm.config import PRESETS, ModelConfig, RopeScaling, preset
 
 
 def test_gpt2_has_124_million_parameters() -> None:
@@ -43,3 +45,9 @@ def test_every_weight_has_its_own_name_and_norms_do_not_decay() -> None:
 def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ModelConfig(**{"vocab_size": 300, **sizes})
+
+
+def test_an_unknown_kind_of_rope_scaling_is_refused() -> None:
+    kind: Any = "yarn"
+    with pytest.raises(InputError, match="rope_scaling is yarn; use one of linear, llama3"):
+        RopeScaling(kind, 2.0)

@@ -105,6 +105,7 @@ def test_impossible_schedules(numbers: tuple[float, float, int, int]) -> None:
         ({"evaluation_fraction": math.nan}, r"--eval-fraction is nan"),
         ({"schedule": "step"}, "--schedule is step; use one of cosine, linear, wsd"),
         ({"initialisation": "zero"}, "--initialisation is zero; use one of normal, fan-in"),
+        ({"driver": "vulkan"}, "--driver is vulkan; use one of wgpu, dawn"),
     ],
 )
 def test_values_out_of_range(options: dict[str, Any], message: str) -> None:

@@ -255,6 +255,29 @@ class OneBlock:
         return Piece(buffer[: self.nbytes], np.zeros(1, np.int64), closed=False)
 
 
+class Lines:
+    """A text source of documents that a filter removes whole: each block has 3 of them a byte."""
+
+    def __init__(self, blocks: int) -> None:
+        self.left = blocks
+
+    def read_into(self, buffer: NDArray[np.uint8]) -> Piece:
+        self.left -= 1
+        buffer[:] = ord("a")
+        starts = np.arange(len(buffer)).repeat(3)
+        return Piece(buffer, starts, closed=True, end=not self.left)
+
+
+def test_filtered_text_returns_the_documents_of_one_block() -> None:
+    drop = '[{"content":"","pattern":{"String":"a"},"type":"Replace"}]'
+    source = FilteredSource(Lines(5), get_normalizer(drop).filter())
+    pieces = []
+    while not (pieces and pieces[-1].end):
+        pieces.append(source.read_into(np.empty(1 << 15, np.uint8)))
+    assert [len(piece.starts) for piece in pieces] == [3 << 15] * 5
+    assert not any(piece.length for piece in pieces)
+
+
 @pytest.mark.parametrize("nbytes", [1000, FILTER_BYTES, 3 * FILTER_BYTES, 3 * FILTER_BYTES + 1])
 def test_filtered_text_does_not_wait_for_more_text(nbytes: int) -> None:
     source = FilteredSource(

@@ -58,6 +58,8 @@ from llmgpu.text.normalizing import Normalizer, get_normalizer
 # the special token that was cut out there.
 _DOCUMENT = -1
 
+_NO_BOUNDARIES = np.empty((2, 0), np.int64)
+
 
 def with_special_tokens(
     encoder: Encoder,
@@ -371,8 +373,9 @@ class _Boundaries:
     """
 
     def __init__(self) -> None:
-        # The kinds of boundaries, and their offsets in the filtered text.
-        self._found: deque[tuple[int, int]] = deque()
+        # Boundaries are int64 (2, n): row 0 has their kinds, row 1 their offsets in filtered text.
+        self._found: deque[NDArray[np.int64]] = deque()  # boundaries not yet moved to `_ahead`
+        self._ahead = _NO_BOUNDARIES  # boundaries that have left `_found` but are not removed yet
         self._ends: deque[int] = deque()  # number of boundaries before each end of a document
         self._added = self._taken = 0  # numbers of boundaries added and removed
         self.follows: deque[bool] | None = None
@@ -405,12 +408,16 @@ class _Boundaries:
         self._added += len(kinds)
         if self.follows is not None:
             self.follows.extend((kinds != _DOCUMENT).tolist())
-        self._found.extend(zip(kinds.tolist(), offsets.tolist(), strict=True))
+        self._found.append(np.stack([kinds, offsets]))
 
     def take(self, count: int) -> NDArray[np.int64]:
         """Remove the next `count` boundaries; return their kinds, int64 (count,)."""
+        while self._ahead.shape[1] < count:
+            self._look_ahead()
+        kinds: NDArray[np.int64] = self._ahead[0, :count]
+        self._ahead = self._ahead[:, count:]
         self._taken += count
-        return np.array([self._found.popleft()[0] for _ in range(count)], np.int64)
+        return kinds
 
     def ends_document(self) -> bool:
         """Whether a document ends between the last boundary that `take` removed and the next."""
@@ -418,10 +425,15 @@ class _Boundaries:
             self._ends.popleft()
         return bool(self._ends) and self._ends[0] == self._taken
 
-    def special_before(self, offset: int) -> list[int]:
-        """Return the ids of special tokens up to `offset` that `take` has not removed."""
-        # Copy the boundaries first, because another thread may add some.
-        return [kind for kind, at in [*self._found] if at <= offset and kind != _DOCUMENT]
+    def special_before(self, offset: int) -> NDArray[np.int64]:
+        """Return the ids, int64, of special tokens up to `offset` that `take` has not removed."""
+        while self._found:
+            self._look_ahead()
+        kinds: NDArray[np.int64] = self._ahead[0, self._ahead[1] <= offset]
+        return np.compress(kinds != _DOCUMENT, kinds)
+
+    def _look_ahead(self) -> None:
+        self._ahead = np.concatenate([self._ahead, self._found.popleft()], axis=1)
 
 
 # A match: the begin and end of the bytes that are cut out, and the special token's id.

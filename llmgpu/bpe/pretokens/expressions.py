@@ -124,8 +124,8 @@ def mark_starts(
         found.append(characters[edge : edge + 1])
         begin = edge + 1
     found += matches(characters, begin)
-    # starts: int64 (found,), the index of the first character of each; `sure` has those that later
-    # text can't change.
+    # starts: int64 (found,), the index of the first character of each pre-token or edge. Later text
+    # can't change the first ones, `sure`.
     starts = np.cumsum([0, *map(len, found)])[:-1]
     sure = starts[starts <= max(_decided(characters), begin)]
     if positions is not None:

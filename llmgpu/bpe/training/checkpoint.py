@@ -111,7 +111,14 @@ class Checkpoint:
         is_unused = _is_unused(folder)
         if not is_unused:  # check before writing, because the folder may belong to another program
             begun = _read_run(folder / _RUN)
-            check_same_run(f"{folder} is the checkpoint of another run", begun, run)
+            is_recorded = UNICODE_FACT in begun or UNICODE_FACT not in run
+            known = run if is_recorded else {**run, UNICODE_FACT: None}
+            check_same_run(f"{folder} is the checkpoint of another run", begun, known)
+            if not is_recorded:
+                raise InputError(
+                    f"{folder} lacks the {UNICODE_FACT}, as in unreleased versions of llmgpu: "
+                    "resume it with the one that wrote it, or start a new run"
+                )
         checkpoint = cls(folder)
         try:
             if is_unused:

@@ -192,12 +192,16 @@ def _read_numbers(
     path: the file of ids or of the mask. offset: bytes before the first number of the file.
     """
     width = dtype.itemsize
-    # A read through `open` takes a third of the system calls of `np.fromfile`.
+    content = bytearray(piece.count * width)
+    # A read through `open` takes a third of the system calls of `np.fromfile`. A file system of a
+    # network may return fewer bytes than there are.
     with input_errors(path), open(path, "rb", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
         stream.seek(offset + piece.begin * width)
-        content = stream.read(piece.count * width)
-    if size < offset + piece.file.count * width or len(content) < piece.count * width:
+        left = memoryview(content)
+        while count := stream.readinto(left):
+            left = left[count:]
+    if size < offset + piece.file.count * width or left:
         raise InputError(f"{path} was cut short to {size} bytes while it was read")
     return np.frombuffer(content, dtype)
 

@@ -8,6 +8,7 @@ import random
 import threading
 import tracemalloc
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -396,3 +397,25 @@ def test_counts_are_read_from_a_pipe(tmp_path: Path) -> None:
         load(data + b"x")
     with pytest.raises(InputError, match="damaged"):
         load(data[:-1])
+
+
+def test_a_pipe_is_read_no_further_than_its_file(tmp_path: Path) -> None:
+    data = written(tmp_path / "c", SAMPLE)
+    os.mkfifo(tmp_path / "pipe")
+
+    def write() -> None:
+        with suppress(BrokenPipeError), open(tmp_path / "pipe", "wb") as pipe:
+            pipe.write(data)
+            for _ in range(128):
+                pipe.write(bytes(1 << 20))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="damaged"):
+            load_counts(tmp_path / "pipe")
+        assert tracemalloc.get_traced_memory()[1] < 80 << 20
+    finally:
+        tracemalloc.stop()
+        writer.join()
