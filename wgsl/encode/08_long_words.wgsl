@@ -1,9 +1,9 @@
 // encode_long_words: lists the words that the host encodes, with their text and with where their
 // tokens go.
 //
-// All threads together copy the text of one word after the other, beginning with the word that
-// encode_look_up listed last. The host reads the text itself if there are more than LISTED words,
-// or if a word has more than LISTED_BYTES bytes.
+// encode_look_up has chained the words. Every workgroup follows the whole chain and lists one of
+// GROUPS consecutive words; its threads copy the text of this word together. The host reads the text
+// itself if there are more than LISTED words, or if a word has more than LISTED_BYTES bytes.
 //
 // binding 0  params      uniform     SliceParams
 // binding 1  text        read        (length)
@@ -14,13 +14,14 @@
 // binding 6  group_sums  read        (workgroups) tokens of the workgroups before
 // binding 7  long_words  read_write  (LISTED) start, place of its token, length or 0; text
 // binding 8  state       read_write  WordState
-// dispatch: 1 workgroup
+// dispatch: GROUPS workgroups
 //!include common/workgroup.wgsl
 //!include words/state.wgsl
 //!include words/text.wgsl
 //!include encode/tokens.wgsl
 
-const LISTED: u32 = 64u;         // words
+const LISTED: u32 = 512u;        // words
+const GROUPS: u32 = 8u;
 const LISTED_BYTES: u32 = 4080u; // of the text of each
 
 struct LongWord {
@@ -60,11 +61,19 @@ fn length_at(start: u32) -> u32 {
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)
-fn encode_long_words(@builtin(local_invocation_index) thread: u32) {
+fn encode_long_words(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
     let count = atomicLoad(&state.long);
     if (atomicLoad(&state.pending) != 0u || count > LISTED) { return; }
     var start = atomicLoad(&state.last_long);
     for (var k = 0u; k < count; k++) {
+        let next = words[start + 1u];
+        if (k % GROUPS != workgroup.x) {
+            start = next;
+            continue;
+        }
         let length = length_at(start);
         for (var done = 4u * thread; done < length; done += 4u * WORKGROUP_SIZE) {
             long_words[k].text[done / 4u] = four_bytes(start + done);
@@ -77,6 +86,6 @@ fn encode_long_words(@builtin(local_invocation_index) thread: u32) {
             long_words[k].place = group + offsets[segment] + count_tokens(segment, before);
             long_words[k].length = length;
         }
-        start = words[start + 1u];
+        start = next;
     }
 }

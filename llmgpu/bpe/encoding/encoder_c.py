@@ -34,6 +34,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.extension import Encoding, extension, make_coder
 from llmgpu.cpu.library import TEXT_PADDING, CEncoder, CSharedWords, CVocabulary, library
 from llmgpu.forking import delaying_forks
+from llmgpu.pipeline import in_order
 from llmgpu.text.nfc import changeable_bits
 from llmgpu.text.normalizing import NFC
 from llmgpu.text.streams import FileBytes
@@ -55,6 +56,7 @@ _SPACED = '[{"content":" ","pattern":{"String":"\u2581"},"type":"Replace"}]'
 _PREFIXED = '[{"prepend":" ","type":"Prepend"},' + _SPACED[1:]
 # Lowest first byte of a character beyond ASCII; words may be divided before such a byte.
 _FIRST_LEAD = 0xC0
+_LEAST_WORDS = 4  # least long words that a thread matches for a device
 
 
 class CpuEncoder(HostEncoder):
@@ -173,11 +175,18 @@ class CSliceEncoder:
 
     def match_words(self, words: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint32]]:
         """Return the ids of each word; `words` is not empty."""
-        encoder = CEncoder(make_c_pattern(get_pattern("none")), self._matching)
         self._find_cuts(max(words, key=len))
-        found = (encoder.encode_document(self._words, word.tobytes()) for word in words)
-        # An encoder returns None only if its pattern has expressions, and "none" has none.
-        return [ids for ids in found if ids is not None]
+
+        def match(some: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint32]]:
+            encoder = CEncoder(make_c_pattern(get_pattern("none")), self._matching)
+            found = (encoder.encode_document(self._words, word.tobytes()) for word in some)
+            # An encoder returns None only if its pattern has expressions, and "none" has none.
+            return [ids for ids in found if ids is not None]
+
+        # Several threads match equal numbers of words, but few words only need one thread.
+        at_once = max(-(-len(words) // self._threads), _LEAST_WORDS)
+        shares = [words[first : first + at_once] for first in range(0, len(words), at_once)]
+        return [ids for found in in_order(shares, match, len(shares)) for ids in found]
 
     def _take_encoder(self) -> tuple[CEncoder, CSharedWords]:
         """Return an idle or a new encoder for this thread, and the table of words to use with it.

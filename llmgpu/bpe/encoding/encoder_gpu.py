@@ -6,8 +6,8 @@
   from text to text. A full table is emptied.
 - Long words are merged on the host. The device writes LONG_WORD in place of their ids.
 - The host encodes a whole slice in two cases: the device left starts of words undecided, or the
-  slice has many long words. Many means that one thread needs longer for them than all threads need
-  for the slice. The host then encodes some of the next slices, too, before the device is tried
+  slice has many long words. Many means one byte in MANY_LONG of a slice, if the host has several
+  threads. The host then encodes some of the next slices, too, before the device is tried
   again. If a pattern is one of expressions, the host marks the starts of words instead.
 - In a vocabulary of SentencePiece's kind, a further kernel replaces the symbols that are left of a
   new word by their items, see `llmgpu.bpe.vocabulary.symbols`.
@@ -66,6 +66,7 @@ LONGEST = 512
 SOFTWARE_LONGEST = 256  # less on a software adapter, because it limits the steps of a thread
 LONG_WORD = constant("encode/params.wgsl", "LONG_WORD")
 LISTED = constant("encode/08_long_words.wgsl", "LISTED")
+LISTING_GROUPS = constant("encode/08_long_words.wgsl", "GROUPS")
 LISTED_WORD = struct_dtype("encode/08_long_words.wgsl", "LongWord")
 BYTE_VECTORS = constant("encode/02_merge.wgsl", "BYTE_VECTORS")
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 64 << 20, 2 << 20
@@ -77,6 +78,10 @@ SHORTER_SLICES = ((256 << 20, 12 << 20), (4 << 30, 32 << 20))
 MOST_SPARED = 16
 # A slice's number of ids is estimated as its bytes times the last slice's ids per byte times this.
 MORE_IDS = 1.05
+# The host encodes whole slices of which long words take one byte in this many, or more.
+MANY_LONG = 4
+# A slice's number of long words is estimated as the last slice's times this, plus LONG_WORDS.
+MORE_LONG_WORDS, LONG_WORDS = 1.5, 32
 FREE = constant("encode/02_merge.wgsl", "FREE")  # rank that marks a free slot of the pair table
 
 
@@ -113,7 +118,7 @@ class GpuEncoder:
         # The largest buffer, the ids of distinct words, has up to 8 bytes for each byte of a slice.
         self._slice_bytes = min(max(slice_bytes, 64), device.max_binding_bytes // 8)
         self.expect(text_bytes)
-        self._shared_bytes = 0  # largest slice, in bytes, that the shared buffers can hold
+        self._shared_bytes = self._long_words = 0  # see `_share_buffers`, `expected_long_words`
         self._longest = SOFTWARE_LONGEST if device.is_software else LONGEST
         self._wg = workgroup_size
         # Compile kernels, pack pairs and allocate slots at the same time, because each takes long.
@@ -264,16 +269,18 @@ class GpuEncoder:
         """Estimate the number of ids of a slice; as many are copied before the number is known."""
         return min(text_bytes, int(MORE_IDS * self._ids_per_byte * text_bytes))
 
+    @property
+    def expected_long_words(self) -> int:
+        """Estimate of the long words of a slice; as many are copied before that is known."""
+        return min(int(MORE_LONG_WORDS * self._long_words) + LONG_WORDS, LISTED)
+
     def _fetch(
         self, slot: _Slot, piece: Slice, state: NDArray[Any], allocate: Allocate
     ) -> EncodedSlice | None:
-        """Return the ids of a slice; None if its long words take longer than the whole slice.
-
-        One thread of the host merges long words, and all threads encode whole slices.
-        """
-        tokens = int(state["tokens"])
-        most_bytes = piece.main_end // self._threads
-        long_words = slot.take_long_words(int(state["long"]), self._longest, most_bytes)
+        """Return the ids of a slice; None if the host encodes it faster, for its long words."""
+        tokens, self._long_words = int(state["tokens"]), int(state["long"])
+        most_bytes = piece.main_end // (MANY_LONG if self._threads > 1 else 1)
+        long_words = slot.take_long_words(self._long_words, self._longest, most_bytes)
         if long_words is None:
             return None
         if long_words.texts:
@@ -356,6 +363,7 @@ class _Slot(WordSlot):
         self._long_copy = Download(self.device)
         self._documents = 0  # document starts in the last submitted slice
         self._copied = 0  # ids that the submission of the slice copies to the host
+        self._copied_words = 0  # listed long words that this submission copies
         # Allocate memory for one id (4 bytes) in each 2.7 bytes of text.
         self._ids_copy.reserve(self.slice_bytes * 3 // 2)
 
@@ -409,15 +417,16 @@ class _Slot(WordSlot):
         commands.dispatch(count, groups)
         commands.dispatch(scan, 1)
         commands.dispatch(emit, groups)
-        commands.dispatch(long, 1)
+        commands.dispatch(long, LISTING_GROUPS)
         if self._documents:
             commands.dispatch(starts, -(-self._documents // encoder._wg))
         # Copy the results to the host. The number of ids is an estimate.
         self._copied = encoder.expected_ids(self.main_end)
         self._ids_copy.record(commands, self.buffers["output"], 4 * self._copied)
         self._starts_copy.record(commands, self.buffers["documents"], 4 * self._documents)
-        long_words = self.buffers["long_words"]
-        self._long_copy.record(commands, long_words, LISTED * LISTED_WORD.itemsize)
+        self._copied_words = encoder.expected_long_words
+        nbytes = self._copied_words * LISTED_WORD.itemsize
+        self._long_copy.record(commands, self.buffers["long_words"], nbytes)
         self.submit_with_state(commands, table)
         self._ids_copy.begin()
         self._starts_copy.begin()
@@ -425,19 +434,26 @@ class _Slot(WordSlot):
     def take_long_words(self, count: int, longest: int, most_bytes: int) -> LongWords | None:
         """Return the slice's words of more than `longest` bytes, without their ids.
 
-        None if the device does not list them and they have more than `most_bytes` bytes in all.
-        count: number of these words. The device lists the text of up to LISTED words. If there are
-        more, the words are read from the slice's text on the device, which waits for all slices
-        submitted so far.
+        None if the words have more than `most_bytes` bytes in all. count: the number of words. The
+        device lists the text of up to LISTED words. If there are more, the words are read from the
+        slice's text on the device, which waits for all slices submitted so far.
         """
         if not count:
             return LongWords([], None)
+        if count * longest > most_bytes:
+            return None
         if count <= LISTED:
             listed = np.empty(count, LISTED_WORD)
-            self._long_copy.begin()
+            if count > self._copied_words:  # the estimate was too low: copy again
+                self._long_copy.start(self.buffers["long_words"], listed.nbytes)
+            else:
+                self._long_copy.begin()
             self._long_copy.finish(listed.view(np.uint8))
-            listed = listed[np.argsort(listed["start"])]
-            if listed["length"].all():
+            lengths = listed["length"]
+            if lengths.all():
+                if lengths.sum() > most_bytes:
+                    return None
+                listed = listed[np.argsort(listed["start"])]
                 texts = [word["text"].view(np.uint8)[: word["length"]] for word in listed]
                 return LongWords(texts, listed["place"].astype(np.int64))
         spans = self.long_spans(longest)

@@ -257,7 +257,7 @@ def test_long_words_between_documents(
     documents = [b"a bc\n" * int(rng.integers(9)) + text for text in texts] + [b"", b"abc a"]
     vocabulary = train(b"abc abcabc a bc " * 500)
     expected = encode(NumpyEncoder(vocabulary), documents)
-    encoder = GpuEncoder(any_device, vocabulary, 1 << 19, threads=1)
+    encoder = GpuEncoder(any_device, vocabulary, 1 << 22, threads=1)
     assert encode(encoder, documents) == encode(encoder, documents) == expected
     assert bool(read) != is_listed
 
