@@ -243,13 +243,15 @@ class GpuProducts(GpuRecorder, ProductOperations):
         first = Tensor("partial sums", (rows, columns), partials.dtype, partials.data)
         parts = replace(p, out=first, residual=None, accumulate=False)
         self._tiles(parts, tiling, units)
+        numbers = 1 if p.out.size % FOUR else FOUR
         self.dispatch(
             "lm/03_add_partials.wgsl",
-            workgroups(p.out.size),
+            workgroups(p.out.size // numbers),
+            {"parts": tiling.parts, "numbers": numbers},
             partials=partials,
             residual=p.residual or partials,
             product=p.out,
-            dims=dims(p.out.size, tiling.parts, _addend(p)),
+            dims=dims(p.out.size // numbers, _addend(p)),
         )
 
     def _tiles(self, p: Product, tiling: Tiling, units: MatrixUnits | None) -> None:

@@ -169,8 +169,10 @@ def test_parts_of_the_inner_dimension(operations: Operations) -> None:
     check_linear(operations, (16, 4003, 10), "residual")
     check_backward_input(operations, sizes, accumulate=True)
     check_backward_input(operations, sizes, accumulate=False)
+    check_linear(operations, (15, 4003, 5), "residual")  # 75 sums are no whole vectors
     for accumulate in (False, True):
         check_backward_weight(operations, (4003, 10, 16), accumulate=accumulate)
+        check_backward_weight(operations, (4003, 5, 7), accumulate=accumulate)
 
 
 @pytest.mark.slow
