@@ -23,13 +23,12 @@ fn reduce_norm_sq(
     let group = flat_group(workgroup, workgroups);
     let matrix = group / NORM_PARTIALS;
     let place = group % NORM_PARTIALS;
-    let squares = thread_squares(matrix, dims.x, place, local_index);
+    let squares = squares_of_grad(matrix * ((dims.x + 3u) / 4u), dims.x, place, local_index);
     let total = workgroup_sum(squares, local_index);
     if (local_index == 0u && matrix < dims.z) {
         partials[(dims.y + matrix) * NORM_PARTIALS + place] = total;
     }
 }
 
-fn four_of(matrix: u32, i: u32) -> vec4<f32> {
-    return grad[matrix * ((dims.x + 3u) / 4u) + i];
-}
+//!let binding = grad
+//!include squares

@@ -18,6 +18,7 @@
 // limits: the last gradient of a binding may have any number of elements
 //!include common/reduce.wgsl
 //!include lm/squares.wgsl
+//!let bindings = 7
 
 const GRADIENTS: u32 = 128u;
 
@@ -41,7 +42,16 @@ fn reduce_norms(
     let number = min(group / NORM_PARTIALS, GRADIENTS - 1u);
     let place = group % NORM_PARTIALS;
     let gradient = gradients[number];
-    let squares = thread_squares(number, gradient.z, place, local_index);
+    // A workgroup chooses its binding once, so that a thread's loads follow each other.
+    var squares = 0.0;
+    switch gradient.x {
+        //!for k in 0..bindings
+        case {k}u: {
+            squares = squares_of_grads_{k}(gradient.y, gradient.z, place, local_index);
+        }
+        //!end
+        default: {}
+    }
     let total = workgroup_sum(squares, local_index);
     // Entries after the last gradient have no elements.
     if (local_index == 0u && gradient.z != 0u) {
@@ -49,15 +59,7 @@ fn reduce_norms(
     }
 }
 
-fn four_of(number: u32, vector: u32) -> vec4<f32> {
-    let i = gradients[number].y + vector;
-    switch gradients[number].x {
-        case 0u: { return grads_0[i]; }
-        case 1u: { return grads_1[i]; }
-        case 2u: { return grads_2[i]; }
-        case 3u: { return grads_3[i]; }
-        case 4u: { return grads_4[i]; }
-        case 5u: { return grads_5[i]; }
-        default: { return grads_6[i]; }
-    }
-}
+//!for k in 0..bindings
+//!let binding = grads_{k}
+//!include squares
+//!end
