@@ -66,6 +66,7 @@ WITH_SYMBOLS = (
 SETTINGS: dict[str, tuple[Mapping[str, int], ...]] = {
     "lm/01_embed_lookup_positions.wgsl": ({"four": 1},),
     "lm/03_add_partials.wgsl": ({"parts": 3, "numbers": 1},),
+    "lm/03_add_columns.wgsl": ({"numbers": 1},),
     "lm/08_cast_f16_to_f32.wgsl": ({"vectors": 1},),
     "lm/12_newton_schulz.wgsl": ({"half": 1},),
     "lm/08_cast_f32_to_f16.wgsl": ({"vectors": 1},),

@@ -177,21 +177,32 @@ class LossGraph:
         hidden = {weight.name for weight in self.model.config.weights() if weight.is_hidden}
         return (hidden | {self._head}) & set(self._gradients or ())
 
+    def late(self) -> set[str]:
+        """Return the names of the gradients that are complete only after `record_gradients`."""
+        return {weight.name for weight in self.model.config.weights() if weight.is_norm}
+
     def record_gradients(
         self, final: Callable[[str], None] = lambda start: None, *, accumulate: bool = True
     ) -> None:
         """Record both passes: write `losses`, and add to the gradients of weights.
 
-        final: called with a prefix of weights' names when the gradients of these weights are
-            complete: no operation recorded later changes them.
+        final: called with a prefix of weights' names when the gradients of these weights, except
+            those that `late` names, are complete: no operation recorded later changes them.
         accumulate: False: overwrite the gradients that `written` names, instead of adding to them.
         """
-        self._record_forward()
         assert self._gradients is not None
+        self._record_forward()
+        late = {self._gradients[name].name for name in self.late()}
+        with self.model.operations.late_norm_sums(len(late)):
+            self._record_backward(self._gradients, final, accumulate)
+
+    def _record_backward(
+        self, gradients: Mapping[str, Tensor], final: Callable[[str], None], accumulate: bool
+    ) -> None:
         ops, model, inside = self.model.operations, self.model, self._inside
         # The gradient of a tied table has two parts: from the output layer here, from the embedding
         # below.
-        head = self._gradients.get(self._head)
+        head = gradients.get(self._head)
         for start, stop in self._blocks():
             logits = self._record_block_loss(start, stop)
             hidden, gradient = (t.rows(start, stop) for t in (self.final_normed, inside.normed))
@@ -204,7 +215,7 @@ class LossGraph:
         # Norms add to the gradient of their input, so `inside.residual` collects all gradients of
         # the residual stream.
         ops.fill_zero(inside.residual)
-        inside.add_through_norm(ops, self._final_norm(), self._gradients[FINAL_NORM])
+        inside.add_through_norm(ops, self._final_norm(), gradients[FINAL_NORM])
         # Go backwards through the layers. Each layer adds its part to `inside.residual`.
         last = model.config.layers - 1
         for k in reversed(range(model.config.layers)):
@@ -214,8 +225,8 @@ class LossGraph:
             self._layers[k].record_backward(pass_, self._streams[k], self._sequences)
             final(f"model.layers.{k}.")
         # Now `inside.residual` is the gradient of the embedding's output.
-        if EMBEDDING in self._gradients:
-            table = self._gradients[EMBEDDING]
+        if EMBEDDING in gradients:
+            table = gradients[EMBEDDING]
             ops.embed_backward_grouped(self.groups, inside.residual, table)
 
     def _record_forward(self) -> None:

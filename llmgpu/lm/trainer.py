@@ -161,7 +161,7 @@ class Trainer:
         """Record the gradients of a batch, see `LossGraph.record_gradients`.
 
         Returns the program, and prefixes of weights' names, each with the number of the program's
-        steps after which the gradients of these weights are complete.
+        steps after which the gradients of these weights, except late gradients, are complete.
         """
         ends: list[tuple[str, int]] = []
         with self._ops.record("gradients") as gradients:
@@ -178,13 +178,15 @@ class Trainer:
         """Cut the program of the last batch into stages that complete gradients.
 
         ends: prefixes of weights' names, each with the number of the program's steps after which
-        the gradients of these weights are complete.
+        the gradients of these weights are complete. The last stage completes gradients that
+        `LossGraph.late` names.
         """
-        left = dict(self.updates.gradients)
+        left, late = dict(self.updates.gradients), self.graph.late()
         stages: list[Stage] = []
         done, final = 0, list[Tensor]()
         for start, end in ends:
-            final += [left.pop(name) for name in list(left) if name.startswith(start)]
+            complete = [name for name in left if name.startswith(start) and name not in late]
+            final += map(left.pop, complete)
             if sum(tensor.size for tensor in final) >= LEAST_STAGE:
                 stages.append(Stage(Program("stage of gradients", program.steps[done:end]), final))
                 done, final = end, []

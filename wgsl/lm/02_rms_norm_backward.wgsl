@@ -9,8 +9,8 @@
 // binding 2  inverse_rms  read        (N,) r, as rms_norm stores it
 // binding 3  grad_out     read        (N, C)
 // binding 4  grad_x       read_write  (N, C), added to
-// binding 5  partials     read_write  (P, C), a workgroup's part of grad_weight
-// binding 6  dims         uniform     N, C, rows of a workgroup
+// binding 5  partials     read_write  rows of C, of which P are the workgroups' parts of grad_weight
+// binding 6  dims         uniform     N, C, rows of a workgroup, first row of partials
 // dispatch: P workgroups
 //!include common/reduce.wgsl
 

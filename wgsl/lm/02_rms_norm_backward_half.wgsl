@@ -16,8 +16,9 @@
 // binding 2  inverse_rms  read        (N,) r, as rms_norm stores it
 // binding 3  grad_out     read        (N, C), four per element
 // binding 4  grad_x       read_write  (N, C), four per element, added to
-// binding 5  partials     read_write  (P, C), four per element, a workgroup's part of grad_weight
-// binding 6  dims         uniform     N, C / 4, rows of a workgroup
+// binding 5  partials     read_write  rows of C, four per element, of which P are the workgroups' parts
+//                                      of grad_weight
+// binding 6  dims         uniform     N, C / 4, rows of a workgroup, first row of partials
 // binding 7  rounded      read_write  (N, C), half precision, four per element
 // dispatch: P workgroups
 // limits: ROW_THREADS is a power of two, and ROW_THREADS * vectors at least C / 4; the rows of a
@@ -88,7 +89,7 @@ fn rms_norm_backward_half(
         for (var i = thread; i < WORKGROUP_SIZE; i += ROW_THREADS) {
             total += sh_sums[i];
         }
-        partials[group * dims.y + thread + {k}u * ROW_THREADS] = total;
+        partials[(dims.w + group) * dims.y + thread + {k}u * ROW_THREADS] = total;
     }
     workgroupBarrier();
     //!end

@@ -1,22 +1,32 @@
-// add_columns: add the sum of the rows of a matrix to a row.
+// add_columns: add the sums of the rows of matrices to rows.
 //
-//   sums[c] += sum over r of rows[r, c]
+//   sums[first of m + c] += sum over r of rows[m, r, c]
 //
-// It makes the gradient of a bias, and adds up the parts of a norm's that rms_norm_backward leaves.
-// Each column has WORKGROUP_SIZE / COLUMNS threads, which stride over its rows; the threads' sums are
-// then added in order.
+// It makes the gradient of a bias, and adds up the parts of the gradients of norms' weights that
+// rms_norm_backward leaves, of many norms at once. Each column has WORKGROUP_SIZE / COLUMNS threads,
+// which stride over its rows; the threads' sums are then added in order. An element is a number, or a
+// vector of them.
 //
-// binding 0  rows  read        (R, C)
-// binding 1  sums  read_write  (C,), added to
-// binding 2  dims  uniform     R, C
-// dispatch: one workgroup for COLUMNS columns
-//!include common/reduce.wgsl
+// binding 0  rows    read        (M, R, C) elements
+// binding 1  sums    read_write  rows of C elements, added to
+// binding 2  dims    uniform     R, C, workgroups of a matrix, M
+// binding 3  firsts  uniform     (MATRICES,) first element of each matrix's row in sums
+// dispatch: one workgroup for COLUMNS columns of a matrix
+//!include common/workgroup.wgsl
+//!override numbers = 4
+//!let number = f32
+//!let number = vec4<f32> if numbers == 4
 
-@group(0) @binding(0) var<storage, read> rows: array<f32>;
-@group(0) @binding(1) var<storage, read_write> sums: array<f32>;
-@group(0) @binding(2) var<uniform> dims: vec4<u32>;
+const MATRICES: u32 = 64u;
 
 override COLUMNS: u32 = 16u;
+
+@group(0) @binding(0) var<storage, read> rows: array<{number}>;
+@group(0) @binding(1) var<storage, read_write> sums: array<{number}>;
+@group(0) @binding(2) var<uniform> dims: vec4<u32>;
+@group(0) @binding(3) var<uniform> firsts: array<vec4<u32>, MATRICES>;
+
+var<workgroup> sh_sums: array<{number}, WORKGROUP_SIZE>;
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn add_columns(
@@ -24,20 +34,23 @@ fn add_columns(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
-    let column = flat_group(workgroup, workgroups) * COLUMNS + local_index % COLUMNS;
-    var sum = 0.0;
-    if (column < dims.y) {
+    let group = flat_group(workgroup, workgroups);
+    let matrix = group / dims.z;
+    let column = group % dims.z * COLUMNS + local_index % COLUMNS;
+    let live = matrix < dims.w && column < dims.y;
+    var sum = {number}();
+    if (live) {
         for (var r = local_index / COLUMNS; r < dims.x; r += WORKGROUP_SIZE / COLUMNS) {
-            sum += rows[r * dims.y + column];
+            sum += rows[(matrix * dims.x + r) * dims.y + column];
         }
     }
-    sh_reduce[local_index] = sum;
+    sh_sums[local_index] = sum;
     workgroupBarrier();
-    if (local_index < COLUMNS && column < dims.y) {
-        var total = 0.0;
+    if (local_index < COLUMNS && live) {
+        var total = {number}();
         for (var k = local_index; k < WORKGROUP_SIZE; k += COLUMNS) {
-            total += sh_reduce[k];
+            total += sh_sums[k];
         }
-        sums[column] += total;
+        sums[firsts[matrix].x + column] += total;
     }
 }

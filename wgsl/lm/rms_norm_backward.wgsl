@@ -20,7 +20,7 @@ fn norm_backward(group: u32, local_index: u32) {
         prepare_block(block, rows, local_index);
         for (var c = local_index; c < dims.y; c += WORKGROUP_SIZE) {
             let sum = finish_column(block, rows, c);
-            let place = group * dims.y + c;
+            let place = (dims.w + group) * dims.y + c;
             if (block == first) {
                 partials[place] = sum;
             } else {

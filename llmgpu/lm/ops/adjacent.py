@@ -120,3 +120,21 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
         return tensors[0]
     memory = tensors[0].buffer.until(tensors[-1].buffer)
     return replace(tensors[0], shape=(sum(each.size for each in tensors),), data=memory)
+
+
+def spanning(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]] | None:
+    """Return one tensor of the memory from the first to the last tensor, and where each starts.
+
+    A start is a number of elements. The tensors, whose elements have one size, may lie in any
+    order. Returns None unless they are in one buffer. On the CPU, returns the first tensor and
+    zeros.
+    """
+    if isinstance(tensors[0].data, np.ndarray):
+        return tensors[0], [0] * len(tensors)
+    buffers = sorted((each.buffer for each in tensors), key=lambda buffer: buffer.offset)
+    if any(buffer.handle is not buffers[0].handle for buffer in buffers):
+        return None
+    memory = buffers[0].until(buffers[-1])
+    itemsize = tensors[0].dtype.itemsize
+    starts = [(each.buffer.offset - memory.offset) // itemsize for each in tensors]
+    return replace(tensors[0], shape=(memory.nbytes // itemsize,), data=memory), starts

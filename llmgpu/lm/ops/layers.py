@@ -8,11 +8,15 @@ columns i and i + D/2 of a head form a pair, as in Hugging Face's Llama.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.kernel_source import constant
+from llmgpu.lm.ops.adjacent import spanning
 from llmgpu.lm.ops.recording import (
     FOUR,
     WORKGROUP_SIZE,
@@ -39,6 +43,9 @@ from llmgpu.lm.ops.tensor import (
     Tensor,
 )
 
+if TYPE_CHECKING:
+    from llmgpu.gpu.device import Device
+
 LEAST_THREADS = 64  # least threads of a workgroup of the norm's backward kernel
 ROW_ELEMENTS = 8  # elements of a row for each thread of the norm, if the row is long enough
 BLOCK_ROWS = 8  # rows that a workgroup of the norm's backward kernel computes at a time
@@ -48,6 +55,29 @@ HALF_COLUMNS = 4  # the same for norms in half precision
 HALF_VECTORS = 4  # vectors of a row that a thread keeps there, if a workgroup has enough threads
 HALF_ROW_THREADS = 8  # least threads of a row there
 HALF_PARTIALS = 512  # most workgroups of the norm's backward kernel there
+MATRICES_AT_ONCE = constant("lm/03_add_columns.wgsl", "MATRICES")  # matrices in a dispatch
+PARTS_BYTES = 1 << 26  # most bytes of parts that wait to be added up, unless a norm has more
+
+
+@dataclass
+class _Parts:
+    """Parts of gradients of norms' weights, which wait to be added up.
+
+    tensor: scratch (places, parts, width). columns: see `COLUMNS`. gradients: those of the first
+    places, (width,) each, in one buffer.
+    """
+
+    tensor: Tensor
+    columns: int
+    gradients: list[Tensor]
+
+    def takes(self, gradient: Tensor, columns: int) -> bool:
+        """Whether one dispatch can add up the waiting parts and those of another gradient."""
+        memory = spanning([*self.gradients, gradient])
+        if memory is None or columns != self.columns:
+            return False
+        # One dispatch must not add to a gradient twice.
+        return len(set(memory[1])) == len(memory[1]) <= self.tensor.shape[0]
 
 
 def rotary_frequencies(head_dim: int, theta: float) -> NDArray[np.float64]:
@@ -126,6 +156,17 @@ class LayerOperations(Recorder):
         self.rms_norm_backward(norm, grad_out, grad_x, grad_weight)
         self.round_to_half(grad_x, half)
 
+    @contextmanager
+    def late_norm_sums(self, most: int) -> Iterator[None]:
+        """Let the norms of the block add to the gradients of weights as late as at the block's end.
+
+        A device then adds up the parts of many such gradients at once. Other gradients are not
+        late.
+
+        most: number of different gradients of norms' weights in the block.
+        """
+        yield
+
     @recorded
     def add_bias(self, x: Tensor, bias: Tensor) -> None:
         """Add bias (O,) to each row of x (N, O)."""
@@ -193,6 +234,11 @@ class LayerOperations(Recorder):
 class GpuLayers(GpuRecorder, LayerOperations):
     """Norms, biases, rotary embeddings, and splitting and joining of heads, as GPU kernels."""
 
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self._late = 1  # most gradients whose parts wait
+        self._waiting: dict[tuple[int, int], _Parts] = {}  # by the shape of a gradient's parts
+
     def rms_norm(self, norm: Norm, epsilon: float) -> None:
         rows, width = norm.x.shape
         kernel, settings = "02_rms_norm", {"ROW_THREADS": thread_count(-(-width // ROW_ELEMENTS))}
@@ -227,8 +273,10 @@ class GpuLayers(GpuRecorder, LayerOperations):
         self._norm_backward(norm, gradients, grad_weight)
 
     def _norm_backward(self, norm: Norm, gradients: Bindings, grad_weight: Tensor) -> None:
-        """Dispatch a backward kernel, then add the sums of its workgroups to `grad_weight`."""
+        """Dispatch a backward kernel, whose workgroups leave parts of `grad_weight` to be added."""
         rows, width = norm.x.shape
+        if not rows:
+            return
         if "rounded" in gradients:
             kernel, numbers, most = "rms_norm_backward_half", FOUR, HALF_PARTIALS
             settings = _half_norm_settings(width)
@@ -241,7 +289,8 @@ class GpuLayers(GpuRecorder, LayerOperations):
         # Each workgroup takes `together` rows at a time; there are at most `most` workgroups.
         group_rows = max(-(-rows // (together * most)), 1) * together
         groups = -(-rows // group_rows)
-        partials = self.scratch("rms_norm_backward", (groups, width))
+        columns = HALF_COLUMNS if norm.out.is_half else COLUMNS
+        partials, place = self._place_of_parts(groups, width, columns, grad_weight)
         self.dispatch(
             f"lm/02_{kernel}.wgsl",
             groups,
@@ -251,23 +300,77 @@ class GpuLayers(GpuRecorder, LayerOperations):
             inverse_rms=norm.inverse_rms,
             **gradients,
             partials=partials,
-            dims=dims(rows, width // numbers, group_rows),
+            dims=dims(rows, width // numbers, group_rows, place * groups),
         )
-        self._add_columns(partials, grad_weight, HALF_COLUMNS if norm.out.is_half else COLUMNS)
+        if self._late == 1:
+            self._add_waiting_parts()
+
+    @contextmanager
+    def late_norm_sums(self, most: int) -> Iterator[None]:
+        self._late = most
+        try:
+            yield
+            self._add_waiting_parts()
+        finally:
+            self._late = 1
+            self._waiting.clear()
+
+    def _place_of_parts(
+        self, groups: int, width: int, columns: int, gradient: Tensor
+    ) -> tuple[Tensor, int]:
+        """Return the scratch for `groups` parts of a gradient, and the gradient's place there."""
+        places = min(self._late, MATRICES_AT_ONCE, PARTS_BYTES // (4 * groups * width))
+        parts = self._waiting.get((groups, width))
+        if parts is not None and not parts.takes(gradient, columns):
+            self._add_parts(parts)
+            parts = None
+        if parts is None:
+            scratch = self.scratch("rms_norm_backward", (max(places, 1), groups, width))
+            parts = self._waiting[groups, width] = _Parts(scratch, columns, [])
+        parts.gradients.append(gradient)
+        return parts.tensor, len(parts.gradients) - 1
+
+    def _add_waiting_parts(self) -> None:
+        for parts in self._waiting.values():
+            self._add_parts(parts)
+        self._waiting.clear()
+
+    def _add_parts(self, parts: _Parts) -> None:
+        vectors = FOUR if parts.tensor.shape[2] % FOUR == 0 else 1
+        self._add_columns(parts.tensor, parts.gradients, parts.columns, vectors)
 
     def add_bias(self, x: Tensor, bias: Tensor) -> None:
         sizes = dims(x.size, x.shape[1])
         self.dispatch("lm/03_add_bias.wgsl", workgroups(x.size), x=x, bias=bias, dims=sizes)
 
     def bias_backward(self, grad_out: Tensor, grad_bias: Tensor) -> None:
-        self._add_columns(grad_out, grad_bias, COLUMNS)
+        self._add_columns(grad_out.reshaped(1, *grad_out.shape), [grad_bias], COLUMNS)
 
-    def _add_columns(self, matrix: Tensor, sums: Tensor, columns: int) -> None:
-        rows, width = matrix.shape
-        groups, constants, sizes = -(-width // columns), {"COLUMNS": columns}, dims(rows, width)
-        if rows:
-            file = "lm/03_add_columns.wgsl"
-            self.dispatch(file, groups, constants, rows=matrix, sums=sums, dims=sizes)
+    def _add_columns(
+        self, matrices: Tensor, sums: Sequence[Tensor], columns: int, numbers: int = 1
+    ) -> None:
+        """Add the sum of the rows of matrix k of (M, R, C) to `sums[k]`, (C,).
+
+        sums: at most M different tensors in one buffer. columns: see `COLUMNS`. numbers: numbers of
+        an element, 1 or 4.
+        """
+        _, rows, width = matrices.shape
+        if not rows:
+            return
+        memory = spanning(sums)
+        assert memory is not None, "the sums are in one buffer"
+        table = np.zeros((MATRICES_AT_ONCE, FOUR), np.uint32)
+        table[: len(sums), 0] = np.array(memory[1]) // numbers
+        groups = -(-width // (numbers * columns))
+        self.dispatch(
+            "lm/03_add_columns.wgsl",
+            len(sums) * groups,
+            {"COLUMNS": columns, "numbers": numbers},
+            rows=matrices,
+            sums=memory[0],
+            dims=dims(rows, width // numbers, groups, len(sums)),
+            firsts=table,
+        )
 
     def rotary(
         self, x: Tensor, rotation: Rotation, out: Tensor | None = None, *, inverse: bool = False

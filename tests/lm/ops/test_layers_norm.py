@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.operations import Operations
+from llmgpu.gpu.device import Device
+from llmgpu.lm.ops.adjacent import adjacent_tensors
+from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.tensor import Norm
 from tests.lm.ops.checking import (
     assert_close,
@@ -145,6 +147,63 @@ def test_half_precision_leaves_the_rows_after_the_last(operations: Operations) -
     assert (operations.read(grad_x)[5:] == 7).all()
     expected = reference.rms_norm_backward(x[:5], weight, EPSILON, grad_out[:5])[1]
     assert_close(operations.read(grad_weight)[None], expected[None])
+
+
+@pytest.mark.parametrize("most", [1, 2, 9])
+@pytest.mark.parametrize("width", [132, 33])
+@np.errstate(all="ignore")
+def test_late_sums_have_the_same_bits(operations: Operations, width: int, most: int) -> None:
+    """Of the gradients of three norms, in both precisions; one is added to twice."""
+    shape = (300, width)
+    x, weight, grad_out = inputs(shape)
+    _, inverse_rms = reference.rms_norm(x, weight, EPSILON)
+    given = [tensor_of(operations, "input", array) for array in (x, weight, inverse_rms, grad_out)]
+    names = [f"{place} of norm {norm}" for norm in range(3) for place in range(3)]
+    adjacent = adjacent_tensors(operations, dict.fromkeys(names, (width,)))
+    others = [operations.tensor("in another buffer", (width,)) for _ in range(3)]
+    outs = [operations.tensor("out", shape, kind) for kind in (np.float32, np.float32, np.float16)]
+    makes_half = operations.has_half_precision or width % 4 == 0
+
+    def record() -> None:
+        for target in range(4):
+            for norm, out in enumerate(outs):
+                first, _, last = adjacent[3 * norm : 3 * norm + 3]
+                gradient = (last, first, last, others[norm])[target]
+                both = given[3], operations.tensor("grad_x", shape), gradient
+                tensors = Norm(*given[:2], out, given[2])
+                if norm == 0:
+                    operations.rms_norm_backward(tensors, *both)
+                elif makes_half:
+                    operations.rms_norm_backward_to_half(tensors, *both, outs[2])
+
+    def record_late() -> None:
+        with operations.late_norm_sums(most):
+            record()
+
+    found = []
+    for each in (record, record_late):
+        for tensor in (*adjacent, *others):
+            operations.write(tensor, np.full(width, 0.25, np.float32))
+        run(operations, each)
+        found.append([operations.read(tensor) for tensor in (*adjacent, *others)])
+    assert all((sums == 0.25).all() for sums in found[0][1:9:3])  # no norm's gradients
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize(("targets", "dispatches"), [("abc", 1), ("aba", 2), ("abcd", 2)])
+def test_late_sums_of_different_gradients_are_one_dispatch(
+    device: Device, targets: str, dispatches: int
+) -> None:
+    operations = open_operations(device)
+    shape = (8, 64)
+    made = adjacent_tensors(operations, dict.fromkeys("abcd", (64,)))
+    gradients = dict(zip("abcd", made, strict=True))
+    tensors = [operations.tensor("tensor", size) for size in (shape, (64,), shape, (8,))]
+    with operations.record("late sums") as program, operations.late_norm_sums(3):
+        for target in targets:
+            both = operations.tensor("grad_x", shape), gradients[target]
+            operations.rms_norm_backward(Norm(*tensors), tensors[0], *both)
+    assert len(program.steps) == len(targets) + dispatches
 
 
 def test_gradients_repeat_bit_for_bit(operations: Operations) -> None:
