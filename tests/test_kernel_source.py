@@ -80,8 +80,9 @@ SETTINGS: dict[str, tuple[Mapping[str, int], ...]] = {
     "lm/03_matrix_product.wgsl": PRODUCTS,
     "lm/03_matrix_product_units.wgsl": PRODUCTS_ON_UNITS,
     "lm/05_attention_units.wgsl": ATTENTION_ON_UNITS,
-    "lm/10_attention_backward_q_units.wgsl": ATTENTION_ON_UNITS,
+    "lm/10_attention_backward_q_units.wgsl": (*ATTENTION_ON_UNITS, {"stores": 1}),
     "lm/10_attention_backward_kv_units.wgsl": ATTENTION_ON_UNITS,
+    "lm/10_attention_backward_kv_stored_units.wgsl": ATTENTION_ON_UNITS,
 }
 COMPILED = [(file, settings) for file in KERNELS for settings in ({}, *SETTINGS.get(file, ()))]
 SCAN = {"scan": "common/scan_shared.wgsl"}

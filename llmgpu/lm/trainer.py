@@ -314,6 +314,8 @@ class Trainer:
 
     def results(self, count: int) -> list[StepResult]:
         """Return the results of the last `count` steps, at most `slots`, in order."""
+        # Prepare the next step now: the device would wait for a program that is prepared later.
+        self._ops.prepare(next(iter(self._batch_programs.values())))
         self._finish_step()
         history = self._ops.read(self.updates.history)  # (slots, 8), by step % slots
         found = []

@@ -23,6 +23,7 @@
 //!let inputs = 1 q heads, 2 k kv_heads, 3 v kv_heads
 //!let arrays = scores vec4<u32> 4, weights vec4<u32> 8
 //!let others = 0 k next, 1 v first
+//!let order = row_major
 //!include lm/attention_units.wgsl
 
 // A row's largest exponent of 2 starts at `lowest`. Exponents of masked scores are far below `lowest`,
@@ -76,6 +77,7 @@ fn attention(
 //!include load_rows
 //!include store_rows
 //!let others = 0 k next, 1 v first
+//!let order = row_major
         workgroupBarrier();
         for (var first = next; first < min(own_first + ROWS, params.seq); first = next) {
             next = first + STEP;

@@ -86,11 +86,7 @@ fn attention_backward_kv(
 //!include place_of_workgroup
     // The last workgroups of a dispatch that is split over two dimensions may have nothing to do.
     if (group < params.workgroups) {
-        // A block of keys, and the columns of its gradients, the longest ones first.
-        let column0 = group % {column_sets}u * {width}u;
-        let head = group % columns / {column_sets}u % params.kv_heads;
-        let sequence = group % columns / {column_sets}u / params.kv_heads * params.seq;
-        let own_first = group / columns * ROWS;
+//!include place_of_keys
 //!include place_of_subgroup
 //!include load_own
 //!include part_of_row

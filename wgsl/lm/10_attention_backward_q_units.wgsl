@@ -14,12 +14,19 @@
 // binding 5  log_sum_exp  read        (N, H)
 // binding 6  delta        read        (N, H), then (N): the first key that each row sees
 // binding 7  grad_q       read_write  (N, H, D), 4 numbers an element
+// binding 8  weights      read_write  see 10_attention_backward_kv_stored_units.wgsl; only if stored
 // dispatch: one workgroup for `rows` queries of each head
 // limits: D, steps and rows are whole numbers of matrices and of vectors of 8 halves
 
+// Are p and ds stored for the gradients of keys and values?
+//!override stores = 0
 //!let outputs = 7 grad_q
 //!let others = 0 k next, 1 v next
 //!include lm/attention_units_gradients.wgsl
+
+//!if stores
+@group(0) @binding(8) var<storage, read_write> weights: array<vec4<u32>>;
+//!end
 
 //!let own = q, grad_out
 //!let sums = grad_q
@@ -59,7 +66,15 @@ fn attention_backward_q(
         let own_start = vec4<f32>(delta[params.starts + sequence + min(row, params.seq - 1u)]);
 //!include keys_of_all_rows
         let last_start = u32(delta[params.starts + sequence + last_row]);
-        let begin = u32(delta[params.starts + sequence + own_first]) / STEP * STEP;
+        let first_seen = u32(delta[params.starts + sequence + own_first]);
+//!if stores
+        // The weights of whole blocks of keys are stored, zeros included.
+        let begin = first_seen / ROWS * ROWS;
+        let key_steps = (params.seq + STEP - 1u) / STEP;
+        let stored = (sequence / params.seq * params.heads + head) * key_steps;
+//!else
+        let begin = first_seen / STEP * STEP;
+//!end
 //!include declare_sums
         var next = begin;
 //!include declare_rows
@@ -72,6 +87,15 @@ fn attention_backward_q(
 //!let own_0 = q
 //!let own_1 = grad_out
 //!include make_weights
+//!if stores
+            if (row < params.seq) {
+                let vector = (stored + first / STEP) * {step / 4}u + part_quad / 2u;
+  //!for n in 0..part_quads / 2
+                weights[(vector + {n}u) * params.seq + row] = p_halves{n};
+                weights[(vector + {step / 8 + n}u) * params.seq + row] = ds_halves{n};
+  //!end
+            }
+//!end
 //!let skipped = {part_quads / 2}
 //!let side = 0
 //!include add_weighted

@@ -92,6 +92,14 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
         let own_first = (blocks - 1u - group / columns) * ROWS;
 //!end
 
+// A block of keys, and the columns of its gradients, the longest ones first.
+//!block place_of_keys
+        let column0 = group % {column_sets}u * {width}u;
+        let head = group % columns / {column_sets}u % params.kv_heads;
+        let sequence = group % columns / {column_sets}u / params.kv_heads * params.seq;
+        let own_first = group / columns * ROWS;
+//!end
+
 //!block place_of_subgroup
         // The compiler can tell that both stay inside.
         let own_subgroup = subgroup % {subgroups}u;
@@ -213,8 +221,8 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
 //!end
 
 // Add the products of weights and `width` columns of the step's rows of side `side` to `sums`. The
-// block `place_of_weights` says where the weights of `row` and `column` are. first_vector: before
-// the columns.
+// block `place_of_weights` says where the weights of `row` and `column` are, and `order` tells the
+// order of their elements in workgroup memory. first_vector: before the columns.
 //!block add_weighted
   //!for t in 0..step / unit_inner
     //!let column = {t * unit_inner}
@@ -222,7 +230,7 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
     //!for i in 0..down
       //!let row = (own_row + {i * unit_rows}u)
       //!include place_of_weights
-                let w{i} = subgroupMatrixLoad<Left, row_major>({weights});
+                let w{i} = subgroupMatrixLoad<Left, {order}>({weights});
     //!end
     //!for j in 0..width / unit_columns
       //!let place = {side * step + column}u * STRIDE + {first_vector} {j * unit_columns / 8}u
@@ -263,4 +271,22 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
     //!end
   //!end
             workgroupBarrier();
+//!end
+
+// Store the sums `sums` of a gradient.
+//!block store_gradient
+  //!for c in 0..(width + step - 1) / step
+    //!include chunk_of_sums
+    //!include store_sums
+        for (var n = local_index; n < ROWS * {chunk_width / 4}u; n += THREADS) {
+            let line = n / {chunk_width / 4}u;
+            if (own_first + line < params.seq) {
+                let i = (sequence + own_first + line) * params.{heads} + head;
+    //!let place = i * {head_dim / 4}u + {first_quad} {chunk / 4}u + n % {chunk_width / 4}u
+      //!let sum = scores[line * SCORE_STRIDE + n % {chunk_width / 4}u]
+                {sums}[{place}] = {factor} bitcast<vec4<f32>>({sum});
+            }
+        }
+        workgroupBarrier();
+  //!end
 //!end

@@ -5,6 +5,7 @@
 // row, equals grad_out . out.
 //!let inputs = 1 q heads, 2 k kv_heads, 3 v kv_heads, 4 grad_out heads
 //!let arrays = scores vec4<u32> 4
+//!let order = row_major
 //!include lm/attention_units.wgsl
 
 @group(0) @binding(5) var<storage, read> log_sum_exp: array<f32>;
@@ -60,9 +61,10 @@ fn are_seen(keys: vec4<u32>, queries: vec4<u32>, firsts: vec4<f32>) -> vec4<bool
             let ds{q} = p{q} * (slope{q} - {delta});
   //!end
   //!for n in 0..part_quads / 2
-            scores[part_row * SCORE_STRIDE + part_quad + {n}u] = packed(p{2 * n}, p{2 * n + 1});
-            scores[part_row * SCORE_STRIDE + part_quad + {part_quads / 2 + n}u] =
-                halves_of(ds{2 * n}, ds{2 * n + 1});
+            let p_halves{n} = packed(p{2 * n}, p{2 * n + 1});
+            let ds_halves{n} = halves_of(ds{2 * n}, ds{2 * n + 1});
+            scores[part_row * SCORE_STRIDE + part_quad + {n}u] = p_halves{n};
+            scores[part_row * SCORE_STRIDE + part_quad + {part_quads / 2 + n}u] = ds_halves{n};
   //!end
             workgroupBarrier();
 //!end
@@ -72,22 +74,4 @@ fn are_seen(keys: vec4<u32>, queries: vec4<u32>, firsts: vec4<f32>) -> vec4<bool
   //!let part = {column / (4 * part_quads)}
   //!let vector = {part * part_quads + skipped + column % (4 * part_quads) / 8}
   //!let weights = &scores, {row} * SCORE_STRIDE + {vector}u, SCORE_STRIDE
-//!end
-
-// Store the sums `sums` of a gradient.
-//!block store_gradient
-  //!for c in 0..(width + step - 1) / step
-    //!include chunk_of_sums
-    //!include store_sums
-        for (var n = local_index; n < ROWS * {chunk_width / 4}u; n += THREADS) {
-            let line = n / {chunk_width / 4}u;
-            if (own_first + line < params.seq) {
-                let i = (sequence + own_first + line) * params.{heads} + head;
-    //!let place = i * {head_dim / 4}u + {first_quad} {chunk / 4}u + n % {chunk_width / 4}u
-      //!let sum = scores[line * SCORE_STRIDE + n % {chunk_width / 4}u]
-                {sums}[{place}] = {factor} bitcast<vec4<f32>>({sum});
-            }
-        }
-        workgroupBarrier();
-  //!end
 //!end

@@ -8,6 +8,8 @@ NumPy computes a block of queries at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +32,7 @@ BLOCK_ROWS = 64  # queries or keys of a workgroup, as in lm/attention_tiles.wgsl
 COLUMNS = 64  # columns of the gradients of keys and values that a workgroup computes
 SLOT_BYTES = 80  # bytes of workgroup memory for each slot of a tile; a tile has 160 or 288 slots
 PARAMS = struct_dtype("lm/attention_sizes.wgsl", "AttentionParams")
+MOST_WEIGHT_BYTES = 1 << 30  # most bytes of weights that are stored for the backward pass
 BLOCK_SCORES = 1 << 22  # most scores that NumPy holds at a time, unless a block is a single query
 
 
@@ -144,10 +147,34 @@ class GpuAttention(GpuRecorder, AttentionOperations):
         blocks = shape.batch * -(-shape.seq // rows)
         inputs = {"q": t.q, "k": t.k, "v": t.v, "grad_out": grad.out, "log_sum_exp": t.log_sum_exp}
         inputs["delta"] = self._delta(t.out, grad.out, starts, shape)
-        kernel, groups = "10_attention_backward_q", blocks * shape.heads
-        self._over_tiles(kernel, groups, shape, units, **inputs, grad_q=grad.q)
-        kernel, groups = "10_attention_backward_kv", blocks * shape.kv_heads * column_sets
-        self._over_tiles(kernel, groups, shape, units, **inputs, grad_k=grad.k, grad_v=grad.v)
+        of_queries, of_keys = "10_attention_backward_q", "10_attention_backward_kv"
+        groups, key_groups = blocks * shape.heads, blocks * shape.kv_heads * column_sets
+        outputs = {"grad_k": grad.k, "grad_v": grad.v}
+        weights = None if units is None else self._stored_weights(units, shape)
+        if weights is None:
+            self._over_tiles(of_queries, groups, shape, units, **inputs, grad_q=grad.q)
+            self._over_tiles(of_keys, key_groups, shape, units, **inputs, **outputs)
+            return
+        # The kernel of the gradients of queries stores the weights of scores for the other kernel.
+        self._over_tiles(
+            of_queries, groups, shape, units, {"stores": 1}, **inputs, grad_q=grad.q, weights=weights
+        )
+        inputs = {name: inputs[name] for name in ("q", "grad_out", "delta")} | {"weights": weights}
+        self._over_tiles(f"{of_keys}_stored", key_groups, shape, units, **inputs, **outputs)
+
+    def _stored_weights(self, units: AttentionUnits, shape: AttentionShape) -> Tensor | None:
+        """Return scratch memory for the weights of all scores; None if they take too much memory.
+
+        The weights of a score are its probability and its gradient, two float16.
+        """
+        step = units.tile.step
+        steps = -(-shape.seq // step)
+        sizes = (shape.batch * shape.heads, steps, shape.seq, 2 * step)
+        if units.stored_memory > self.device.limits["max-compute-workgroup-storage-size"]:
+            return None
+        if 2 * prod(sizes) > min(MOST_WEIGHT_BYTES, self.max_tensor_bytes):
+            return None
+        return self.scratch("attention weights", sizes, np.float16)
 
     def _units(
         self, t: AttentionTensors, shape: AttentionShape, *, gradients: bool
@@ -168,14 +195,19 @@ class GpuAttention(GpuRecorder, AttentionOperations):
         groups: int,
         shape: AttentionShape,
         units: AttentionUnits | None,
+        more: Mapping[str, int] = MappingProxyType({}),
+        /,
         **tensors: Tensor,
     ) -> None:
-        """Dispatch a kernel with one workgroup per tile, or its variant for matrix units."""
+        """Dispatch a kernel with one workgroup per tile, or its variant for matrix units.
+
+        more: further settings of that variant.
+        """
         params = attention_params(shape, shape.seq, groups)
         if units is None:
             file, settings = f"lm/{kernel}.wgsl", tile_constants(shape.head_dim, self.device.limits)
         else:
-            file, settings = f"lm/{kernel}_units.wgsl", units.settings
+            file, settings = f"lm/{kernel}_units.wgsl", {**units.settings, **more}
         self.dispatch(file, groups, settings, params=params, **tensors)
 
     def _delta(

@@ -124,12 +124,20 @@ class AttentionUnits:
         return {**vars(self.tile), **_unit_settings(self.unit, self.lanes), **heads}
 
     def memory(self, *, gradients: bool) -> int:
-        """Return the most bytes of workgroup memory of a kernel."""
-        tile = self.tile
-        tiles = 2 * tile.step * (2 * self.head_dim + 16)
-        scores = tile.rows * (4 * tile.step + 16)
-        others = 12 * tile.step if gradients else tile.rows * (2 * tile.step + 16) + 4
-        return tiles + scores + others
+        """Return the most bytes of workgroup memory of a kernel that computes scores."""
+        rows, step = self.tile.rows, self.tile.step
+        return self._shared + (12 * step if gradients else rows * (2 * step + 16) + 4)
+
+    @property
+    def stored_memory(self) -> int:
+        """Bytes of workgroup memory of lm/10_attention_backward_kv_stored_units.wgsl."""
+        return self._shared + self.tile.step * (4 * self.tile.rows + 16)
+
+    @property
+    def _shared(self) -> int:
+        """Bytes of workgroup memory for a step's rows of two inputs, and for scores."""
+        rows, step = self.tile.rows, self.tile.step
+        return 2 * step * (2 * self.head_dim + 16) + rows * (4 * step + 16)
 
 
 def matrix_units(device: Device) -> MatrixUnits | None:

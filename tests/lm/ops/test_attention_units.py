@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from llmgpu.gpu.adapters import load_driver
 from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import KernelSource, compose
+from llmgpu.lm.ops import attention
 from llmgpu.lm.ops.attention import PARAMS
 from llmgpu.lm.ops.matrix_units import (
     ATTENTION_TILES,
@@ -18,16 +19,18 @@ from llmgpu.lm.ops.matrix_units import (
     AttentionUnits,
     attention_units,
 )
-from llmgpu.lm.ops.tensor import AttentionShape
+from llmgpu.lm.ops.operations import open_operations
+from llmgpu.lm.ops.tensor import AttentionGradients, AttentionShape, AttentionTensors
 from tests.harness.kernels import kernel_of
 from tests.lm.ops.test_attention import starts_of
 from tests.reference.lm import attention as reference
 from tests.reference.lm.subgroup_matrices import by_first_lanes
 
-FORWARD, BACKWARD_Q, BACKWARD_KV = KINDS = (
+FORWARD, BACKWARD_Q, BACKWARD_KV, BACKWARD_KV_STORED = KINDS = (
     "lm/05_attention_units.wgsl",
     "lm/10_attention_backward_q_units.wgsl",
     "lm/10_attention_backward_kv_units.wgsl",
+    "lm/10_attention_backward_kv_stored_units.wgsl",
 )
 Array = NDArray[np.float64]
 TOLERANCE = 3e-3  # of the norm: weights are rounded to 11 bits
@@ -40,8 +43,8 @@ def small(head_dim: int, *, lanes: int = 8, rows: int = 8) -> AttentionUnits:
     return AttentionUnits(AttentionTile(2 * rows, 16, rows), SMALL_UNIT, lanes, head_dim)
 
 
-def source_of(file: str, a: AttentionUnits) -> KernelSource:
-    return compose(file, {}, a.settings)
+def source_of(file: str, a: AttentionUnits, *, stores: bool = False) -> KernelSource:
+    return compose(file, {}, a.settings | ({"stores": 1} if stores else {}))
 
 
 class Case:
@@ -76,7 +79,14 @@ class Case:
         }
 
     def run(
-        self, a: AttentionUnits, file: str, groups: int, outputs: dict[str, Any], **inputs: Any
+        self,
+        a: AttentionUnits,
+        file: str,
+        groups: int,
+        outputs: dict[str, Any],
+        *,
+        stores: bool = False,
+        **inputs: Any,
     ) -> list[NDArray[Any]]:
         shape, device = self.shape, self.device
         scales = (shape.scale, shape.scale * np.log2(np.e))
@@ -88,7 +98,7 @@ class Case:
         buffers |= {name: device.upload(name, array) for name, array in inputs.items()}
         for name, like in outputs.items():
             buffers[name] = device.upload(name, np.full(like.size + ROOM, 6e4, like.dtype))
-        text = source_of(file, a).text
+        text = source_of(file, a, stores=stores).text
         if a.unit == SMALL_UNIT:
             text = by_first_lanes(text, a.lanes)
         kernel = kernel_of(device, text)
@@ -126,22 +136,21 @@ class Case:
         inputs_of = (self.q, self.k, self.v, self.grad_out)
         gradients = reference.attention_backward(*inputs_of, shape, self.starts)
         likes = [gradient.astype(np.float32) for gradient in gradients]
-        found = self.run(
-            a,
-            BACKWARD_Q,
-            blocks * shape.heads,
-            {"grad_q": likes[0]},
-            **inputs,
+        groups, key_groups = blocks * shape.heads, blocks * shape.kv_heads * a.column_sets
+        of_queries, of_keys = {"grad_q": likes[0]}, {"grad_k": likes[1], "grad_v": likes[2]}
+        # The kernel for keys and values computes weights again, or reads stored ones.
+        recomputed = self.run(a, BACKWARD_Q, groups, of_queries, **inputs)
+        recomputed += self.run(a, BACKWARD_KV, key_groups, of_keys, **inputs)
+        steps = -(-shape.seq // a.tile.step)
+        sizes = shape.batch * shape.heads, steps, shape.seq, 2 * a.tile.step
+        of_both = of_queries | {"weights": np.empty(sizes, np.float16)}
+        *stored, weights = self.run(a, BACKWARD_Q, groups, of_both, stores=True, **inputs)
+        stored += self.run(
+            a, BACKWARD_KV_STORED, key_groups, of_keys, delta=inputs["delta"], weights=weights
         )
-        found += self.run(
-            a,
-            BACKWARD_KV,
-            blocks * shape.kv_heads * a.column_sets,
-            {"grad_k": likes[1], "grad_v": likes[2]},
-            **inputs,
-        )
-        for actual, expected in zip(found, gradients, strict=True):
+        for actual, other, expected in zip(recomputed, stored, gradients, strict=True):
             assert_near(actual, expected)
+            assert_near(other, expected)
 
 
 def assert_near(actual: NDArray[Any], expected: Array) -> None:
@@ -189,11 +198,13 @@ def test_the_largest_score_grows(device: Device) -> None:
 def test_tint_compiles_every_kind(null_device: Any, tile: AttentionTile, head_dim: int) -> None:
     a = AttentionUnits(tile, (16, 16, 16), 32, head_dim)
     assert a.fits
-    for file in KINDS:
-        source = source_of(file, a)
+    for file, stores in (*((file, False) for file in KINDS), (BACKWARD_Q, True)):
+        source = source_of(file, a, stores=stores)
         load_driver("dawn").create_shader_module(null_device, source.text, "attention")
         threads, memory = source.workgroup({})
-        assert threads == a.threads and memory <= a.memory(gradients=file != FORWARD)
+        is_stored = file == BACKWARD_KV_STORED
+        assert threads == a.threads
+        assert memory <= (a.stored_memory if is_stored else a.memory(gradients=file != FORWARD))
 
 
 HARDWARE = [
@@ -222,3 +233,40 @@ def test_matrix_units_attend_as_float64_does(
             case.check_gradients(a)
         else:
             case.check_forward(a)
+
+
+def test_stored_weights_give_the_bits_of_recomputed_ones(
+    dawn_device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = AttentionShape(2, 300, 4, 2, 64)
+    if attention_units(dawn_device, shape.head_dim, gradients=True) is None:
+        pytest.skip("Dawn's adapter has no matrix units")
+    rng = np.random.default_rng(5)
+    rows, width, kv_width = shape.batch * shape.seq, shape.heads * 64, shape.kv_heads * 64
+    starts = starts_of(shape, [90, 1, 30, 64])
+
+    def gradients(most_bytes: int) -> tuple[list[bytes], int]:
+        monkeypatch.setattr(attention, "MOST_WEIGHT_BYTES", most_bytes)
+        operations = open_operations(dawn_device)
+        make = operations.tensor
+        halves = [make(name, (rows, n), np.float16) for name, n in widths.items()]
+        results = [make(f"grad_{name}", (rows, n)) for name, n in [*widths.items()][:3]]
+        t = AttentionTensors(*halves[:4], make("log_sum_exp", (rows, shape.heads)))
+        grad = AttentionGradients(*results, halves[4])
+        first_keys = make("starts", (rows,), np.uint32)
+        for tensor, values in zip((*halves[:3], halves[4]), inputs, strict=True):
+            operations.write(tensor, values)
+        operations.write(first_keys, starts)
+        with operations.record("gradients") as program:
+            operations.attention(t, first_keys, shape)
+            operations.attention_backward(t, grad, first_keys, shape)
+        operations.run(program)
+        return [operations.read(tensor).tobytes() for tensor in results], operations.nbytes
+
+    widths = {"q": width, "k": kv_width, "v": kv_width, "out": width, "grad_out": width}
+    inputs = [
+        rng.standard_normal((rows, widths[name])).astype(np.float16)
+        for name in ("q", "k", "v", "grad_out")
+    ]
+    (stored, memory), (recomputed, less) = gradients(1 << 30), gradients(0)
+    assert stored == recomputed and memory > less

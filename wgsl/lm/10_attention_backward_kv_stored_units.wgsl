@@ -1,0 +1,149 @@
+// The gradients of attention for keys and values on matrix units, from stored weights.
+//
+//   grad_k = ds^T q / sqrt(D)
+//   grad_v = p^T grad_out
+//
+// 10_attention_backward_q_units.wgsl stores the weights p and ds, so this kernel does not compute
+// them again. Each workgroup owns `rows` keys, and walks over the queries that see them in steps. The
+// weights of the next step, and its rows of q and grad_out, are loaded into registers while those of
+// this step are multiplied.
+//
+// binding 0  params    uniform     sizes, see attention_sizes.wgsl
+// binding 1  q         read        (N, H, D), 8 halves an element
+// binding 2  grad_out  read        (N, H, D), 8 halves an element
+// binding 3  weights   read        (B, H, T / step, 2, step / 8, T), 8 halves an element: for each step
+//   of keys p and then ds, for each vector of 8 keys all queries
+// binding 4  delta     read        (N, H), then (N): the first key that each row sees
+// binding 5  grad_k    read_write  (N, K, D), 4 numbers an element
+// binding 6  grad_v    read_write  (N, K, D), 4 numbers an element
+// dispatch: one workgroup for `rows` keys of each head and set of columns
+// limits: D, steps and rows are whole numbers of matrices and of vectors of 8 halves
+
+//!let inputs = 1 q heads, 2 grad_out heads
+//!let arrays = scores vec4<u32> 4
+//!let others = 0 q next, 1 grad_out next
+//!let order = col_major
+//!include lm/attention_units.wgsl
+
+//!let width = {head_dim / column_sets}
+//!let first_vector =
+//!let first_quad =
+//!if column_sets > 1
+  //!let first_vector = column0 / 8u +
+  //!let first_quad = column0 / 4u +
+//!end
+//!let heads = kv_heads
+// Vectors of 8 halves in a step of weights, and how many of them a thread loads.
+//!let weight_vectors = {rows * step / 4}
+//!let weight_loads = {(weight_vectors + threads - 1) / threads}
+
+@group(0) @binding(3) var<storage, read> weights: array<vec4<u32>>;
+@group(0) @binding(4) var<storage, read> delta: array<f32>;
+@group(0) @binding(5) var<storage, read_write> grad_k: array<vec4<f32>>;
+@group(0) @binding(6) var<storage, read_write> grad_v: array<vec4<f32>>;
+
+// A line for each query of a step: p of all own keys, then ds. A line is 16 bytes longer than that,
+// so that lines lie in different banks.
+const LINE: u32 = {rows / 4 + 1}u;
+var<workgroup> lines: array<vec4<u32>, {step * (rows / 4 + 1)}>;
+
+//!block place_of_weights
+  //!let weights = &lines, {column}u * LINE + {skipped}u + {row} / 8u, LINE
+//!end
+
+// The query, the vector of weights and the step of keys of a thread's load `j`.
+//!block place_of_load
+                let n = local_index + {j * threads}u;
+                let query = n % STEP;
+                let vector = n / STEP % {step / 4}u;
+                let key_step = n / {step * step / 4}u;
+//!end
+
+//!block load_weights
+  //!for j in 0..weight_loads
+            {
+    //!include place_of_load
+                let line = (stored + key_step) * {step / 4}u + vector;
+                next_weights_{j} = select(
+                    vec4<u32>(),
+                    weights[line * params.seq + min(next + query, params.seq - 1u)],
+                    next + query < params.seq
+                );
+            }
+  //!end
+//!end
+
+//!block store_weights
+  //!for j in 0..weight_loads
+            {
+    //!include place_of_load
+                let place = query * LINE + vector / {step / 8}u * {rows / 8}u
+                    + key_step * {step / 8}u + vector % {step / 8}u;
+    //!if weight_vectors % threads
+                if (n < {weight_vectors}u) { lines[place] = next_weights_{j}; }
+    //!else
+                lines[place] = next_weights_{j};
+    //!end
+            }
+  //!end
+//!end
+
+@compute @workgroup_size({threads})
+fn attention_backward_kv(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) local_index: u32,
+    @builtin(subgroup_id) subgroup: u32,
+) {
+//!include place_of_workgroup
+    // The last workgroups of a dispatch that is split over two dimensions may have nothing to do.
+    if (group < params.workgroups) {
+//!include place_of_keys
+//!include place_of_subgroup
+        let key_steps = (params.seq + STEP - 1u) / STEP;
+//!for sums in grad_k, grad_v
+  //!include declare_sums
+//!end
+        for (var member = 0u; member < group_size; member++) {
+            let other_head = head * group_size + member;
+            let stored = (sequence / params.seq * params.heads + other_head) * key_steps
+                + own_first / STEP;
+            var next = own_first;
+//!include declare_rows
+//!for j in 0..weight_loads
+            var next_weights_{j} = vec4<u32>();
+//!end
+//!include load_rows
+//!include load_weights
+//!include store_rows
+//!include store_weights
+            workgroupBarrier();
+            for (var first = next; first < params.seq; first = next) {
+                next = first + STEP;
+                let next_first = delta[params.starts + sequence + min(next, params.seq - 1u)];
+//!include load_rows
+//!include load_weights
+//!let skipped = 0
+//!let side = 1
+//!let sums = grad_v
+//!include add_weighted
+//!let skipped = {rows / 8}
+//!let side = 0
+//!let sums = grad_k
+//!include add_weighted
+                workgroupBarrier();
+                // If the next queries don't see these keys, later ones don't either.
+                if (next_first >= f32(own_first + ROWS)) { break; }
+//!include store_rows
+//!include store_weights
+                workgroupBarrier();
+            }
+        }
+//!let sums = grad_k
+//!let factor = params.scale *
+//!include store_gradient
+//!let sums = grad_v
+//!let factor =
+//!include store_gradient
+    }
+}
