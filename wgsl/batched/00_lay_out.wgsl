@@ -1,18 +1,22 @@
-// batched_lay_out: places the symbols of words at linked positions, and counts their pairs.
+// batched_lay_out: writes the symbols of all words to linked positions, and counts their pairs.
 //
-// Position 0 is a separator, and one follows each word. Symbol j of word w is at position
-// j + w + 1. Until slots are given to pairs, a position's slot is 1 + the entry of the pair that
-// starts there.
+// Position 0 holds a separator, and a separator follows each word. word_symbols[j], a symbol of
+// word w, gets position j + w + 1. The pairs have no slots yet. So this kernel sets slots[position]
+// to 1 + the index in `entries` of the pair that starts at the position, or to 0 if no pair starts
+// there. batched_first_links replaces these numbers by slots.
 //
 // binding 0  params         uniform     LayOutParams
-// binding 1  word_symbols   read        (symbols) words end to end
-// binding 2  pair_entries   read        (symbols) entry of the pair that starts there; ignored at a word's end
-// binding 3  words          read        (words) end in word_symbols, occurrences
-// binding 4  units          read_write  (positions)
-// binding 5  links          read_write  (positions)
-// binding 6  slots          read_write  (positions)
-// binding 7  places         read_write  (positions) number of the occurrence among its pair's
-// binding 8  entries        read_write  (distinct pairs) count and size
+// binding 1  word_symbols   read        (symbols) symbols of all words, end to end
+// binding 2  pair_entries   read        (symbols) index in `entries` of the pair that starts at the
+//                                       symbol; undefined for the last symbol of a word
+// binding 3  words          read        (words) x: end of the word in word_symbols; y: its
+//                                       occurrences
+// binding 4  units          read_write  (positions) out: symbol and weight
+// binding 5  links          read_write  (positions) out: the positions before and after
+// binding 6  slots          read_write  (positions) out: 1 + index in `entries`, or 0
+// binding 7  places         read_write  (positions) out: index of the occurrence among the
+//                                       occurrences of its pair
+// binding 8  entries        read_write  (distinct pairs) in: zeros; out: count and size
 // dispatch: one thread per position
 //!include common/workgroup.wgsl
 //!include batched/state.wgsl
@@ -27,7 +31,8 @@
 @group(0) @binding(7) var<storage, read_write> places: array<u32>;
 @group(0) @binding(8) var<storage, read_write> entries: array<Entry>;
 
-// The first word whose separator is not before this position.
+// Returns the index of the word at a position. The separator after a word counts as a part of the
+// word, and position 0 as a part of word 0.
 fn word_at(position: u32) -> u32 {
     var low = 0u;
     var high = params.words;
@@ -54,7 +59,7 @@ fn batched_lay_out(
     slots[position] = NO_SLOT;
     let number = word_at(position);
     let word = words[number];
-    let end = word.x + number + 1u; // the separator after it
+    let end = word.x + number + 1u; // position of the separator after the word
     if (position > 0u && position < end) {
         let at = position - number - 1u;
         unit = Unit(word_symbols[at], word.y);

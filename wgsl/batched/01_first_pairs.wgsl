@@ -1,9 +1,10 @@
-// batched_first_pairs: gives slots to the pairs of the words before any merge.
+// batched_first_pairs: gives a slot to each pair that occurs in the words before any merge, unless
+// the pair is too rare or too long.
 //
 // binding 0  first_pairs  read        (distinct pairs) left and right symbol
-// binding 1  entries      read_write  (distinct pairs) count and size in, slot out
-// binding 2  pairs        read_write  (pair_capacity)
-// binding 3  pair_counts  read_write  (pair_capacity)
+// binding 1  entries      read_write  (distinct pairs) in: count and size; out: slot
+// binding 2  pairs        read_write  (pair_capacity) by slot
+// binding 3  pair_counts  read_write  (pair_capacity) by slot
 // binding 4  lengths      read        (symbols) bytes of each symbol
 // binding 5  state        read_write  BatchState
 // binding 6  params       uniform     LayOutParams

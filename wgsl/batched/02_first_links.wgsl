@@ -1,10 +1,13 @@
-// batched_first_links: gives positions the slots of their pairs, and pairs their lists of positions.
+// batched_first_links: writes to each position the slot of the pair that starts there, and lists
+// the positions of each pair.
 //
-// binding 0  places         read        (positions) number of the occurrence among its pair's
+// binding 0  places         read        (positions) index of the occurrence among the occurrences
+//                                       of its pair
 // binding 1  entries        read_write  (distinct pairs) slot
-// binding 2  pairs          read        (pair_capacity)
-// binding 3  slots          read_write  (positions) 1 + entry in, slot out
-// binding 4  position_list  read_write  (list_capacity)
+// binding 2  pairs          read        (pair_capacity) by slot
+// binding 3  slots          read_write  (positions) in: 1 + index in `entries`, or 0; out: slot of
+//                                       the pair
+// binding 4  position_list  read_write  (list_capacity) out: a range of positions for each pair
 // binding 5  params         uniform     LayOutParams
 // dispatch: one thread per position
 //!include common/workgroup.wgsl

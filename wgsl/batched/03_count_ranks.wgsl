@@ -1,12 +1,13 @@
-// batched_count_ranks: counts pairs by the current digit of their ranks; pairs count if their
-// higher digits are those found so far.
+// batched_count_ranks: counts the pairs by the current digit of their ranks (see rank.wgsl). A
+// pair is counted only if its higher digits equal the higher digits of the threshold, which earlier
+// dispatches have found.
 //
 // Most pairs fall into a few bins, so each workgroup first counts in workgroup memory.
 //
-// binding 0  pairs        read        (pair_capacity)
-// binding 1  pair_counts  read        (pair_capacity)
-// binding 2  bins         read_write  (BINS)
-// binding 3  state        read_write  BatchState: nothing is done unless status is REFILL
+// binding 0  pairs        read        (pair_capacity) by slot
+// binding 1  pair_counts  read        (pair_capacity) by slot
+// binding 2  bins         read_write  (BINS) number of pairs by digit
+// binding 3  state        read_write  BatchState; the kernel counts only if status is REFILL
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl
 //!include batched/state.wgsl

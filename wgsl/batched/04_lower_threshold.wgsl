@@ -1,17 +1,23 @@
-// batched_lower_threshold: finds the lowest rank such that all pairs down to it fit into the hot list.
+// batched_lower_threshold: finds the threshold of a refill, the lowest rank that a pair needs to
+// enter the hot list.
 //
-// It runs once before the first digit is counted, to begin a refill, and then after each digit. If
-// not all bins of a digit fit, and the bins above the first one that does not fit have enough
-// pairs, the threshold is above that bin. Otherwise that bin is split by the next digit.
+// The kernel runs once at the start of a refill, where it resets the threshold, and once after each
+// digit is counted. It then takes bins from the highest digit down, while the number of pairs taken
+// stays at most MOST. There are three cases:
+// - All bins fit: the threshold is final.
+// - A bin does not fit, and LEAST pairs or more are taken: the threshold is the lowest rank above
+//   this bin.
+// - A bin does not fit, and fewer pairs are taken: the next dispatches split this bin by the next
+//   digit.
 //
-// binding 0  bins   read_write  (BINS) left at zero
-// binding 1  state  read_write  BatchState: nothing is done unless status is REFILL
+// binding 0  bins   read_write  (BINS) number of pairs by digit; zeros afterwards
+// binding 1  state  read_write  BatchState; the kernel changes it only if status is REFILL
 // dispatch: 1 workgroup
 //!include batched/state.wgsl
 //!include batched/crossing.wgsl
 
-const MOST: u32 = 2048u;  // most pairs of a refill
-const LEAST: u32 = 512u;  // and how many suffice
+const MOST: u32 = 2048u;  // largest number of pairs in a refill
+const LEAST: u32 = 512u;  // a refill with this many pairs is large enough
 
 @group(0) @binding(0) var<storage, read_write> bins: array<u32>;
 @group(0) @binding(1) var<storage, read_write> state: BatchState;
@@ -20,12 +26,14 @@ fn bin_value(bin: u32) -> u32 {
     return bins[bin];
 }
 
+// Makes a digit the current digit.
 fn look_at(digit: Digit) {
     state.digit_field = digit.field;
     state.digit_shift = digit.shift;
     state.digit_width = digit.width;
 }
 
+// Resets the threshold at the start of a refill.
 fn begin() {
     state.threshold_count = 0u;
     state.threshold_left = 0u;
@@ -35,6 +43,7 @@ fn begin() {
     look_at(first_digit(state.last_count));
 }
 
+// Lowers the threshold by the current digit, and chooses the next digit; width 0 ends the search.
 fn decide(crossing: Crossing) {
     if (crossing.bin == NO_BIN) {
         state.digit_width = 0u;

@@ -1,9 +1,11 @@
-// batched_refill_hot_list: lists the pairs that rank at the threshold or higher.
+// batched_refill_hot_list: fills the hot list with the pairs whose rank reaches the threshold.
 //
-// binding 0  pairs        read        (pair_capacity)
-// binding 1  pair_counts  read        (pair_capacity)
-// binding 2  hot_list     read_write  (HOT_CAPACITY) slot, left, right, occurrences listed
-// binding 3  state        read_write  BatchState: nothing is done unless status is REFILL
+// binding 0  pairs        read        (pair_capacity) by slot
+// binding 1  pair_counts  read        (pair_capacity) by slot
+// binding 2  hot_list     read_write  (HOT_CAPACITY) slot, left symbol, right symbol, size of the
+//                                     pair
+// binding 3  state        read_write  BatchState; the kernel fills the list only if status is
+//                                     REFILL
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl
 //!include batched/state.wgsl

@@ -1,22 +1,26 @@
-// batched_select_batch: finds the longest prefix of the ranking that can be merged at once.
+// batched_select_batch: selects the pairs of a batch, the longest prefix of the ranking that can be
+// merged at once.
 //
-// No pair's left symbol may be the right symbol of another, and a pair of equal symbols is merged
-// alone. The best pairs of the hot list, up to CANDIDATES, are found digit by digit and ranked by
-// comparing all of them with each other. The list is cut at the first pair that shares a symbol in
-// this way, or for which the buffers have no room.
+// Two pairs can't be merged at once if the left symbol of one is the right symbol of the other. A
+// pair of two equal symbols is merged alone. The kernel finds up to CANDIDATES best pairs of the
+// hot list digit by digit (see rank.wgsl), and sorts them by comparing each with all others. The
+// batch ends before the first pair that can't be merged with the earlier pairs, and before the
+// first pair for which a buffer has no room.
 //
-// binding 0  hot_list     read        (HOT_CAPACITY) slot, left, right, occurrences listed
-// binding 1  pair_counts  read        (pair_capacity)
-// binding 2  pairs        read        (pair_capacity)
-// binding 3  lengths      read_write  (symbols) bytes of each symbol
-// binding 4  merge_log    read_write  (merge_limit) left, right, count, weight taken if they are equal
+// binding 0  hot_list     read        (HOT_CAPACITY) slot, left symbol, right symbol, size of the
+//                                     pair
+// binding 1  pair_counts  read        (pair_capacity) by slot
+// binding 2  pairs        read        (pair_capacity) by slot
+// binding 3  lengths      read_write  (symbols) bytes of each symbol; out: also of the new symbols
+// binding 4  merge_log    read_write  (merge_limit) left symbol, right symbol, count, and for equal
+//                                     symbols the weight of the occurrences that were merged
 // binding 5  state        read_write  BatchState
-// dispatch: 1 workgroup of CANDIDATES threads or a multiple
+// dispatch: 1 workgroup, whose number of threads is CANDIDATES or a multiple
 //!include batched/state.wgsl
 //!include batched/crossing.wgsl
 
-const CANDIDATES: u32 = 256u; // ranked by comparing each with each
-const ENOUGH: u32 = 64u;
+const CANDIDATES: u32 = 256u; // largest number of pairs that are sorted
+const ENOUGH: u32 = 64u;      // candidates with which the search may end
 
 @group(0) @binding(0) var<storage, read> hot_list: array<vec4<u32>>;
 @group(0) @binding(1) var<storage, read> pair_counts: array<u32>;
@@ -26,13 +30,13 @@ const ENOUGH: u32 = 64u;
 @group(0) @binding(5) var<storage, read_write> state: BatchState;
 
 var<workgroup> sh_bins: array<atomic<u32>, 1024>;
-var<workgroup> sh_found: atomic<u32>;
-var<workgroup> sh_pair: array<vec4<u32>, 256>; // candidates: slot, left, right, occurrences listed
+var<workgroup> sh_found: atomic<u32>; // number of candidates
+var<workgroup> sh_pair: array<vec4<u32>, 256>; // candidates: slot, left, right, size
 var<workgroup> sh_count: array<u32, 256>;
-var<workgroup> sh_before: array<atomic<u32>, 256>; // candidates that rank before this one
-var<workgroup> sh_ranked: array<vec4<u32>, MAX_BATCH>; // the best candidates in their order
+var<workgroup> sh_before: array<atomic<u32>, 256>; // number of candidates that rank higher
+var<workgroup> sh_ranked: array<vec4<u32>, MAX_BATCH>; // the best candidates, the best first
 var<workgroup> sh_ranked_count: array<u32, MAX_BATCH>;
-var<workgroup> sh_length: atomic<u32>;         // of the batch
+var<workgroup> sh_length: atomic<u32>;         // number of pairs in the batch
 var<workgroup> sh_stop: u32;
 
 fn bin_value(bin: u32) -> u32 {
@@ -43,7 +47,7 @@ fn hot_threshold() -> vec3<u32> {
     return vec3<u32>(state.threshold_count, state.threshold_left, state.threshold_right);
 }
 
-// The rank of a listed pair; a count of 0 means that it is below the threshold or too rare.
+// Returns the rank of a pair of the hot list; zeros if the pair is below the threshold or too rare.
 fn hot_rank(listed: vec4<u32>, threshold: vec3<u32>) -> vec3<u32> {
     let count = pair_counts[listed.x];
     let rank = rank_of(count, listed.y, listed.z);
@@ -51,10 +55,11 @@ fn hot_rank(listed: vec4<u32>, threshold: vec3<u32>) -> vec3<u32> {
     return rank;
 }
 
-// Whether there is a batch to select; if not, why the rest of the submission does nothing.
+// Returns whether this dispatch selects a batch. Otherwise either the last batch is still being
+// marked (state.resumed is 1), or state.status tells why the rest of the submission does nothing.
 fn begin() -> bool {
     if (state.status == REFILL && state.digit_width == 0u) {
-        state.status = RUNNING; // the refill before this dispatch is done
+        state.status = RUNNING; // the refill has just ended
     }
     if (state.status != RUNNING) { return false; }
     state.resumed = select(0u, 1u, atomicLoad(&state.unfinished) != 0u);
@@ -80,7 +85,8 @@ fn ask_for_refill() {
     state.digit_width = NONE;
 }
 
-// Returns a rank that at most CANDIDATES listed pairs reach, and at least ENOUGH of them if possible.
+// Returns a rank that at most CANDIDATES pairs of the hot list reach, and at least ENOUGH pairs if
+// possible.
 fn best_threshold(scan_input: ScanInput) -> vec3<u32> {
     let local_index = scan_input.local_index;
     let listed = atomicLoad(&state.hot_count);
@@ -113,6 +119,7 @@ fn best_threshold(scan_input: ScanInput) -> vec3<u32> {
     return prefix;
 }
 
+// Collects the pairs of rank `best` or higher as candidates.
 fn collect(scan_input: ScanInput, best: vec3<u32>) {
     let threshold = hot_threshold();
     let listed = atomicLoad(&state.hot_count);
@@ -131,7 +138,8 @@ fn candidate_rank(i: u32) -> vec3<u32> {
     return rank_of(sh_count[i], sh_pair[i].y, sh_pair[i].z);
 }
 
-// Puts the best MAX_BATCH candidates in order. Several threads share the comparisons of one.
+// Writes the best MAX_BATCH candidates to sh_ranked in order. WORKGROUP_SIZE / CANDIDATES threads
+// share the comparisons of one candidate.
 fn rank_candidates(local_index: u32, found: u32) {
     if (local_index < CANDIDATES) {
         atomicStore(&sh_before[local_index], 0u);
@@ -157,8 +165,8 @@ fn rank_candidates(local_index: u32, found: u32) {
     workgroupBarrier();
 }
 
-// Returns whether pair r chains with an earlier pair. Thread `share` of `shares` threads compares
-// every `shares`-th earlier pair.
+// Returns whether pair r of sh_ranked can't be merged at once with an earlier pair. Thread `share`
+// of `shares` threads compares pair r with every `shares`-th earlier pair.
 fn chains(r: u32, share: u32, shares: u32) -> bool {
     let own = sh_ranked[r];
     if (own.y == own.z && r > 0u) { return true; }
@@ -169,7 +177,8 @@ fn chains(r: u32, share: u32, shares: u32) -> bool {
     return false;
 }
 
-// Whether there is room for all that a batch of these pairs may make.
+// Returns whether the buffers have room for a batch of `members` pairs with `occurrences` listed
+// positions. Each occurrence makes at most two new occurrences of pairs.
 fn has_room(members: u32, occurrences: u32) -> bool {
     if (occurrences > state.candidate_capacity) { return false; }
     let symbols = state.first_symbol + state.merged + MAX_BATCH;
@@ -180,6 +189,7 @@ fn has_room(members: u32, occurrences: u32) -> bool {
         && atomicLoad(&state.list_length) + changes <= state.list_capacity;
 }
 
+// Writes pair r of sh_ranked to the batch. start: listed positions of the pairs before it.
 fn write_member(r: u32, start: u32) {
     let pair = sh_ranked[r];
     let merge = state.merged + r;
@@ -212,7 +222,8 @@ fn batched_select_batch(scan_input: ScanInput) {
     if (local_index < most) {
         size = sh_ranked[local_index].w;
     }
-    // Ranges of the position list don't overlap, so their sum does not wrap around.
+    // The pairs' ranges of the position list don't overlap, so the sum of their sizes fits into a
+    // u32.
     let start = workgroup_scan(size, scan_input).exclusive;
     let member = local_index % MAX_BATCH;
     let misfit = member < most
@@ -233,7 +244,7 @@ fn batched_select_batch(scan_input: ScanInput) {
     if (local_index != 0u) { return; }
     if (found == 0u) {
         if (all(hot_threshold() == vec3<u32>(0u))) {
-            state.status = FINISHED; // all pairs are listed, and none is frequent enough
+            state.status = FINISHED; // the hot list has all pairs, and all are too rare
         } else {
             ask_for_refill();
         }

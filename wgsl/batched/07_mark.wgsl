@@ -1,15 +1,19 @@
 // batched_mark: marks the positions at which pairs of the batch are merged.
 //
-// A pair of equal symbols occurs at every position of a run except the last. Every second
-// occurrence is merged, counted from the left. One thread, that of the run's first position, walks
-// along the run. After MAX_WALK steps, the rest of the run is left to the next dispatch, and the
-// batch's other kernels do nothing until the walk is complete.
+// If the batch is a pair of two equal symbols, the pair occurs at every position of a run of the
+// symbol except the last position. Every second occurrence is merged, counted from the left. The
+// thread of the run's first position walks along the run. After MAX_WALK steps, it leaves the rest
+// of the run to the next dispatch of this kernel. Until all walks have ended, the batch's other
+// kernels do nothing.
 //
 // binding 0  links          read        (positions)
-// binding 1  slots          read_write  (positions)
-// binding 2  position_list  read        (list_capacity)
-// binding 3  changes        read_write  (candidate_capacity) x: where the walk of a run continues
-// binding 4  entries        read_write  (entry_capacity) entries of the previous batch are freed
+// binding 1  slots          read_write  (positions) in: slot of the pair; out: MARK | k where pair
+//                                       k of the batch is merged
+// binding 2  position_list  read        (list_capacity) a range of positions for each pair
+// binding 3  changes        read_write  (candidate_capacity) x: position at which a walk continues,
+//                                       or NONE
+// binding 4  entries        read_write  (entry_capacity) out: the entries of the previous batch are
+//                                       free
 // binding 5  state          read_write  BatchState
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl
@@ -24,8 +28,8 @@ override MAX_WALK: u32 = 16384u;
 @group(0) @binding(4) var<storage, read_write> entries: array<Entry>;
 @group(0) @binding(5) var<storage, read_write> state: BatchState;
 
-// Where the walk of a run begins, NONE if the run does not begin here. Positions of the run that
-// its thread has passed are marked already.
+// Returns `position` if a run begins there, else NONE. MARK counts as the pair's slot, because the
+// thread of a run may have marked some of the run's positions already.
 fn run_start(position: u32, slot: u32) -> u32 {
     let own = slots[position];
     let before = slots[links[position].preceding];
@@ -33,7 +37,8 @@ fn run_start(position: u32, slot: u32) -> u32 {
     return select(NONE, position, listed && before != slot && before != MARK);
 }
 
-// Returns where to continue in the next dispatch, NONE at the end of the run.
+// Marks every second position of a run from `start` on. Returns the position at which the next
+// dispatch continues, or NONE at the end of the run.
 fn walk(start: u32, slot: u32) -> u32 {
     var position = start;
     for (var step = 0u; step < MAX_WALK; step++) {

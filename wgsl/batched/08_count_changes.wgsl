@@ -1,17 +1,23 @@
-// batched_count_changes: moves counts from old pairs to new pairs, as merging the marked
-// occurrences will do.
+// batched_count_changes: updates the counts of pairs for the marked merges. It subtracts the pairs
+// that these merges will destroy, and counts the new pairs that they will make.
 //
-// Each boundary in the merged text between a new symbol and another symbol is a change: the old
-// pair there loses the word's weight, and the new pair gains it. A boundary between two new symbols
-// belongs to the left one. Links and symbols do not change until all threads are done.
+// A merged occurrence changes two pairs of neighbours: the symbol before it with the new symbol,
+// and the new symbol with the symbol after it. The old pair loses the word's weight, and the new
+// pair gains the weight. If two merged occurrences are neighbours, the left occurrence counts the
+// pair of their new symbols. This kernel does not change units and links, because other threads
+// still read them; batched_link changes them.
 //
 // binding 0  units          read        (positions)
 // binding 1  links          read        (positions)
-// binding 2  slots          read        (positions)
-// binding 3  position_list  read        (list_capacity)
-// binding 4  changes        read_write  (candidate_capacity) on the left: entry, place; on the right: entry, place
-// binding 5  pair_counts    read_write  (pair_capacity)
-// binding 6  entries        read_write  (entry_capacity)
+// binding 2  slots          read        (positions) slot, or MARK | k where pair k of the batch is
+//                                       merged
+// binding 3  position_list  read        (list_capacity) a range of positions for each pair
+// binding 4  changes        read_write  (candidate_capacity) out: x: index of the entry of the new
+//                                       pair with the symbol before, or a value of change.wgsl; y:
+//                                       index of this occurrence among those of the new pair; z, w:
+//                                       the same for the new pair with the symbol after
+// binding 5  pair_counts    read_write  (pair_capacity) by slot
+// binding 6  entries        read_write  (entry_capacity) hash table of the new pairs
 // binding 7  state          read_write  BatchState
 // binding 8  hash_key       uniform     four numbers, see common/hash.wgsl
 // dispatch: any number of workgroups
@@ -30,7 +36,8 @@
 @group(0) @binding(7) var<storage, read_write> state: BatchState;
 @group(0) @binding(8) var<uniform> hash_key: vec4<u32>;
 
-// The entry of a new pair. The table is at most half full; the bound only keeps the loop finite.
+// Returns the index of a new pair's entry, and makes the entry if there is none. The table is at
+// most half full, so the search ends long before the bound on `tries`.
 fn find_entry(key: u32) -> u32 {
     let mask = state.entry_capacity - 1u;
     var place = hash_number(key) & mask;
@@ -43,14 +50,15 @@ fn find_entry(key: u32) -> u32 {
                 entries[atomicAdd(&state.used, 1u)].used = place;
                 return place;
             }
-            continue; // another thread was first, or a weak exchange failed for no reason
+            continue; // another thread took the entry, or the weak exchange failed for no reason
         }
         place = (place + 1u) & mask;
     }
     return place;
 }
 
-// Returns the new pair's entry and this occurrence's place among its others.
+// Moves a weight from the old pair to the new pair with this key. Returns the index of the new
+// pair's entry, and how many occurrences of the pair were counted before this one.
 fn change(old_slot: u32, key: u32, weight: u32) -> vec2<u32> {
     if (old_slot != NO_SLOT) {
         atomicSub(&pair_counts[old_slot], weight);
@@ -60,6 +68,7 @@ fn change(old_slot: u32, key: u32, weight: u32) -> vec2<u32> {
     return vec2<u32>(entry, atomicAdd(&entries[entry].size, 1u));
 }
 
+// Returns whether a pair of the batch is merged at a position.
 fn is_merged(position: u32) -> bool {
     return (slots[position] & MARK) != 0u;
 }

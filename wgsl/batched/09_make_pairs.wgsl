@@ -1,10 +1,11 @@
-// batched_make_pairs: gives slots to the new pairs of a batch, and adds those with a high rank to
-// the hot list.
+// batched_make_pairs: gives slots to the new pairs of a batch, and adds the pairs that reach the
+// threshold to the hot list.
 //
-// binding 0  entries      read_write  (entry_capacity)
-// binding 1  pairs        read_write  (pair_capacity)
-// binding 2  pair_counts  read_write  (pair_capacity) zero for the pairs that were merged
-// binding 3  hot_list     read_write  (HOT_CAPACITY) slot, left, right, occurrences listed
+// binding 0  entries      read_write  (entry_capacity) in: key, count, size; out: slot
+// binding 1  pairs        read_write  (pair_capacity) by slot
+// binding 2  pair_counts  read_write  (pair_capacity) by slot; out: 0 for the pairs of the batch
+// binding 3  hot_list     read_write  (HOT_CAPACITY) slot, left symbol, right symbol, size of the
+//                                     pair
 // binding 4  lengths      read        (symbols) bytes of each symbol
 // binding 5  state        read_write  BatchState
 // dispatch: any number of workgroups

@@ -1,12 +1,12 @@
-// batched_link: merges the marked occurrences, and writes the positions of the new pairs to the
-// list.
+// batched_link: merges the marked occurrences, and writes the positions of the new pairs to
+// position_list.
 //
 // binding 0  units          read_write  (positions)
 // binding 1  links          read_write  (positions)
-// binding 2  slots          read_write  (positions)
-// binding 3  position_list  read_write  (list_capacity)
-// binding 4  changes        read        (candidate_capacity)
-// binding 5  pairs          read        (pair_capacity)
+// binding 2  slots          read_write  (positions) out: slots of the new pairs
+// binding 3  position_list  read_write  (list_capacity) a range of positions for each pair
+// binding 4  changes        read        (candidate_capacity) see batched_count_changes
+// binding 5  pairs          read        (pair_capacity) by slot
 // binding 6  entries        read_write  (entry_capacity) slot
 // binding 7  state          read_write  BatchState
 // dispatch: any number of workgroups
@@ -23,7 +23,8 @@
 @group(0) @binding(6) var<storage, read_write> entries: array<Entry>;
 @group(0) @binding(7) var<storage, read_write> state: BatchState;
 
-// Lists a position under the new pair that starts there.
+// Writes the slot of the new pair that starts at a position, and writes the position to the pair's
+// range of position_list. place: index in this range.
 fn list_position(position: u32, entry: u32, place: u32) {
     let slot = entries[entry].slot;
     slots[position] = slot;
@@ -48,7 +49,8 @@ fn batched_link(
         let second = links[first].following;
         let after = links[second].following;
         if (change.x != UNCHANGED) {
-            // Only a merge that ends here writes this link, and then there is no change.
+            // links[first].preceding is stable: only a merge directly before `first` writes it, and
+            // then change.x is UNCHANGED.
             list_position(links[first].preceding, change.x, change.y);
         }
         if (change.z != UNCHANGED) {

@@ -1,19 +1,20 @@
-// Find the bin of a digit, counting pairs from the highest bin down, at which the sum exceeds a
-// limit.
+// Adds up the bins of a digit from the highest bin down, and finds the bin at which the sum exceeds
+// a limit.
 //!include scan
 //!include batched/rank.wgsl
 
 const NO_BIN: u32 = 0xFFFFFFFFu;
 
 struct Crossing {
-    bin: u32,   // NO_BIN: all bins together stay within the limit
-    above: u32, // pairs in the bins above it, 0 without one
+    bin: u32,   // NO_BIN: the sum of all bins is within the limit
+    above: u32, // sum of the bins above `bin`; 0 if bin is NO_BIN
 }
 
 var<workgroup> sh_crossing: Crossing;
 
-// Call from all threads; own_bins(r) is the thread's count of the r-th bin from the top.
-// Each thread looks at BINS / WORKGROUP_SIZE neighbouring bins.
+// All threads of the workgroup must call this function. The kernel that includes this file defines
+// bin_value(bin), the number of pairs in a bin. Each thread adds up BINS / WORKGROUP_SIZE
+// neighbouring bins.
 fn find_crossing(limit: u32, scan_input: ScanInput) -> Crossing {
     let share = BINS / WORKGROUP_SIZE;
     let first = scan_input.local_index * share;

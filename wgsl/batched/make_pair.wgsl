@@ -1,7 +1,7 @@
-// Make a slot for a new pair. A pair that is too rare or too long gets NO_SLOT, since it can only
-// become rarer.
+// Gives a new pair a slot and a range of position_list, and returns the slot. A pair that is too
+// rare or too long gets NO_SLOT, and never needs a slot later: its count can only fall.
 //
-// Expects pairs, pair_counts, lengths and state among the bindings.
+// Uses pairs, pair_counts, lengths and state, which the kernel that includes this file binds.
 //!include batched/state.wgsl
 
 fn make_pair(left: u32, right: u32, count: u32, size: u32) -> u32 {
