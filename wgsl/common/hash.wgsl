@@ -1,18 +1,21 @@
-// Hashes for tables, with a key. Expects the uniform hash_key among the globals.
+// Computes keyed hashes for hash tables. Uses the uniform hash_key, which the kernel that includes
+// this file binds.
 //
-// The key is four random numbers of the process; the last one is odd. Every round takes in a part of
-// the key, so numbers that collide under one key collide under another only by chance. A difference
-// of two numbers becomes a difference that depends on the key: nobody who does not know the key can
-// choose a second difference that cancels the first.
+// hash_key is four random numbers, drawn once per process; the last number is odd. Every round uses
+// a number of the key, so inputs that collide under one key collide under another key only by
+// chance. If two inputs differ, the difference of their hashes after a round depends on the key. An
+// attacker who does not know the key can't choose further input that cancels this difference, and
+// so can't make inputs collide.
 
-// One round: where one half of two numbers differs, the products of their halves differ by a multiple
-// of the other half, which is secret.
+// One round: combines a number and the key by XOR, and adds the product of the result's 16-bit
+// halves. If two results differ in one half only, their products differ by a multiple of the other
+// half, which is secret.
 fn keyed(number: u32, key: u32) -> u32 {
     let secret = number ^ key;
     return secret + (secret & 0xFFFFu) * (secret >> 16u);
 }
 
-// Spreads a hash to its lowest bits, which choose a slot.
+// Mixes the high bits of a hash into the lowest bits, which select a slot.
 fn spread(hash: u32) -> u32 {
     let product = (hash ^ (hash >> 15u)) * hash_key.w;
     return product ^ (product >> 16u);
@@ -31,7 +34,7 @@ fn hash_triple(numbers: vec3<u32>) -> u32 {
     return spread(keyed(pair ^ numbers.z, hash_key.z));
 }
 
-// The product of two numbers in 64 bits: the lower half, then the higher half.
+// Returns the 64-bit product of two numbers: x has the low 32 bits, y the high 32 bits.
 fn whole_product(a: u32, b: u32) -> vec2<u32> {
     let a_low = a & 0xFFFFu;
     let a_high = a >> 16u;
@@ -42,7 +45,8 @@ fn whole_product(a: u32, b: u32) -> vec2<u32> {
     return vec2<u32>(a * b, a_high * b_high + (first >> 16u) + (second >> 16u));
 }
 
-// One round for a text: both halves of its hash take in four bytes and the key, and are multiplied.
+// One round of the 64-bit hash of a text: each half is combined with four bytes of the text and a
+// number of the key by XOR, and the hash becomes the product of the halves.
 fn keyed_product(hash: vec2<u32>, bytes: vec2<u32>) -> vec2<u32> {
     let secret = hash ^ bytes ^ hash_key.xy;
     return whole_product(secret.x, secret.y);

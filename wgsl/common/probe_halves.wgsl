@@ -1,5 +1,7 @@
-// probe_halves: rounds numbers to half precision by the device's own conversion (packed_halves.wgsl),
-// so that the host can compare the results with the nearest numbers.
+// probe_halves: rounds numbers to half precision by the device's own conversion
+// (packed_halves.wgsl).
+//
+// The host compares the results with the nearest half-precision numbers.
 //
 // binding 0  numbers  read        (N,), four per element
 // binding 1  halves   read_write  (N,), half precision, four per element

@@ -1,6 +1,8 @@
-// probe_subgroups: finds out how this adapter numbers the lanes of a workgroup.
+// probe_subgroups: writes how the adapter assigns the threads of a workgroup to subgroups and
+// lanes.
 //
-// binding 0  lanes  read_write  (256) local index, lane, subgroup size, subgroup
+// binding 0  lanes  read_write  (256) x: local index of a thread; y: lane; z: subgroup size; w:
+//                               subgroup
 // dispatch: 1 workgroup
 
 @group(0) @binding(0) var<storage, read_write> lanes: array<vec4<u32>>;

@@ -1,5 +1,5 @@
-// Sum and maximum of one f32 per thread, over a workgroup or over runs of its threads, in workgroup
-// memory.
+// Computes the sum or the maximum of one f32 per thread over a workgroup, or the sum over runs of
+// neighbouring threads, in workgroup memory.
 //
 // The order of additions is fixed, so results do not depend on the device's subgroups.
 // WORKGROUP_SIZE is a power of two. All threads of the workgroup must call these functions, and all
@@ -12,7 +12,8 @@ fn workgroup_sum(value: f32, local_index: u32) -> f32 {
     return run_sum(value, local_index, WORKGROUP_SIZE);
 }
 
-// Threads k * length to (k + 1) * length - 1 are run k; length is a power of two, the same for all.
+// Returns the sum over the thread's run. Run k is threads k * length to (k + 1) * length - 1;
+// length is a power of two, and the same for all threads.
 fn run_sum(value: f32, local_index: u32, length: u32) -> f32 {
     let place = local_index % length;
     sh_reduce[local_index] = value;

@@ -1,15 +1,15 @@
-// Inclusive maximum over a workgroup, in workgroup memory.
+// Computes prefix maxima over a workgroup in workgroup memory, for values of 0 or more.
 //!include common/workgroup.wgsl
 
 struct MaxScanResult {
-    inclusive: u32,
-    exclusive: u32,
-    total: u32,
+    inclusive: u32, // maximum over this thread and the threads before it
+    exclusive: u32, // maximum over the threads before it; 0 for the first thread
+    total: u32,     // maximum over the workgroup
 }
 
 var<workgroup> sh_max: array<u32, WORKGROUP_SIZE>;
 
-// Call from all threads of the workgroup.
+// All threads of the workgroup must call this function.
 fn workgroup_max_scan(value: u32, local_index: u32) -> MaxScanResult {
     sh_max[local_index] = value;
     workgroupBarrier();

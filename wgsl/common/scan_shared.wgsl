@@ -1,7 +1,8 @@
-// Exclusive sum over a workgroup in workgroup memory, for adapters without subgroup operations.
+// Computes exclusive prefix sums over a workgroup in workgroup memory, for adapters without
+// subgroup operations.
 //
-// The distance d doubles from step to step: after the step with distance d, a slot holds the sum of
-// its own value and the 2d - 1 values before it.
+// The distance d doubles from step to step. After the step with distance d, sh_scan[i] is the sum
+// of thread i's value and the values of the 2d - 1 threads before it.
 //!include common/workgroup.wgsl
 
 struct ScanInput {
@@ -9,13 +10,13 @@ struct ScanInput {
 }
 
 struct ScanResult {
-    exclusive: u32,
-    total: u32,
+    exclusive: u32, // sum over the threads before this thread
+    total: u32,     // sum over the workgroup
 }
 
 var<workgroup> sh_scan: array<u32, WORKGROUP_SIZE>;
 
-// Call from all threads of the workgroup.
+// All threads of the workgroup must call this function.
 fn workgroup_scan(value: u32, input: ScanInput) -> ScanResult {
     let i = input.local_index;
     sh_scan[i] = value;

@@ -1,10 +1,12 @@
-// Exclusive sum over a workgroup with subgroup operations, for any subgroup size from 4 to 128.
+// Computes exclusive prefix sums over a workgroup with subgroup operations, for any subgroup size
+// from 4 to 128.
 //
-// It has two barriers: one before the subgroups' sums are read, and one before they may be written
-// again. Each thread adds up the subgroups' sums. The source scans these sums with a second
-// subgroup operation, which needs as many lanes as there are subgroups: 256 threads with 4 lanes
-// per subgroup are 64 subgroups. Lanes must be numbered so that local_index = subgroup * width +
-// lane (the host probes that).
+// Each subgroup writes its sum to workgroup memory, and each thread adds up the sums of the
+// subgroups before its own. This takes two barriers: one before the sums are read, and one before
+// the next call may overwrite them. The documents' kernels (docs/credits.md) scan the sums with a
+// second subgroup operation, which needs at least as many lanes as there are subgroups: with 4
+// lanes per subgroup, 256 threads are 64 subgroups. Lanes must be numbered so that local_index =
+// subgroup * width + lane; the host checks this with probe_subgroups.
 //!include common/workgroup.wgsl
 
 struct ScanInput {
@@ -15,14 +17,15 @@ struct ScanInput {
 }
 
 struct ScanResult {
-    exclusive: u32,
-    total: u32,
+    exclusive: u32, // sum over the threads before this thread
+    total: u32,     // sum over the workgroup
 }
 
-// A quarter would suffice, but an expression here makes naga abort if another override follows.
+// A quarter of this size would suffice. But naga aborts if the size is an expression and another
+// override follows.
 var<workgroup> sh_subgroup_sums: array<u32, WORKGROUP_SIZE>;
 
-// Call from all threads of the workgroup.
+// All threads of the workgroup must call this function.
 fn workgroup_scan(value: u32, input: ScanInput) -> ScanResult {
     let within = subgroupExclusiveAdd(value);
     let sum = subgroupAdd(value);

@@ -1,8 +1,9 @@
-// count_count_fresh: counts the words that were not in the table before, after they have got
-// numbers.
+// count_count_fresh: counts the fresh words, which count_look_up did not find in the table, after
+// words_number has given them numbers.
 //
-// binding 0  owners  read        (fresh_capacity) OWN | number, or the fresh word that is the same
-// binding 1  counts  read_write  (word_capacity)
+// binding 0  owners  read        (fresh_capacity) OWN | number, index of an equal fresh word, or
+//                                NOBODY
+// binding 1  counts  read_write  (word_capacity) occurrences of each word, by number
 // binding 2  state   read_write  WordState
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl

@@ -1,8 +1,8 @@
 // count_lengths: writes the number of bytes of each word.
 //
-// binding 0  places     read        (word_capacity) where in word_data each word is
-// binding 1  word_data  read        (data_capacity) words: length, then bytes
-// binding 2  lengths    read_write  (words)
+// binding 0  places     read        (word_capacity) index in word_data of each word
+// binding 1  word_data  read        (data_capacity) for each word its length, then its bytes
+// binding 2  lengths    read_write  (words) bytes of each word, by number
 // binding 3  state      read_write  WordState
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl

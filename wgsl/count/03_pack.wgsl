@@ -1,15 +1,15 @@
 // count_pack: copies the bytes of all words end to end, without gaps.
 //
-// A thread writes four bytes, which may belong to several words, and searches for the word of each
-// byte anew. With a nested loop that continues from the word before, SwiftShader loses bytes when
-// wgpu uses it.
+// A thread writes four bytes, which may belong to several words. It searches for the word of each
+// byte from the start. A nested loop that goes on from the word of the byte before takes fewer
+// steps, but SwiftShader loses bytes in such a loop under wgpu.
 //
-// binding 0  places     read        (word_capacity) where in word_data each word is
-// binding 1  word_data  read        (data_capacity) words: length, then bytes
-// binding 2  ends       read        (words) where each word ends in `packed`
+// binding 0  places     read        (word_capacity) index in word_data of each word
+// binding 1  word_data  read        (data_capacity) for each word its length, then its bytes
+// binding 2  ends       read        (words) end of each word in `packed`
 // binding 3  packed     read_write  (bytes / 4, rounded up)
 // binding 4  state      read_write  WordState
-// dispatch: one thread for four bytes
+// dispatch: one thread per four bytes
 //!include common/workgroup.wgsl
 //!include words/state.wgsl
 
@@ -19,7 +19,7 @@
 @group(0) @binding(3) var<storage, read_write> packed: array<u32>;
 @group(0) @binding(4) var<storage, read_write> state: WordState;
 
-// The byte at a position; 0 beyond the last word.
+// Returns the byte at a position of `packed`; 0 after the last word.
 fn byte_at(position: u32, words: u32) -> u32 {
     var low = 0u; // the first word that ends after the position
     var high = words;

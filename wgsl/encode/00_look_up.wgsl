@@ -1,18 +1,22 @@
-// encode_look_up: writes the numbers of the words that are in the table, and lists the other words.
+// encode_look_up: writes the numbers of the words that are in the table, and lists the other words
+// as fresh.
 //
 // Each thread handles the words that start in 32 bytes of text, which have one u32 of start bits.
 //
 // binding 0  params      uniform     SliceParams
-// binding 1  text        read        (length)
-// binding 2  start_bits  read        (length bits) where words start
-// binding 3  pending     read_write  (length bits) before: the words to look at; after: the words not taken in
-// binding 4  table       read        (slot_capacity) key, 1 + number of the word; 0 is free
-// binding 5  word_data   read        (data_capacity) words: length, then bytes
-// binding 6  words       read_write  (length) where a word starts its number, or LONG_WORD
-// binding 7  fresh       read_write  (fresh_capacity) key, start
+// binding 1  text        read        (length) bytes, four per u32
+// binding 2  start_bits  read        (length bits) 1 where a word starts
+// binding 3  pending     read_write  (length bits) in: 1 for a word to look up; out: 1 for a word
+//                                    that needs another run
+// binding 4  table       read        (slot_capacity) x, y, z: key; w: 1 + number of the word, 0 if
+//                                    free
+// binding 5  word_data   read        (data_capacity) for each word its length, then its bytes
+// binding 6  words       read_write  (length) out: at the start of a word its number, or LONG_WORD
+// binding 7  fresh       read_write  (fresh_capacity) x, y, z: key; w: start of the word in the
+//                                    text
 // binding 8  state       read_write  WordState
 // binding 9  hash_key    uniform     four numbers, see common/hash.wgsl
-// dispatch: one thread for 32 bytes of text
+// dispatch: one thread per 32 bytes of text
 //!include words/look_up.wgsl
 //!include encode/params.wgsl
 
@@ -31,9 +35,10 @@ fn found(start: u32, number: u32) {
     words[start] = number;
 }
 
+// Adds a long word to the linked list that begins at state.last_long.
 fn too_long(start: u32) {
     words[start] = LONG_WORD;
-    words[start + 1u] = atomicExchange(&state.last_long, start); // one that was found before
+    words[start + 1u] = atomicExchange(&state.last_long, start); // the next word of the list
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)

@@ -1,15 +1,16 @@
-// encode_whole_tokens: finds the new words in the table that are themselves a token.
+// encode_whole_tokens: finds the new words that spell a token.
 //
-// It runs only for vocabularies that encode such a word as this token, without merging. A walk down
-// the trie finds the token. All other new words are left to encode_merge.
+// The kernel runs only for vocabularies that encode such a word as this token, without merging. It
+// walks down the trie along the bytes of the word. encode_merge encodes all other new words.
 //
-// binding 0  text     read        (length)
-// binding 1  fresh    read        (fresh_capacity) key, start
-// binding 2  owners   read        (fresh_capacity) OWN | number of a new word
+// binding 0  text     read        (length) bytes, four per u32
+// binding 1  fresh    read        (fresh_capacity) x, y, z: key; w: start of the word in the text
+// binding 2  owners   read        (fresh_capacity) OWN | number for a new word
 // binding 3  nodes    read        (nodes, 3) first_child, num_children, token_id
 // binding 4  edges    read        (nodes - 1, 2) byte, target node
-// binding 5  symbols  read_write  (length) where a word starts its token
-// binding 6  entries  read_write  (word_capacity) start and 1 for a word that is a token, else 0, 0
+// binding 5  symbols  read_write  (length) out: at the start of a new word its token, or NO_TOKEN
+// binding 6  entries  read_write  (word_capacity) out: start of a new word; 1 if the word is a
+//                                 token, else 0
 // binding 7  state    read_write  WordState
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl
@@ -26,7 +27,7 @@
 @group(0) @binding(6) var<storage, read_write> entries: array<Tokens>;
 @group(0) @binding(7) var<storage, read_write> state: WordState;
 
-// The child of a node on the edge with this byte; 0, the root, if there is none.
+// Returns the child of a node on the edge with this byte, or 0 (the root) if there is none.
 fn child_of(node: u32, byte: u32) -> u32 {
     var low = nodes[node * 3u];
     var left = nodes[node * 3u + 1u];
@@ -39,7 +40,7 @@ fn child_of(node: u32, byte: u32) -> u32 {
     return select(0u, edges[low * 2u + 1u], edges[low * 2u] == byte);
 }
 
-// The token that is this word, NO_TOKEN if there is none.
+// Returns the token that a word spells, or NO_TOKEN.
 fn whole_token(start: u32, length: u32) -> u32 {
     var node = 0u;
     for (var i = start; i < start + length; i++) {

@@ -1,16 +1,20 @@
 // encode_items: replaces the symbols of new words by ids, in a vocabulary of SentencePiece's kind.
 //
-// llmgpu/bpe/vocabulary/symbols.py defines the symbols and their items, and llmgpu/cpu/pieces.c does
-// the same on the host. A symbol covers at least as many bytes of a word as it has items, so the ids
-// of a word fit where its bytes' symbols were.
+// llmgpu/bpe/vocabulary/symbols.py defines the symbols and their items, and llmgpu/cpu/pieces.c is
+// the same computation on the host. A symbol has at most as many items as bytes. So a word has at
+// most as many ids as bytes, and its ids have room in its range of `symbols`, which has an element
+// per byte.
 //
-// binding 0  fresh    read        (fresh_capacity) key, start
-// binding 1  owners   read        (fresh_capacity) OWN | number of a new word
-// binding 2  firsts   read        (symbols + 1) where the items of each symbol start
-// binding 3  items    read        an id, SIZE + the bytes that an unknown character still lacks, or
-//                                 SIZE + CONTINUES
-// binding 4  symbols  read_write  (length) from where a word starts: in its symbols, out its ids
-// binding 5  entries  read_write  (word_capacity) start of a word and count of its symbols, then ids
+// binding 0  fresh    read        (fresh_capacity) x, y, z: key; w: start of the word in the text
+// binding 1  owners   read        (fresh_capacity) OWN | number for a new word
+// binding 2  firsts   read        (symbols + 1) index in `items` of each symbol's first item
+// binding 3  items    read        an id; or SIZE + n for the beginning of an unknown character that
+//                                 lacks n bytes; or SIZE + CONTINUES for a later byte of a
+//                                 character
+// binding 4  symbols  read_write  (length) in: from the start of each new word its symbols; out:
+//                                 its ids
+// binding 5  entries  read_write  (word_capacity) start of a word; in: number of its symbols; out:
+//                                 of its ids
 // binding 6  state    read_write  WordState
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl
@@ -26,21 +30,22 @@
 @group(0) @binding(5) var<storage, read_write> entries: array<Tokens>;
 @group(0) @binding(6) var<storage, read_write> state: WordState;
 
-override SIZE: u32 = 0u;        // ids of the vocabulary
-override UNKNOWN: u32 = 0u;     // the unknown token
-override FUSES: bool = false;   // unknown characters in a row become one id
-const CONTINUES: u32 = 4u;      // item of a byte that continues a character
+override SIZE: u32 = 0u;        // number of ids in the vocabulary
+override UNKNOWN: u32 = 0u;     // id of the unknown token
+override FUSES: bool = false;   // true: unknown characters in a row become one id
+const CONTINUES: u32 = 4u;      // SIZE + CONTINUES is the item of a later byte of a character
 
-// Replaces the symbols of a word in place; returns how many ids there are.
+// Replaces the `count` symbols of a word by ids, and returns the number of ids.
 fn replace(start: u32, count: u32, end: u32) -> u32 {
-    // Move the symbols to the end of the word, so that each is read before an id overwrites it.
+    // Move the symbols to the end of the word's range, so that each is read before an id overwrites
+    // it.
     let moved = end - count;
     for (var k = count; k > 0u; k--) {
         symbols[moved + k - 1u] = symbols[start + k - 1u];
     }
     var place = start;
-    var missing = 0u;        // bytes that an unknown character still lacks
-    var was_unknown = false; // the last id
+    var missing = 0u;        // bytes that the last unknown character lacks
+    var was_unknown = false; // whether the last id is the unknown token
     for (var k = moved; k < end; k++) {
         let symbol = symbols[k];
         let last = firsts[symbol + 1u];

@@ -1,18 +1,23 @@
-// encode_merge: byte pair encoding of the words that are new in the table.
+// encode_merge: encodes the new words of the table by byte pair encoding.
 //
-// Each thread merges a word: again and again the pair of neighbouring symbols with the lowest rank,
-// the leftmost of equal pairs, until no pair has a rank. Equal pairs are merged in one walk from
-// left to right, as long as no merge makes a pair that must be merged before the next one. A symbol
-// is stored at the position of its first byte. Its link holds its number of bytes, which leads to
-// the next symbol, and the rank of the pair of both.
+// Each thread encodes one word. It merges the pair of neighbouring symbols with the lowest rank,
+// the leftmost if several pairs have this rank, and repeats this until no pair has a rank. The
+// thread merges pairs of the same rank in one walk from left to right. The walk ends early if a
+// merge makes a pair of this rank or a lower one, which may have to be merged before the next pair.
 //
-// binding 0  text      read        (length)
-// binding 1  fresh     read        (fresh_capacity) key, start
-// binding 2  owners    read        (fresh_capacity) OWN | number of a new word
-// binding 3  pairs     read        (64) four bytes' tokens each, then slots: left, right, rank, result
-// binding 4  symbols   read_write  (length) out: from where a word starts, its tokens
+// A symbol is stored at the position of its first byte. The link at this position holds the
+// symbol's number of bytes, which leads to the next symbol, and the rank of the pair of the two
+// symbols.
+//
+// binding 0  text      read        (length) bytes, four per u32
+// binding 1  fresh     read        (fresh_capacity) x, y, z: key; w: start of the word in the text
+// binding 2  owners    read        (fresh_capacity) OWN | number for a new word
+// binding 3  pairs     read        (64) the tokens of the 256 bytes, four per vector; then slots of
+//                                  a hash table: left, right, rank, result
+// binding 4  symbols   read_write  (length) out: from the start of each new word its tokens
 // binding 5  links     read_write  (length) rank << BYTE_BITS | bytes
-// binding 6  entries   read_write  (word_capacity) in: 0 tokens, else the word is done; out: start, count
+// binding 6  entries   read_write  (word_capacity) in, if WHOLE_TOKENS: see encode_whole_tokens;
+//                                  out: start of a new word and number of its tokens
 // binding 7  state     read_write  WordState
 // binding 8  hash_key  uniform     four numbers, see common/hash.wgsl
 // dispatch: one thread per fresh word
@@ -32,29 +37,30 @@
 @group(0) @binding(7) var<storage, read_write> state: WordState;
 @group(0) @binding(8) var<uniform> hash_key: vec4<u32>;
 
-override WHOLE_TOKENS: bool = false; // words that are tokens are done already
-const BYTE_BITS: u32 = 10u;      // of a link: words have up to 1023 bytes
+override WHOLE_TOKENS: bool = false; // true: encode_whole_tokens ran before
+const BYTE_BITS: u32 = 10u;      // bits of a link that hold the symbol's bytes: 1023 at most
 const BYTE_MASK: u32 = 1023u;
-const NO_RANK: u32 = 0x3FFFFFu;
-const BYTE_VECTORS: u32 = 64u;
+const NO_RANK: u32 = 0x3FFFFFu;  // rank of two symbols that do not merge
+const BYTE_VECTORS: u32 = 64u;   // vectors of `pairs` before the hash table
 const FREE: u32 = 0xFFFFFFFFu;   // rank of a free slot
 
-// The symbols of a word that are looked at: its best pair and the symbol before that.
+// The pair of a word to merge next.
 struct Best {
     rank: u32,
-    place: u32,
-    before: u32, // NONE: the pair is the first
-    count: u32,  // pairs of this rank, the best included
+    place: u32,  // position of the pair's left symbol
+    before: u32, // position of the symbol before the pair; NONE if there is none
+    count: u32,  // pairs of this rank from this pair on
 }
 
 const NONE: u32 = 0xFFFFFFFFu;
 
+// Returns the token of the byte at a position of the text.
 fn byte_token(position: u32) -> u32 {
     let byte = (text[position >> 2u] >> ((position & 3u) * 8u)) & 0xFFu;
     return pairs[byte >> 2u][byte & 3u];
 }
 
-// Rank and result of a pair.
+// Returns the rank and the result of a pair; NO_RANK if the pair does not merge.
 fn look_up(left: u32, right: u32) -> vec2<u32> {
     let mask = arrayLength(&pairs) - BYTE_VECTORS - 1u;
     for (var slot = hash_pair(left, right) & mask; ; slot = (slot + 1u) & mask) {
@@ -69,7 +75,7 @@ fn rank_at(place: u32) -> u32 {
     return links[place] >> BYTE_BITS;
 }
 
-// Sets the link of the symbol at a place of a word that ends at `end`.
+// Sets the link of the symbol at position `place`, which has `bytes` bytes. The word ends at `end`.
 fn set_link(place: u32, bytes: u32, end: u32) {
     var rank = NO_RANK;
     if (place + bytes < end) {
@@ -78,6 +84,7 @@ fn set_link(place: u32, bytes: u32, end: u32) {
     links[place] = (rank << BYTE_BITS) | bytes;
 }
 
+// Returns the leftmost pair of the lowest rank.
 fn find_best(start: u32, end: u32) -> Best {
     var best = Best(NO_RANK, start, NONE, 0u);
     var before = NONE;
@@ -93,6 +100,7 @@ fn find_best(start: u32, end: u32) -> Best {
     return best;
 }
 
+// Merges a pair, and updates the links of the new symbol and of the symbol before it.
 fn merge(best: Best, end: u32) {
     let left_bytes = links[best.place] & BYTE_MASK;
     let right = best.place + left_bytes;
@@ -103,11 +111,12 @@ fn merge(best: Best, end: u32) {
     }
 }
 
-// Merges the pairs of the lowest rank from the left, until a new pair has a lower rank.
+// Merges the pairs of the rank of `first` from left to right, until a merge makes a pair of this
+// rank or a lower one.
 fn merge_all(first: Best, end: u32) {
     var best = first;
     loop {
-        // A pair that overlaps with this one is gone with it.
+        // If the right symbol begins another pair of this rank, the merge removes that pair, too.
         let right = best.place + (links[best.place] & BYTE_MASK);
         best.count -= 1u + u32(rank_at(right) == best.rank);
         merge(best, end);
@@ -121,7 +130,7 @@ fn merge_all(first: Best, end: u32) {
     }
 }
 
-// Moves the symbols that are left together; returns how many there are.
+// Moves the word's remaining symbols to its start, without gaps, and returns their number.
 fn gather(start: u32, end: u32) -> u32 {
     var count = 0u;
     for (var place = start; place < end; ) {

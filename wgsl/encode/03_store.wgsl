@@ -1,10 +1,13 @@
-// encode_store: appends the tokens of new words to the tokens of all words, and writes the numbers
-// of all fresh words.
+// encode_store: appends the tokens of new words to `ids`, which holds the tokens of all words of
+// the table, and writes the number of each fresh word to `words`.
 //
-// binding 0  fresh    read        (fresh_capacity) key, start
-// binding 1  owners   read        (fresh_capacity) OWN | number, or the fresh word that is the same
-// binding 2  words    read_write  (length) in: a new word's tokens, from its start on; out: numbers
-// binding 3  entries  read_write  (word_capacity) in: start and count of a new word, out: its place
+// binding 0  fresh    read        (fresh_capacity) x, y, z: key; w: start of the word in the text
+// binding 1  owners   read        (fresh_capacity) OWN | number, index of an equal fresh word, or
+//                                 NOBODY
+// binding 2  words    read_write  (length) in: from the start of each new word its tokens; out: at
+//                                 the start of each fresh word its number
+// binding 3  entries  read_write  (word_capacity) in: start of a new word and number of its tokens;
+//                                 out: index in `ids` of its first token in place of the start
 // binding 4  ids      read_write  (4 * data_capacity) tokens of all words
 // binding 5  state    read_write  WordState
 // dispatch: any number of workgroups
@@ -20,7 +23,9 @@
 @group(0) @binding(4) var<storage, read_write> ids: array<u32>;
 @group(0) @binding(5) var<storage, read_write> state: WordState;
 
-// A word has no more tokens than bytes, and four bytes take a u32 of word_data: there is room.
+// Copies the tokens of a new word to `ids`. `ids` always has room: it has four elements for each
+// u32 of word_data, which holds four bytes of a word, and a word has at most as many tokens as
+// bytes.
 fn store(number: u32) {
     let tokens = entries[number];
     let place = atomicAdd(&state.ids_used, tokens.count);

@@ -1,14 +1,16 @@
-// encode_count_tokens: counts the tokens of each 32 bytes of text, and adds up the counts of each
-// workgroup.
+// encode_count_tokens: counts the tokens of each segment, 32 bytes of text, and adds up the counts
+// of each workgroup.
 //
 // binding 0  params       uniform     SliceParams
-// binding 1  start_bits   read        (length bits) where words start
-// binding 2  words        read        (length) where a word starts its number
-// binding 3  entries      read        (word_capacity) where the tokens of a word are, and how many
-// binding 4  offsets      read_write  (segments) tokens of the segments before in the workgroup
-// binding 5  group_sums   read_write  (workgroups) tokens of a workgroup's segments
+// binding 1  start_bits   read        (length bits) 1 where a word starts
+// binding 2  words        read        (length) at the start of each word its number
+// binding 3  entries      read        (word_capacity) index in `ids` of a word's first token,
+//                                     number of its tokens
+// binding 4  offsets      read_write  (segments) out: tokens of the earlier segments of the same
+//                                     workgroup
+// binding 5  group_sums   read_write  (workgroups) out: tokens of each workgroup's segments
 // binding 6  state        read_write  WordState
-// dispatch: one thread for 32 bytes of text
+// dispatch: one thread per segment
 //!include scan
 //!include words/state.wgsl
 //!include encode/tokens.wgsl

@@ -1,9 +1,10 @@
-// encode_scan_groups: computes where the tokens of each workgroup go in the output, and the number
-// of tokens of the slice.
+// encode_scan_groups: computes the index in the output at which the tokens of each workgroup begin,
+// and the slice's number of tokens.
 //
 // binding 0  params      uniform     SliceParams
-// binding 1  group_sums  read_write  (workgroups) tokens of each; out: of all before it
-// binding 2  state       read_write  WordState, tokens out
+// binding 1  group_sums  read_write  (workgroups) in: tokens of each workgroup; out: tokens of all
+//                                    earlier workgroups
+// binding 2  state       read_write  WordState; out: tokens
 // dispatch: 1 workgroup
 //!include scan
 //!include words/state.wgsl

@@ -1,15 +1,17 @@
-// encode_emit: copies the words' tokens to their places.
+// encode_emit: copies the tokens of every word of the text to the output.
 //
 // binding 0  params      uniform     SliceParams
-// binding 1  start_bits  read        (length bits) where words start
-// binding 2  words       read        (length) where a word starts its number
-// binding 3  entries     read        (word_capacity) where the tokens of a word are, and how many
-// binding 4  ids         read        tokens of all words
-// binding 5  offsets     read        (segments) tokens of the segments before in the workgroup
-// binding 6  group_sums  read        (workgroups) tokens of the workgroups before
-// binding 7  output      read_write  (tokens)
+// binding 1  start_bits  read        (length bits) 1 where a word starts
+// binding 2  words       read        (length) at the start of each word its number
+// binding 3  entries     read        (word_capacity) index in `ids` of a word's first token, number
+//                                    of its tokens
+// binding 4  ids         read        tokens of all words of the table
+// binding 5  offsets     read        (segments) tokens of the earlier segments of the same
+//                                    workgroup
+// binding 6  group_sums  read        (workgroups) tokens of all earlier workgroups
+// binding 7  output      read_write  (tokens) ids of the slice
 // binding 8  state       read_write  WordState
-// dispatch: one thread for 32 bytes of text, in workgroups as in encode_count_tokens
+// dispatch: one thread per segment, with the workgroup size of encode_count_tokens
 //!include common/workgroup.wgsl
 //!include words/state.wgsl
 //!include encode/tokens.wgsl
@@ -24,7 +26,8 @@
 @group(0) @binding(7) var<storage, read_write> output: array<u32>;
 @group(0) @binding(8) var<storage, read_write> state: WordState;
 
-// Writes the tokens of the word that starts at a position; returns where the next ones go.
+// Writes the tokens of the word that starts at a position, from output[place] on. Returns the index
+// after them.
 fn emit_word(position: u32, place: u32) -> u32 {
     if (words[position] == LONG_WORD) {
         output[place] = LONG_WORD;

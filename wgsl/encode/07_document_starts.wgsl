@@ -1,12 +1,16 @@
-// encode_document_starts: turns the positions of documents in the text into positions in its tokens.
+// encode_document_starts: replaces the position of each document's start in the text by the number
+// of tokens before it.
 //
 // binding 0  params      uniform     SliceParams
-// binding 1  start_bits  read        (length bits) where words start
-// binding 2  words       read        (length) where a word starts its number
-// binding 3  entries     read        (word_capacity) where the tokens of a word are, and how many
-// binding 4  offsets     read        (segments) tokens of the segments before in the workgroup
-// binding 5  group_sums  read        (workgroups) tokens of the workgroups before
-// binding 6  documents   read_write  (documents) positions, each in [0, main_end]
+// binding 1  start_bits  read        (length bits) 1 where a word starts
+// binding 2  words       read        (length) at the start of each word its number
+// binding 3  entries     read        (word_capacity) index in `ids` of a word's first token, number
+//                                    of its tokens
+// binding 4  offsets     read        (segments) tokens of the earlier segments of the same
+//                                    workgroup
+// binding 5  group_sums  read        (workgroups) tokens of all earlier workgroups
+// binding 6  documents   read_write  (documents) in: starts of documents in the text, in [0,
+//                                    main_end]; out: tokens before each start
 // binding 7  state       read_write  WordState
 // dispatch: one thread per document
 //!include common/workgroup.wgsl

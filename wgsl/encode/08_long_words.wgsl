@@ -1,18 +1,23 @@
-// encode_long_words: lists the words that the host encodes, with their text and with where their
-// tokens go.
+// encode_long_words: lists the long words, which the host encodes, each with its text and the index
+// in the output at which its tokens belong.
 //
-// encode_look_up has chained the words. Every workgroup follows the whole chain and lists one of
-// GROUPS consecutive words; its threads copy the text of this word together. The host reads the text
-// itself if there are more than LISTED words, or if a word has more than LISTED_BYTES bytes.
+// The long words are a linked list, which encode_look_up made: state.last_long is the start of the
+// first word, and words[start + 1] is the start of the next word. Every workgroup follows the whole
+// list, and copies every GROUPS-th word; all its threads copy one word together. If there are more
+// than LISTED long words, the kernel lists none, and a word of more than LISTED_BYTES bytes is listed
+// without its text; the host then reads the text itself.
 //
 // binding 0  params      uniform     SliceParams
-// binding 1  text        read        (length)
-// binding 2  start_bits  read        (length bits) where words start
-// binding 3  words       read        (length) LONG_WORD where a long word starts, then the next one
-// binding 4  entries     read        (word_capacity) where the tokens of a word are, and how many
-// binding 5  offsets     read        (segments) tokens of the segments before in the workgroup
-// binding 6  group_sums  read        (workgroups) tokens of the workgroups before
-// binding 7  long_words  read_write  (LISTED) start, place of its token, length or 0; text
+// binding 1  text        read        (length) bytes, four per u32
+// binding 2  start_bits  read        (length bits) 1 where a word starts
+// binding 3  words       read        (length) at the start of a long word LONG_WORD, then the start
+//                                    of the next long word
+// binding 4  entries     read        (word_capacity) index in `ids` of a word's first token, number
+//                                    of its tokens
+// binding 5  offsets     read        (segments) tokens of the earlier segments of the same
+//                                    workgroup
+// binding 6  group_sums  read        (workgroups) tokens of all earlier workgroups
+// binding 7  long_words  read_write  (LISTED)
 // binding 8  state       read_write  WordState
 // dispatch: GROUPS workgroups
 //!include common/workgroup.wgsl
@@ -20,14 +25,14 @@
 //!include words/text.wgsl
 //!include encode/tokens.wgsl
 
-const LISTED: u32 = 512u;        // words
-const GROUPS: u32 = 8u;
-const LISTED_BYTES: u32 = 4080u; // of the text of each
+const LISTED: u32 = 512u;        // largest number of words that are listed
+const GROUPS: u32 = 8u;          // workgroups
+const LISTED_BYTES: u32 = 4080u; // largest number of bytes of a word that are copied
 
 struct LongWord {
-    start: u32,
-    place: u32,
-    length: u32, // 0: more than LISTED_BYTES
+    start: u32,  // position in the text
+    place: u32,  // index in the output of the LONG_WORD that stands for the word's tokens
+    length: u32, // bytes; 0: more than LISTED_BYTES
     unused: u32,
     text: array<u32, LISTED_BYTES / 4u>,
 }
@@ -42,7 +47,8 @@ struct LongWord {
 @group(0) @binding(7) var<storage, read_write> long_words: array<LongWord>;
 @group(0) @binding(8) var<storage, read_write> state: WordState;
 
-// How long the word that starts at a position is; 0 if it has more than LISTED_BYTES.
+// Returns the number of bytes of the word that starts at a position; 0 if it has more than
+// LISTED_BYTES.
 fn length_at(start: u32) -> u32 {
     let first = start / SEGMENT;
     let last = min((params.main_end - 1u) / SEGMENT, (start + LISTED_BYTES) / SEGMENT);

@@ -1,9 +1,11 @@
-// The parameters of a slice, which the encoding kernels share.
+// Constants and a structure that the encoding kernels share.
 
-const LONG_WORD: u32 = 0xFFFFFFFEu; // number and token of a word that the host encodes
-const NO_TOKEN: u32 = 0xFFFFFFFFu;  // of a byte that has none
+// LONG_WORD stands for the number and for the tokens of a long word, which the host encodes.
+const LONG_WORD: u32 = 0xFFFFFFFEu;
+const NO_TOKEN: u32 = 0xFFFFFFFFu; // token_id of a trie node at which no token ends
 
-// The tokens of a word: where they are in `ids`, and how many.
+// The tokens of a word: ids[first] to ids[first + count - 1]. Before encode_store, `first` is the
+// start of the word in the text.
 struct Tokens {
     first: u32,
     count: u32,

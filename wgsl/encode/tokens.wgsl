@@ -1,10 +1,10 @@
-// Count the tokens of the words in a segment of text. Expects the globals params, start_bits, words
-// and entries.
+// Counts the tokens of the words that start in a segment of text. Uses params, start_bits, words
+// and entries, which the kernel that includes this file binds.
 //!include encode/params.wgsl
 
-const SEGMENT: u32 = 32u; // bytes, one u32 of start bits
+const SEGMENT: u32 = 32u; // bytes of a segment; its start bits are one u32
 
-// Where words start in a segment.
+// Returns the start bits of a segment, without the bits from main_end on.
 fn starts_in(segment: u32) -> u32 {
     let first = segment * SEGMENT;
     if (first >= params.main_end) { return 0u; }
@@ -12,14 +12,14 @@ fn starts_in(segment: u32) -> u32 {
     return start_bits[segment] & select((1u << (left & 31u)) - 1u, 0xFFFFFFFFu, left >= SEGMENT);
 }
 
-// The tokens of the word that starts at a position; one stands for a long word.
+// Returns the tokens of the word that starts at a position. A long word counts as one token.
 fn tokens_at(position: u32) -> Tokens {
     let number = words[position];
     if (number == LONG_WORD) { return Tokens(0u, 1u); }
     return entries[number];
 }
 
-// Tokens of the words that start at these bits of a segment.
+// Returns the number of tokens of the words that start at the bits `starts` of a segment.
 fn count_tokens(segment: u32, starts: u32) -> u32 {
     var tokens = 0u;
     var left = starts;

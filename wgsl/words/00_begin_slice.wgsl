@@ -1,8 +1,9 @@
-// words_begin_slice: resets the state of a slice.
+// words_begin_slice: resets the counters of WordState for a slice.
 //
-// If the slice's start bits are wrong, all of its words stay pending, and none is looked up.
+// If start bits of the slice may be wrong, all words of the slice stay pending, and none is looked
+// up.
 //
-// binding 0  undecided  read        (1) not 0: the start bits are wrong
+// binding 0  undecided  read        (1) number of segments whose start bits may be wrong
 // binding 1  state      read_write  WordState
 // dispatch: 1 workgroup of one thread
 //!include words/state.wgsl

@@ -1,13 +1,16 @@
-// words_claim: claims a slot of the table for each distinct fresh word; of equal fresh words, the
+// words_claim: claims a slot of the table for each distinct fresh word. Of equal fresh words, the
 // first to arrive gets the slot.
 //
-// If the table has no room for all of them, none is inserted and all stay pending.
+// If the table has no room for all fresh words, no word is inserted, and all fresh words stay
+// pending.
 //
-// binding 0  text      read        (length)
-// binding 1  fresh     read        (fresh_capacity) key, start
-// binding 2  owners    read_write  (fresh_capacity) out: OWN | slot, or the fresh word that is the same
-// binding 3  slots     read_write  (slot_capacity) 0 free, TAKEN, or 1 + the fresh word that claims it
-// binding 4  pending   read_write  (length bits)
+// binding 0  text      read        (length) bytes, four per u32
+// binding 1  fresh     read        (fresh_capacity) x, y, z: key; w: start of the word in the text
+// binding 2  owners    read_write  (fresh_capacity) out: OWN | slot, index of an equal fresh word,
+//                                  or NOBODY
+// binding 3  slots     read_write  (slot_capacity) 0: free; TAKEN: holds a word of the table; else
+//                                  1 + index of the fresh word that claims the slot
+// binding 4  pending   read_write  (length bits) out: 1 for a fresh word that is not inserted
 // binding 5  state     read_write  WordState
 // binding 6  hash_key  uniform     four numbers, see common/hash.wgsl
 // dispatch: any number of workgroups
@@ -24,6 +27,7 @@
 @group(0) @binding(5) var<storage, read_write> state: WordState;
 @group(0) @binding(6) var<uniform> hash_key: vec4<u32>;
 
+// Returns whether two fresh words are equal.
 fn same_word(a: vec4<u32>, b: vec4<u32>) -> bool {
     if (any(a.xyz != b.xyz)) { return false; }
     if (!is_hashed(a.xyz)) { return true; }
@@ -36,8 +40,8 @@ fn same_word(a: vec4<u32>, b: vec4<u32>) -> bool {
     return true;
 }
 
-// Claims a slot for fresh word `i`, or finds the fresh word that has one for the same text. NOBODY:
-// no slot.
+// Claims a slot for fresh word i, and returns OWN | slot. If an equal fresh word has claimed a
+// slot, returns the index of that word. Returns NOBODY if no slot is found.
 fn owner_of(i: u32) -> u32 {
     let word = fresh[i];
     let mask = state.slot_capacity - 1u;
@@ -45,7 +49,7 @@ fn owner_of(i: u32) -> u32 {
     for (var probe = 0u; probe < MAX_PROBES; probe++) {
         let claim = atomicCompareExchangeWeak(&slots[slot], 0u, i + 1u);
         if (claim.exchanged) { return OWN | slot; }
-        if (claim.old_value == 0u) { continue; } // a weak exchange may fail for no reason
+        if (claim.old_value == 0u) { continue; } // the weak exchange failed for no reason
         if (claim.old_value != TAKEN && same_word(word, fresh[claim.old_value - 1u])) {
             return claim.old_value - 1u;
         }
@@ -54,6 +58,7 @@ fn owner_of(i: u32) -> u32 {
     return NOBODY;
 }
 
+// Leaves fresh word i to another run of the slice.
 fn leave_pending(i: u32) {
     let start = fresh[i].w;
     atomicOr(&pending[start >> 5u], 1u << (start & 31u));

@@ -1,13 +1,13 @@
-// words_number: gives the next numbers to the words that claimed a slot, and stores the words in
-// the table.
+// words_number: gives a number to each word that claimed a slot, in the order of arrival, and
+// stores the word in the table.
 //
-// binding 0  text       read        (length)
-// binding 1  fresh      read        (fresh_capacity) key, start
-// binding 2  owners     read_write  (fresh_capacity) OWN | slot in, OWN | number out
-// binding 3  slots      read_write  (slot_capacity) TAKEN out
-// binding 4  table      read_write  (slot_capacity) key, 1 + number
-// binding 5  word_data  read_write  (data_capacity) length, then bytes
-// binding 6  places     read_write  (word_capacity) where in word_data each word is
+// binding 0  text       read        (length) bytes, four per u32
+// binding 1  fresh      read        (fresh_capacity) x, y, z: key; w: start of the word in the text
+// binding 2  owners     read_write  (fresh_capacity) in: OWN | slot; out: OWN | number
+// binding 3  slots      read_write  (slot_capacity) out: TAKEN
+// binding 4  table      read_write  (slot_capacity) out: x, y, z: key; w: 1 + number of the word
+// binding 5  word_data  read_write  (data_capacity) for each word its length, then its bytes
+// binding 6  places     read_write  (word_capacity) index in word_data of each word
 // binding 7  state      read_write  WordState
 // dispatch: any number of workgroups
 //!include common/workgroup.wgsl

@@ -1,8 +1,9 @@
 // words_rehash: inserts the words of a table into a larger table.
 //
-// binding 0  old_table  read        (old slot_capacity) key, 1 + number
-// binding 1  slots      read_write  (slot_capacity) zeros before
-// binding 2  table      read_write  (slot_capacity) zeros before
+// binding 0  old_table  read        (old slot_capacity) x, y, z: key; w: 1 + number of the word, 0
+//                                   if free
+// binding 1  slots      read_write  (slot_capacity) in: 0; out: TAKEN where a word is
+// binding 2  table      read_write  (slot_capacity) in: 0; out: as old_table
 // binding 3  state      read_write  WordState, with the slot_capacity of the new table
 // binding 4  hash_key   uniform     four numbers, see common/hash.wgsl
 // dispatch: any number of workgroups
@@ -15,6 +16,7 @@
 @group(0) @binding(3) var<storage, read_write> state: WordState;
 @group(0) @binding(4) var<uniform> hash_key: vec4<u32>;
 
+// Inserts an entry of the old table into the new table.
 fn enter(entry: vec4<u32>) {
     let mask = state.slot_capacity - 1u;
     var slot = home_of(entry.xyz) & mask;
@@ -28,7 +30,7 @@ fn enter(entry: vec4<u32>) {
             slot = (slot + 1u) & mask;
         }
     }
-    atomicStore(&state.full, 1u); // a word is missing now: the host gives up
+    atomicStore(&state.full, 1u); // the word got no slot: the host raises an error
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)

@@ -1,15 +1,17 @@
-// Looking up the words of a slice: words that are in the table are counted or numbered, and the
-// other words are listed as fresh.
+// Looks up the words of a slice in the table, and lists the words that are not in the table as
+// fresh.
 //
-// Expects the globals params, text, start_bits, pending, table, word_data, fresh, state and hash_key,
-// and the functions found(start, number), for a word that is in the table, and too_long(start).
+// The kernel that includes this file binds params, text, start_bits, pending, table, word_data,
+// fresh, state and hash_key. It defines found(start, number), which is called for each word in the
+// table, and too_long(start), which is called for each word of more than MAX_WORD bytes.
 //!include common/workgroup.wgsl
 //!include words/home.wgsl
 //!include words/text.wgsl
 
 const NOT_FOUND: u32 = 0xFFFFFFFFu;
 
-// Where the word that starts at `start` ends; NOT_FOUND if it has more than about MAX_WORD bytes.
+// Returns the end of the word that starts at `start`. If the word has more than MAX_WORD bytes, the
+// function may return NOT_FOUND instead.
 fn word_end(start: u32) -> u32 {
     let segment = start >> 5u;
     let rest = start_bits[segment] & (0xFFFFFFFEu << (start & 31u));
@@ -22,6 +24,7 @@ fn word_end(start: u32) -> u32 {
     return select(NOT_FOUND, params.main_end, params.main_end <= start + MAX_WORD);
 }
 
+// Returns whether the word of `length` bytes at `start` is the word at word_data[place].
 fn same_bytes(start: u32, length: u32, place: u32) -> bool {
     if (word_data[place] != length) { return false; }
     for (var done = 0u; done < length; done += 4u) {
@@ -31,8 +34,8 @@ fn same_bytes(start: u32, length: u32, place: u32) -> bool {
     return true;
 }
 
-// A word's key. Of a hashed one the second part is the length. Each round of the hash takes in eight
-// bytes; the last eight overlap with those before.
+// Returns the key of a word. A hashed key is (hash, length, HASHED | hash). Each round of the hash
+// takes eight bytes of the word; the last eight bytes may overlap with the eight bytes before.
 fn key_of(start: u32, length: u32) -> vec3<u32> {
     if (length <= EXACT_BYTES) {
         var key = vec3<u32>(first_bytes(four_bytes(start), length), 0u, length << 24u);
@@ -53,7 +56,7 @@ fn key_of(start: u32, length: u32) -> vec3<u32> {
     return vec3<u32>(hash.x, length, HASHED | hash.y);
 }
 
-// The number of a word, NOT_FOUND if it is not in the table.
+// Returns the number of the word with this key, or NOT_FOUND if the word is not in the table.
 fn find(key: vec3<u32>, start: u32) -> u32 {
     let mask = state.slot_capacity - 1u;
     var slot = home_of(key) & mask;
@@ -72,7 +75,8 @@ fn find(key: vec3<u32>, start: u32) -> u32 {
     return NOT_FOUND;
 }
 
-// Whether the word was seen to or listed, or is too long.
+// Looks up the word at `start`. Returns false if the list of fresh words is full: the word stays
+// pending.
 fn take(start: u32) -> bool {
     let end = word_end(start);
     if (end == NOT_FOUND || end - start > MAX_WORD) {
@@ -93,7 +97,8 @@ fn take(start: u32) -> bool {
     return true;
 }
 
-// Takes the pending words that start in 32 bytes of text.
+// Looks up the pending words that start in a segment, 32 bytes of text, and writes which words stay
+// pending.
 fn take_segment(segment: u32) {
     let first = segment * 32u;
     if (first >= params.main_end || state.undecided != 0u) { return; }
