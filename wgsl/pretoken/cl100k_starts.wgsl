@@ -1,18 +1,20 @@
-// pretoken_cl100k_starts: patterns cl100k, rustbpe, llama3, qwen2 and nanochat.
+// pretoken_cl100k_starts: marks the starts of pre-tokens for the patterns cl100k, rustbpe, llama3,
+// qwen2 and nanochat.
 //
 //   '(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
 //   |\s++$|\s*[\r\n]|\s+(?!\S)|\s+
-// with DIGITS for 3, and the fifth alternative only if WHOLE_AT_END is 1; see
-// llmgpu/bpe/pretokens/names.py. A byte that is not part of valid UTF-8 is a character that is
-// neither letter, number nor white space.
+// The patterns differ in two constants: DIGITS is the 3 of the expression, and WHOLE_AT_END is 1
+// for patterns with the fifth alternative and 0 for the others. See llmgpu/bpe/pretokens/names.py.
+// A byte that is not part of valid UTF-8 counts as a character that is neither letter, number nor
+// white space.
 //
 // binding 0  params           uniform     PretokenParams
-// binding 1  text             read        (length)
-// binding 2  document_bits    read        (length bits)
-// binding 3  start_bits       read_write  (length bits)
-// binding 4  unicode_classes  read        see unicode.wgsl
-// binding 5  undecided        read_write  see walk.wgsl
-// dispatch: one thread for 32 bytes
+// binding 1  text             read        (length) bytes, four per u32
+// binding 2  document_bits    read        (length bits) 1 where a document starts
+// binding 3  start_bits       read_write  (length bits) out: 1 where a pre-token starts
+// binding 4  unicode_classes  read        category of each code point, see unicode.wgsl
+// binding 5  undecided        read_write  segments that the host must mark, see walk.wgsl
+// dispatch: one thread per segment of 32 bytes
 //!include pretoken/quick.wgsl
 
 override WHOLE_AT_END: u32 = 0u;
@@ -21,6 +23,7 @@ fn is_sign(category: u32) -> bool {
     return category == OTHER_CATEGORY || category == MARK;
 }
 
+// Returns the end of \p{L}* from `begin` on.
 fn letters_end(begin: i32) -> i32 {
     var position = begin;
     while (position < stop) {
@@ -31,6 +34,7 @@ fn letters_end(begin: i32) -> i32 {
     return position;
 }
 
+// Returns the end of [^\s\p{L}\p{N}]*[\r\n]* from `begin` on.
 fn signs_end(begin: i32) -> i32 {
     var position = begin;
     while (position < stop) {
@@ -64,7 +68,8 @@ fn is_special(near: Near) -> bool {
     return false;
 }
 
-// Starts at letters after contractions whose apostrophes are in a segment that begins there.
+// Returns the bytes of `segment` that follow a contraction. Bit k of `apostrophes` stands for an
+// apostrophe at position begin + k at which a pre-token starts.
 fn contraction_starts(apostrophes: u32, begin: i32, segment: u32) -> u32 {
     var left = apostrophes;
     var ends = 0u;
@@ -78,6 +83,8 @@ fn contraction_starts(apostrophes: u32, begin: i32, segment: u32) -> u32 {
     return ends;
 }
 
+// Adds the starts after contractions to the starts `runs`. A pre-token starts after a contraction
+// if a letter follows.
 fn with_contractions(runs: u32, segment: u32, near: Near) -> u32 {
     let first = i32(segment * 32u);
     let opened = other_starts(near) & vec2<u32>(near.before.apostrophe, near.own.apostrophe);

@@ -1,15 +1,16 @@
-// pretoken_class_starts: pattern class.
+// pretoken_class_starts: marks the starts of pre-tokens for the pattern class.
 //
-// As an expression over bytes:
+// The pattern is this expression over bytes:
 //   ` *[A-Za-z\x80-\xff]+| *[0-9]+| +|\n|[^\n A-Za-z0-9\x80-\xff]+`
-// A pre-token starts at and after every newline, and where the class changes, except that a letter
-// or a digit after a space continues.
+// A pre-token starts at every newline, after every newline, and at every byte whose class differs
+// from the class of the byte before. But a letter or a digit after a space continues the pre-token
+// of the space.
 //
 // binding 0  params         uniform     PretokenParams
-// binding 1  text           read        (length)
-// binding 2  document_bits  read        (length bits)
-// binding 3  start_bits     read_write  (length bits)
-// dispatch: one thread for 32 bytes
+// binding 1  text           read        (length) bytes, four per u32
+// binding 2  document_bits  read        (length bits) 1 where a document starts
+// binding 3  start_bits     read_write  (length bits) out: 1 where a pre-token starts
+// dispatch: one thread per segment of 32 bytes
 //!include common/workgroup.wgsl
 //!include pretoken/params.wgsl
 
@@ -19,7 +20,8 @@ const SPACE: u32 = 2u;
 const PUNCTUATION: u32 = 3u;
 const NEWLINE: u32 = 4u;
 
-// byte - base <= range covers a range of bytes with one unsigned comparison.
+// Subtraction of u32 wraps around, so byte - base <= n tests base <= byte <= base + n in one
+// comparison.
 fn class_of(byte: u32) -> u32 {
     if (byte == 0x0Au) { return NEWLINE; }
     if (byte == 0x20u) { return SPACE; }
@@ -28,6 +30,7 @@ fn class_of(byte: u32) -> u32 {
     return PUNCTUATION;
 }
 
+// Returns whether a pre-token starts between a byte of class `left` and a byte of class `right`.
 fn starts_after(left: u32, right: u32) -> bool {
     if (left == NEWLINE || right == NEWLINE) { return true; }
     return left != right && !(left == SPACE && right <= DIGIT);

@@ -1,19 +1,21 @@
-// pretoken_gpt2_starts: pattern gpt2.
+// pretoken_gpt2_starts: marks the starts of pre-tokens for the pattern gpt2.
 //
 //   '(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-// As a local rule on characters: a pre-token starts where the class (letter, number, white space,
-// other) changes, except after a plain space, and except at the letters of a contraction; at the
-// last of several white-space characters before something else; and at a letter after a
-// contraction. An apostrophe opens a contraction only if a pre-token starts at it.
+// The kernel applies an equivalent rule on neighbouring characters. A character is a letter, a
+// number, white space or other. A pre-token starts
+// - where this class changes, except after a plain space and at the letters of a contraction;
+// - at the last of several white-space characters, if another class follows;
+// - at a letter after a contraction.
 //
-// A byte that is not part of valid UTF-8 is a character of class other.
+// An apostrophe opens a contraction only if a pre-token starts at the apostrophe. A byte that is
+// not part of valid UTF-8 counts as a character of class other.
 //
 // binding 0  params           uniform     PretokenParams
-// binding 1  text             read        (length)
-// binding 2  document_bits    read        (length bits)
-// binding 3  start_bits       read_write  (length bits)
-// binding 4  unicode_classes  read        see unicode.wgsl
-// dispatch: one thread for 32 bytes
+// binding 1  text             read        (length) bytes, four per u32
+// binding 2  document_bits    read        (length bits) 1 where a document starts
+// binding 3  start_bits       read_write  (length bits) out: 1 where a pre-token starts
+// binding 4  unicode_classes  read        category of each code point, see unicode.wgsl
+// dispatch: one thread per segment of 32 bytes
 //!include common/workgroup.wgsl
 //!include pretoken/params.wgsl
 //!include pretoken/unicode.wgsl
@@ -42,21 +44,21 @@ fn class_of_category(category: u32) -> u32 {
     }
 }
 
-// Class and bytes of the character that begins at a position.
+// Returns the class and the number of bytes of the character that begins at a position.
 fn character_at(position: i32) -> vec2<u32> {
     let byte = byte_at(position);
     if (byte < 0x80u) { return vec2<u32>(ascii_class(byte), 1u); }
     return wide_character_at(position, byte);
 }
 
-// The same where its first byte, 0x80 or more, is known.
+// Does the same for a character whose first byte is `byte`, 0x80 or more.
 fn wide_character_at(position: i32, byte: u32) -> vec2<u32> {
     let decoded = decode(position, byte);
     if (decoded.y == 1u) { return vec2<u32>(OTHER, 1u); }
     return vec2<u32>(class_of_category(category_of(decoded.x)), decoded.y);
 }
 
-// The class of the character that ends before a position which begins no document.
+// Returns the class of the character before a position. No document begins at the position.
 fn class_before(position: i32) -> u32 {
     let byte = byte_at(position - 1);
     if (byte < 0x80u) { return ascii_class(byte); }
@@ -66,7 +68,7 @@ fn class_before(position: i32) -> u32 {
     return OTHER;
 }
 
-// Whether the byte at a position belongs to a character that begins before it.
+// Returns whether the byte at a position belongs to a character that begins before the position.
 fn is_inside_character(position: i32) -> bool {
     if ((byte_at(position) & 0xC0u) != 0x80u) { return false; }
     for (var before = 1; before <= 3; before++) {
@@ -77,7 +79,8 @@ fn is_inside_character(position: i32) -> bool {
     return false;
 }
 
-// Bytes of the contraction that an apostrophe opens if a pre-token starts at it, 0 if none.
+// Returns the number of bytes of the contraction that begins with an apostrophe at which a
+// pre-token starts; 0 if no contraction begins there.
 fn contraction_length(apostrophe: i32) -> u32 {
     if (is_end(apostrophe + 1)) { return 0u; }
     let a = byte_at(apostrophe + 1);
@@ -89,7 +92,7 @@ fn contraction_length(apostrophe: i32) -> u32 {
     return select(0u, 3u, ll || ve_or_re);
 }
 
-// Bytes of the contraction that begins at a position, 0 if none does.
+// Returns the number of bytes of the contraction that begins at a position; 0 if none begins there.
 fn contraction_at(position: i32) -> u32 {
     if (position < 0 || byte_at(position) != APOSTROPHE) { return 0u; }
     if (!begins_document(position)) {
@@ -98,8 +101,8 @@ fn contraction_at(position: i32) -> u32 {
     return contraction_length(position);
 }
 
-// Where the contraction ends that begins before a position and reaches it; less than the position if
-// there is none.
+// Returns the end of the contraction that begins before `position` and ends at `position` or later;
+// if there is none, a smaller number than `position`.
 fn contraction_end_at(position: i32) -> i32 {
     for (var back = 1; back <= 3; back++) {
         let length = i32(contraction_at(position - back));
@@ -108,7 +111,8 @@ fn contraction_end_at(position: i32) -> i32 {
     return position - 1;
 }
 
-// Applies the rule to one character after the other, from the first that begins in the segment.
+// Returns the start bits of a segment. The function applies the rule to every character that begins
+// in the segment.
 fn starts_in_segment(segment: u32) -> u32 {
     let first = i32(segment * 32u);
     let end = min(first + 32, i32(params.length));
@@ -118,14 +122,16 @@ fn starts_in_segment(segment: u32) -> u32 {
     while (position < end && is_inside_character(position)) {
         position++;
     }
-    var before = OTHER; // class of the character before, and its last or first byte
-    var byte_before = 0u;
+    var before = OTHER; // class of the character before `position`
+    var byte_before = 0u; // a byte of that character, for comparison with PLAIN_SPACE
     if (!begins_document(position)) {
         before = class_before(position);
         byte_before = byte_at(position - 1);
     }
     var bits = 0u;
-    var split = 0u; // the bit of a white-space character after another one
+    // The bit of the last character if this continues white space. It is a start if another class
+    // follows.
+    var split = 0u;
     while (position < end) {
         let bit = 1u << u32(position - first);
         let byte = byte_at(position);

@@ -1,28 +1,29 @@
-// pretoken_neighbours_starts: words of SentencePiece's kind, which start where no token can extend
-// across.
+// pretoken_neighbours_starts: marks the starts of words for vocabularies of SentencePiece's kind.
 //
-// A word starts between two characters if no token has the two side by side and, where unknown
-// characters in a row become one id, one of the two has a token. A byte that belongs to no character
-// counts as a character. No word starts before a continuation byte. See
-// llmgpu/bpe/pretokens/neighbours.py, which makes the bits.
+// A word starts between two characters if no token contains the two side by side. For a vocabulary
+// that turns unknown characters in a row into one id, one of the two characters must also have a
+// token. A byte that belongs to no character counts as a character, and no word starts at a
+// continuation byte. llmgpu/bpe/pretokens/neighbours.py makes the bits of `neighbours`, and says
+// why such cuts are exact.
 //
 // binding 0  params         uniform     PretokenParams
-// binding 1  text           read        (length)
-// binding 2  document_bits  read        (length bits)
-// binding 3  start_bits     read_write  (length bits)
-// binding 4  neighbours     read        (1 << PAIR_BITS bits) pairs that a token joins, by hash; then
-//                                       (ALONE + 256 bits) characters with a token
-// dispatch: one thread for 32 bytes
+// binding 1  text           read        (length) bytes, four per u32
+// binding 2  document_bits  read        (length bits) 1 where a document starts
+// binding 3  start_bits     read_write  (length bits) out: 1 where a pre-token starts
+// binding 4  neighbours     read        (1 << PAIR_BITS bits) 1 for the hash of a pair of
+//                                       characters inside a token; then (ALONE + 256 bits) 1 for a
+//                                       character with a token
+// dispatch: one thread per segment of 32 bytes
 //!include common/workgroup.wgsl
 //!include pretoken/params.wgsl
 
 @group(0) @binding(4) var<storage, read> neighbours: array<u32>;
 
 const PAIR_BITS: u32 = 22u;
-const ALONE: u32 = 0x110000u; // plus a byte: number of a byte that belongs to no character
+const ALONE: u32 = 0x110000u; // ALONE + byte is the number of a byte that belongs to no character
 
 struct Character {
-    number: u32,
+    number: u32, // code point, or ALONE + byte
     length: u32, // bytes
 }
 
@@ -30,13 +31,13 @@ fn is_continuation(byte: u32) -> bool {
     return (byte & 0xC0u) == 0x80u;
 }
 
-// Whether a position has a continuation byte of the same document.
+// Returns whether the byte at a position is a continuation byte and no document begins there.
 fn continues_at(position: i32) -> bool {
     return position < i32(params.length) && !begins_document(position)
         && is_continuation(byte_at(position));
 }
 
-// The character that begins at a position. A sequence is valid as RFC 3629 says.
+// Returns the character that begins at a position. RFC 3629 says which sequences are valid.
 fn character_at(position: i32) -> Character {
     let byte = byte_at(position);
     if (byte < 0x80u) { return Character(byte, 1u); }
@@ -54,7 +55,7 @@ fn character_at(position: i32) -> Character {
     return Character(number, length);
 }
 
-// The number of the character that ends before a position, which begins no document.
+// Returns the number of the character before a position. No document begins at the position.
 fn number_before(position: i32) -> u32 {
     let byte = byte_at(position - 1);
     if (byte < 0x80u) { return byte; }
@@ -73,6 +74,7 @@ fn has_token(number: u32) -> bool {
     return is_set((1u << PAIR_BITS) + number);
 }
 
+// Returns whether a word starts between two characters, which are given by their numbers.
 fn may_cut(before: u32, after: u32) -> bool {
     var bit = (before << 7u) | after;
     if ((before | after) >= 0x80u) {

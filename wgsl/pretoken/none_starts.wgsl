@@ -1,10 +1,11 @@
-// pretoken_none_starts: pattern none, where a document is one pre-token.
+// pretoken_none_starts: marks the starts of pre-tokens for the pattern none: each document is one
+// pre-token.
 //
 // binding 0  params         uniform     PretokenParams
-// binding 1  text           read        (length)
-// binding 2  document_bits  read        (length bits)
-// binding 3  start_bits     read_write  (length bits)
-// dispatch: one thread for 32 bytes
+// binding 1  text           read        (length) bytes, four per u32
+// binding 2  document_bits  read        (length bits) 1 where a document starts
+// binding 3  start_bits     read_write  (length bits) out: 1 where a pre-token starts
+// dispatch: one thread per segment of 32 bytes
 //!include common/workgroup.wgsl
 //!include pretoken/params.wgsl
 

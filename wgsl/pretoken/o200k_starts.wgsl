@@ -1,36 +1,37 @@
-// pretoken_o200k_starts: pattern o200k.
+// pretoken_o200k_starts: marks the starts of pre-tokens for the pattern o200k.
 //
-// With U for [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}] and S for [\p{Ll}\p{Lm}\p{Lo}\p{M}]:
+// U stands for [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}], and S for [\p{Ll}\p{Lm}\p{Lo}\p{M}]:
 //   [^\r\n\p{L}\p{N}]?U*S+(?i:'s|'t|'re|'ve|'m|'ll|'d)?
 //   |[^\r\n\p{L}\p{N}]?U+S*(?i:'s|'t|'re|'ve|'m|'ll|'d)?
 //   |\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
-// A byte that is not part of valid UTF-8 is a character that is neither letter, number, mark nor
-// white space.
+// A byte that is not part of valid UTF-8 counts as a character that is neither letter, number, mark
+// nor white space.
 //
 // binding 0  params           uniform     PretokenParams
-// binding 1  text             read        (length)
-// binding 2  document_bits    read        (length bits)
-// binding 3  start_bits       read_write  (length bits)
-// binding 4  unicode_classes  read        see unicode.wgsl
-// binding 5  undecided        read_write  see walk.wgsl
-// dispatch: one thread for 32 bytes
+// binding 1  text             read        (length) bytes, four per u32
+// binding 2  document_bits    read        (length bits) 1 where a document starts
+// binding 3  start_bits       read_write  (length bits) out: 1 where a pre-token starts
+// binding 4  unicode_classes  read        category of each code point, see unicode.wgsl
+// binding 5  undecided        read_write  segments that the host must mark, see walk.wgsl
+// dispatch: one thread per segment of 32 bytes
 //!include pretoken/quick.wgsl
 
 fn is_sign(category: u32) -> bool {
     return category == OTHER_CATEGORY;
 }
 
-// The characters that may stand with capitals, and with small letters.
+// Returns whether characters of this category belong to both U and S.
 fn is_neutral(category: u32) -> bool {
     return category == OTHER_LETTER || category == MARK;
 }
 
+// Returns the end of the contraction that begins at `end`, or `end` if none begins there.
 fn with_contraction(end: i32) -> i32 {
     if (ends_before(end) || text_byte(end) != APOSTROPHE) { return end; }
     return end + contraction_length(end);
 }
 
-// The end of S*, from a position on, and the contraction after it.
+// Returns the end of S* from `begin` on, and of the contraction after S*.
 fn small_end(begin: i32) -> i32 {
     var position = begin;
     while (position < stop) {
@@ -41,9 +42,9 @@ fn small_end(begin: i32) -> i32 {
     return position;
 }
 
-// The end of U*S+ or U+S* and the contraction after it, or the position itself if neither is
-// there. first: the character at the position. A neutral one may be before it: then S+ matches that
-// at least.
+// Matches U*S+ or U+S* from `begin` on, and the contraction after it. Returns the end of the match,
+// or `begin` if neither expression matches. first: the character at `begin`. after_neutral: whether
+// a neutral character is before `begin`; S+ then matches at least this character.
 fn word_end(begin: i32, first: vec2<u32>, after_neutral: bool) -> i32 {
     var position = begin;
     var neutral_end = select(-1, begin, after_neutral);
@@ -51,7 +52,7 @@ fn word_end(begin: i32, first: vec2<u32>, after_neutral: bool) -> i32 {
     while (own.x == UPPERCASE || is_neutral(own.x)) {
         position += i32(own.y);
         if (is_neutral(own.x)) { neutral_end = position; }
-        // Wherever it continues to, it ends after the last neutral one, or with the capitals.
+        // The match ends at neutral_end or after the capitals: in both cases at or after `stop`.
         if (position >= stop && (neutral_end < 0 || neutral_end >= stop)) { return position; }
         if (position - begin > i32(REACH)) {
             too_far = true;
@@ -64,6 +65,7 @@ fn word_end(begin: i32, first: vec2<u32>, after_neutral: bool) -> i32 {
     return select(begin, with_contraction(position), position > begin);
 }
 
+// Returns the end of other characters and marks from `begin` on, and of [\r\n/]* after them.
 fn signs_end(begin: i32) -> i32 {
     var position = begin;
     while (position < stop) {
@@ -95,12 +97,15 @@ fn match_end(start: i32) -> i32 {
     return space_end(start, false);
 }
 
-// The positions up to 3 after a position of a set.
+// Returns the bytes of a segment that are 1 to 3 bytes after a byte of a set. before, own: the set
+// in the segment before and in the segment.
 fn soon_after(before: u32, own: u32) -> u32 {
     return after(before, own) | (own << 2u) | (before >> 30u) | (own << 3u) | (before >> 29u);
 }
 
-// Slashes after newlines, and apostrophes so close to each other that contractions may touch.
+// Returns whether a segment must be walked: a slash follows a newline, two apostrophes are so close
+// that their contractions may touch, or a run of other characters begins too far before the
+// segment.
 fn is_special(near: Near) -> bool {
     let before = near.before;
     let own = near.own;
@@ -112,8 +117,8 @@ fn is_special(near: Near) -> bool {
     return (slashes | apostrophes) != 0u || long;
 }
 
-// The bytes of contractions whose apostrophes are in a segment that begins there, and in the second
-// set the first ones after them.
+// Returns two sets of bytes of `segment`: x has the bytes of contractions, y the byte after each
+// contraction. Bit k of `apostrophes` stands for an apostrophe at position begin + k.
 fn contractions(apostrophes: u32, begin: i32, segment: u32) -> vec2<u32> {
     var left = apostrophes;
     var found = vec2<u32>();
@@ -130,6 +135,8 @@ fn contractions(apostrophes: u32, begin: i32, segment: u32) -> vec2<u32> {
     return found;
 }
 
+// Adds the starts after contractions and at capitals after small letters (`humps`) to the starts
+// `runs`, and removes the starts inside contractions.
 fn with_contractions(runs: u32, segment: u32, near: Near) -> u32 {
     let first = i32(segment * 32u);
     let before = near.before;

@@ -1,8 +1,8 @@
-// Shared by the kernels that mark the starts of pre-tokens in a slice of text. The slice begins at
-// the start of a pre-token.
+// Declarations of the kernels that mark the starts of pre-tokens in a slice of text. The slice
+// begins at the start of a pre-token.
 //
-// A kernel writes one bit for each byte, and a thread writes 32 of these bits. Whether a pre-token
-// starts at a byte does not depend on where the text was cut into slices.
+// A kernel writes one bit for each byte of text. A segment is 32 bytes, and one thread writes its
+// 32 bits. The bits do not depend on where the text was cut into slices.
 
 struct PretokenParams {
     length: u32,         // bytes of text
@@ -19,19 +19,21 @@ fn byte_at(position: i32) -> u32 {
     return (text[u32(position) >> 2u] >> ((u32(position) & 3u) * 8u)) & 0xFFu;
 }
 
+// Returns the bits of a segment at which documents begin.
 fn document_word(segment: u32) -> u32 {
     if (params.has_documents == 0u) { return 0u; }
     return document_bits[segment];
 }
 
-// Whether a document begins here, or the slice does with a pre-token.
+// Returns whether a document begins at a position. The start of the slice counts as the start of a
+// document unless the slice begins inside a pre-token.
 fn begins_document(position: i32) -> bool {
     if (position <= 0) { return params.continues == 0u; }
     if (params.has_documents == 0u) { return false; }
     return ((document_bits[u32(position) >> 5u] >> (u32(position) & 31u)) & 1u) != 0u;
 }
 
-// The bits of a segment that are inside the text.
+// Returns the bits of a segment that are inside the text.
 fn inside_text(segment: u32) -> u32 {
     let left = params.length - min(params.length, segment * 32u);
     if (left >= 32u) { return 0xFFFFFFFFu; }

@@ -1,42 +1,46 @@
-// Find the starts of pre-tokens in 32 bytes of plain ASCII at once. A set of bytes is a u32 with a
-// bit for each byte. For the rule on runs, see llmgpu/bpe/pretokens/names.py.
+// Finds the starts of pre-tokens in a segment of ASCII text with operations on sets. A set is a u32
+// with a bit for each of the 32 bytes of a segment. llmgpu/bpe/pretokens/names.py states the rule
+// that the sets apply: where a pre-token starts in runs of letters, numbers, white space and other
+// characters.
 //
-// The 16 bytes before and the 16 bytes after are also read, or 32 if the segment ends in a longer
-// run of spaces. Runs that may reach further, characters beyond ASCII and ends of documents are
-// left to the walk.
+// A thread also reads the 16 bytes before its segment and the 16 bytes after it, or 32 bytes after
+// it if the segment ends in a longer run of spaces. It leaves a segment to walk.wgsl if a run may
+// reach further, if a byte is not ASCII, or if a document begins in these three segments.
 //
-// The kernel that includes this has
-//   fn with_contractions(runs: u32, segment: u32, near: Near) -> u32   the starts, from those of
-//                                                                      runs
-//   fn is_special(near: Near) -> bool   whether the segment must be walked for another reason
+// The kernel that includes this file defines two functions:
+//   fn with_contractions(runs: u32, segment: u32, near: Near) -> u32
+//     returns all starts in a segment. runs: the starts as if there were no contractions.
+//   fn is_special(near: Near) -> bool
+//     returns whether a segment must be walked for another reason.
 //!include pretoken/walk.wgsl
 
-override DIGITS: u32 = 3u; // most in a pre-token
+override DIGITS: u32 = 3u; // largest number of digits in a pre-token
 
-const BESIDE_WORDS: u32 = 4u; // words of text looked at on either side, of 8 in a segment
+const BESIDE_WORDS: u32 = 4u; // u32s of text read before and after a segment, which has 8
 const BESIDE_BYTES: u32 = 16u;
-const LAST_BITS: u32 = 0xE0000000u; // from there a contraction may reach into the next segment
+const LAST_BITS: u32 = 0xE0000000u; // a contraction that begins here may reach the next segment
 
+// The bytes of a segment by kind.
 struct Sets {
     letter: u32,
     capital: u32,
     number: u32,
-    space: u32, // newlines too
+    space: u32, // newlines included
     newline: u32,
     plain_space: u32,
     apostrophe: u32,
     slash: u32,
-    wide: u32, // not 0: bytes beyond ASCII
+    wide: u32, // not a set: 0 if all bytes are ASCII
 }
 
-// The sets of a segment and of the bytes beside it.
+// The sets of a segment, and of the segments before and after it.
 struct Near {
-    before: Sets, // only of the last BESIDE_BYTES
+    before: Sets, // only the last BESIDE_BYTES bytes
     own: Sets,
-    next: Sets, // only of the first BESIDE_BYTES, or all
+    next: Sets, // only the first BESIDE_BYTES bytes, or all bytes
 }
 
-// The contents of some words of a segment.
+// Returns the sets of a segment, from its u32s first_word to end_word - 1.
 fn sets_of(segment: u32, first_word: u32, end_word: u32) -> Sets {
     var sets = Sets();
     for (var w = first_word; w < end_word; w++) {
@@ -59,21 +63,25 @@ fn sets_of(segment: u32, first_word: u32, end_word: u32) -> Sets {
     return sets;
 }
 
+// Returns the bytes that are neither letter, number nor white space.
 fn others(sets: Sets) -> u32 {
     return ~(sets.letter | sets.number | sets.space);
 }
 
-// The bytes that follow the bytes of a set.
+// Returns the bytes of a segment that follow a byte of a set. before, own: the set in the segment
+// before and in the segment.
 fn after(before: u32, own: u32) -> u32 {
     return (own << 1u) | (before >> 31u);
 }
 
-// Runs of a set that begin at these of its members.
+// Returns the runs of `members` that begin at the bits `begins`: the carry of the addition clears
+// each run.
 fn runs_from(members: u32, begins: u32) -> u32 {
     return members & ~(members + begins);
 }
 
-// Number starts: every DIGITS digits of a run, of which `before` are in front of the segment.
+// Returns the starts in numbers: a pre-token starts every DIGITS digits of a run. before: digits
+// directly before the segment.
 fn number_starts(number: u32, before: u32) -> u32 {
     let from_before = (DIGITS - before % DIGITS) % DIGITS;
     var begins = number & ~(number << 1u);
@@ -94,7 +102,8 @@ fn number_starts(number: u32, before: u32) -> u32 {
     return starts;
 }
 
-// The starts in white space but the newlines that go with other characters before them.
+// Returns the starts in white space. Newlines directly after other characters (`taken`) belong to
+// the pre-token of those characters, so no pre-token starts at them.
 fn space_starts(near: Near) -> u32 {
     let before = near.before;
     let own = near.own;
@@ -109,11 +118,13 @@ fn space_starts(near: Near) -> u32 {
     let rest_before = select(before.space, before.space & 0x7FFFFFFFu, taken_before);
     var starts = rest & ~after(rest_before, rest);
 
+    // The last white space before another class starts a pre-token.
     let other_space = own.space & ~own.newline;
     let solid = (~own.space >> 1u) | (~next.space << 31u);
     starts |= other_space & solid;
 
-    // After the last newline of a run: none follows the other white space from there on.
+    // White space after the last newline of a run starts a pre-token. `joined` is the white space
+    // before a further newline of the run.
     let next_space = next.space & ~next.newline;
     let newline_next = (next.newline >> countTrailingZeros(~next_space)) & 1u;
     let at_newline = other_space & ((own.newline >> 1u) | (newline_next << 31u));
@@ -121,7 +132,8 @@ fn space_starts(near: Near) -> u32 {
     return starts | (other_space & after(before.newline, own.newline) & ~joined);
 }
 
-// The other characters at which a pre-token starts; of the bytes before, only the last few hold.
+// Returns the other characters at which a pre-token starts: x in the segment before, where only the
+// last few bits are right, and y in the segment.
 fn other_starts(near: Near) -> vec2<u32> {
     let before = others(near.before);
     let own = others(near.own);
@@ -131,7 +143,7 @@ fn other_starts(near: Near) -> vec2<u32> {
     );
 }
 
-// The starts of runs, contractions apart.
+// Returns the starts of pre-tokens as if there were no contractions.
 fn run_starts(near: Near) -> u32 {
     let before = near.before;
     let own = near.own;
@@ -144,13 +156,15 @@ fn run_starts(near: Near) -> u32 {
     return other.y | (own.letter & ~joined) | numbers | space_starts(near);
 }
 
-// Whether spaces at the end of a segment continue over this many of the next bytes.
+// Returns whether a segment ends in white space and at least `bytes` bytes after it are white
+// space, too.
 fn spaces_go_on(own: Sets, next: Sets, bytes: u32) -> bool {
     let ends_in_space = ((own.space & ~own.newline) >> 31u) != 0u;
     return ends_in_space && countTrailingZeros(~next.space) >= bytes;
 }
 
-// Whether a segment and the bytes beside it are plain, in one document and in no long run.
+// Returns whether a segment can be marked without a walk: all bytes read are ASCII and of one
+// document, and no run is too long.
 fn is_quick(segment: u32, near: Near) -> bool {
     if ((near.before.wide | near.own.wide | near.next.wide) != 0u) { return false; }
     let documents = document_word(segment - 1u) | document_word(segment)
@@ -164,7 +178,7 @@ fn is_quick(segment: u32, near: Near) -> bool {
         && !is_special(near);
 }
 
-// Marks a segment, or gives false if it must be walked.
+// Marks the starts in a segment and returns true, or returns false if the segment must be walked.
 fn mark_quickly(segment: u32) -> bool {
     if (segment == 0u || (segment + 2u) * 32u > params.length) { return false; }
     let own = sets_of(segment, 0u, 8u);

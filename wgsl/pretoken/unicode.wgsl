@@ -1,11 +1,11 @@
-// Characters of a text: decoding UTF-8, and the category of a code point.
+// Decodes UTF-8, and looks up the categories of code points.
 //
-// unicode_classes: the number of the block of each 256 code points, then the blocks, with 8 code
-// points in a u32, four bits for each; made by the host, see
-// llmgpu/bpe/pretokens/unicode_classes.py.
+// unicode_classes begins with the number of a block for every 256 code points. The blocks follow. A
+// block has BLOCK_WORDS u32s, and each u32 has the categories of 8 code points, four bits per code
+// point. The host makes this table, see llmgpu/bpe/pretokens/unicode_classes.py.
 //
-// A sequence is valid as RFC 3629 says: no longer than needed, no surrogates, nothing beyond
-// 10FFFF. Any other byte is a character by itself.
+// RFC 3629 says which sequences are valid: no longer than needed, no surrogates, nothing beyond
+// U+10FFFF. A byte that is in no valid sequence counts as a character.
 //!include pretoken/params.wgsl
 
 @group(0) @binding(4) var<storage, read> unicode_classes: array<u32>;
@@ -28,19 +28,21 @@ fn category_of(code_point: u32) -> u32 {
     return (word >> ((code_point & 7u) * 4u)) & 15u;
 }
 
-// Whether the document ends before a position.
+// Returns whether the document ends before a position.
 fn is_end(position: i32) -> bool {
     return position >= i32(params.length) || begins_document(position);
 }
 
+// Returns the 6 bits of the continuation byte at a position; 0xFFFFFFFF if the document has none
+// there.
 fn continuation(position: i32) -> u32 {
     if (is_end(position)) { return 0xFFFFFFFFu; }
     let byte = byte_at(position);
     return select(0xFFFFFFFFu, byte & 0x3Fu, (byte & 0xC0u) == 0x80u);
 }
 
-// Code point and bytes of the sequence that begins at a position with this byte, 0x80 or more;
-// one byte if it is not valid.
+// Returns the code point and the number of bytes of the sequence that begins at a position. byte:
+// its first byte, 0x80 or more. The number is 1 if the sequence is not valid.
 fn decode(position: i32, byte: u32) -> vec2<u32> {
     let invalid = vec2<u32>(0u, 1u);
     if (byte < 0xC2u || byte > 0xF4u) { return invalid; }
@@ -61,7 +63,7 @@ fn decode(position: i32, byte: u32) -> vec2<u32> {
     return vec2<u32>(code, 4u);
 }
 
-// Whether a valid sequence of this many bytes begins at a position.
+// Returns whether a valid sequence of `length` bytes, 2 or more, begins at a position.
 fn is_lead(position: i32, length: u32) -> bool {
     if (position < 0) { return false; }
     let byte = byte_at(position);

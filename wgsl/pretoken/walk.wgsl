@@ -1,10 +1,13 @@
-// Shared by the kernels that walk a text pre-token by pre-token: a thread finds a position before
-// its segment at which a pre-token certainly starts, and matches the expression from there on.
+// Functions of the kernels that walk a text pre-token by pre-token. A thread finds a position at or
+// before the start of its segment at which a pre-token certainly starts, and matches the expression
+// from there on.
 //
-// The kernel that includes this has
-//   fn match_end(start: i32) -> i32   the end of the pre-token at a position, or anything at or
-//                                     after `stop` if it is that far
-//   fn is_sign(category: u32) -> bool whether this always starts a pre-token after a letter
+// The kernel that includes this file defines two functions:
+//   fn match_end(start: i32) -> i32
+//     returns the end of the pre-token that starts at a position; if the end is at `stop` or later,
+//     any number from `stop` on.
+//   fn is_sign(category: u32) -> bool
+//     returns whether a character of this category always starts a pre-token after a letter.
 //
 // A thread looks up to REACH bytes back and ahead. If that is not enough, its bits may be wrong,
 // and its segment is listed as undecided.
@@ -16,18 +19,18 @@ override REACH: u32 = 4096u;
 
 struct Undecided {
     count: atomic<u32>,
-    segments: array<u32>, // in no order
+    segments: array<u32>, // numbers of segments, in no order
 }
 
 @group(0) @binding(5) var<storage, read_write> undecided: Undecided;
 
-const NOTHING: u32 = 15u; // the category after the end of a document
+const NOTHING: u32 = 15u; // in place of a category, at the end of a document
 const PLAIN_SPACE: u32 = 0x20u;
 const APOSTROPHE: u32 = 0x27u;
 const SLASH: u32 = 0x2Fu;
 
 var<private> stop: i32; // the end of the segment
-var<private> too_far: bool;
+var<private> too_far: bool; // true: the thread had to look further than REACH bytes
 
 fn ascii_category(byte: u32) -> u32 {
     if (byte - 0x61u <= 25u) { return LOWERCASE; }
@@ -36,18 +39,20 @@ fn ascii_category(byte: u32) -> u32 {
     return select(OTHER_CATEGORY, NUMBER_CATEGORY, byte - 0x30u <= 9u);
 }
 
-// The same as byte_at and is_end for positions in the text and after its first: a walk never looks
-// before it.
+// Returns the byte at a position of the text, as byte_at does.
 fn text_byte(position: i32) -> u32 {
     return (text[u32(position) >> 2u] >> ((u32(position) & 3u) * 8u)) & 0xFFu;
 }
 
+// Returns whether the document ends before a position above 0, as is_end does. A walk never looks
+// before the start of the text, so ends_before has no case for this start.
 fn ends_before(position: i32) -> bool {
     if (position >= i32(params.length)) { return true; }
     return params.has_documents != 0u && begins_document(position);
 }
 
-// Category and bytes of the character that begins at a position of the text.
+// Returns the category and the number of bytes of the character that begins at a position of the
+// text.
 fn character_at(position: i32) -> vec2<u32> {
     let byte = text_byte(position);
     if (byte < 0x80u) { return vec2<u32>(ascii_category(byte), 1u); }
@@ -56,13 +61,14 @@ fn character_at(position: i32) -> vec2<u32> {
     return vec2<u32>(category_of(decoded.x), decoded.y);
 }
 
-// The same at a position that begins no pre-token by itself: nothing if the document ends there.
+// Does the same for the character that continues a document at a position above 0; (NOTHING, 0) if
+// the document ends before the position.
 fn character_after(position: i32) -> vec2<u32> {
     if (ends_before(position)) { return vec2<u32>(NOTHING, 0u); }
     return character_at(position);
 }
 
-// The category of the character that ends before a position which begins no document.
+// Returns the category of the character before a position. No document begins at the position.
 fn category_before(position: i32) -> u32 {
     let byte = text_byte(position - 1);
     if (byte < 0x80u) { return ascii_category(byte); }
@@ -80,12 +86,13 @@ fn is_newline(byte: u32) -> bool {
     return byte == 0x0Au || byte == 0x0Du;
 }
 
-// Whether a newline is at a position; none is if the document ends there.
+// Returns whether a newline of the same document is at a position.
 fn newline_after(position: i32) -> bool {
     return !ends_before(position) && is_newline(text_byte(position));
 }
 
-// Bytes of the contraction that the apostrophe at a position opens, 0 if it opens none.
+// Returns the number of bytes of the contraction that the apostrophe at a position opens; 0 if it
+// opens none.
 fn contraction_length(apostrophe: i32) -> i32 {
     if (ends_before(apostrophe + 1)) { return 0; }
     let a = text_byte(apostrophe + 1);
@@ -99,7 +106,7 @@ fn contraction_length(apostrophe: i32) -> i32 {
     return select(0, 3, ll || ve_or_re);
 }
 
-// The end of a number that continues at a position, with up to this many more digits.
+// Returns the end of a number that goes on at `begin` with up to `more` digits.
 fn number_end(begin: i32, more: u32) -> i32 {
     var position = begin;
     for (var k = 0u; k < more; k++) {
@@ -110,8 +117,9 @@ fn number_end(begin: i32, more: u32) -> i32 {
     return position;
 }
 
-// The end of white space that begins at a position: \s++$ if whole_at_end, \s*[\r\n]+, \s+(?!\S) or
-// \s+, whichever comes first.
+// Returns the end of the pre-token that begins with white space at a position. The pre-token is the
+// first of these alternatives that matches: \s++$ (only if whole_at_end), \s*[\r\n]+, \s+(?!\S),
+// \s+.
 fn space_end(start: i32, whole_at_end: bool) -> i32 {
     var position = start;
     var after_newline = start;
@@ -135,14 +143,16 @@ fn space_end(start: i32, whole_at_end: bool) -> i32 {
     return select(last, position, own.x == NOTHING || last == start);
 }
 
-// Whether white space at a position inside of a document is the last of several.
+// Returns whether the white-space character at a position is the last of several, and the document
+// goes on after it.
 fn is_last_space(position: i32) -> bool {
     if (category_before(position) != WHITE_SPACE) { return false; }
     let next = character_after(position + i32(character_at(position).y)).x;
     return next != WHITE_SPACE && next != NOTHING;
 }
 
-// Whether a pre-token starts at a position inside a document, regardless of what precedes it.
+// Returns whether the characters next to a position inside a document alone decide that a pre-token
+// starts there.
 fn is_certain(position: i32) -> bool {
     let byte = text_byte(position);
     if ((byte & 0xC0u) == 0x80u) { return false; }
@@ -155,7 +165,8 @@ fn is_certain(position: i32) -> bool {
     return own == NUMBER_CATEGORY || own == WHITE_SPACE || (byte != APOSTROPHE && is_sign(own));
 }
 
-// The last position up to another at which a pre-token certainly starts.
+// Returns the last position up to `first` at which a pre-token certainly starts. If there is none
+// within REACH bytes, sets too_far.
 fn sync_point(first: i32) -> i32 {
     var position = first;
     while (!begins_document(position) && !is_certain(position)) {
@@ -168,6 +179,7 @@ fn sync_point(first: i32) -> i32 {
     return position;
 }
 
+// Writes the start bits of a segment. If REACH was not enough, adds the segment to `undecided`.
 fn mark_segment(segment: u32) {
     let first = i32(segment * 32u);
     stop = min(first + 32, i32(params.length));
