@@ -1,13 +1,15 @@
 // trie_tokenizer_compact: copies the ids of all chunks into one array without gaps, one thread per
 // chunk.
 //
-// binding 0  token_output    read        (chunk_count, max_tokens_per_chunk)
-// binding 1  chunk_counts    read        (chunk_count)
-// binding 2  chunk_offsets   read        (chunk_count)
+// binding 0  token_output    read        (chunk_count, max_tokens_per_chunk) ids of each chunk
+// binding 1  chunk_counts    read        (chunk_count) number of ids of each chunk
+// binding 2  chunk_offsets   read        (chunk_count) index in compact_output of each chunk's
+//                                        first id
 // binding 3  compact_output  read_write  (tokens) ids
 // binding 4  params          uniform     TrieParams
-// dispatch: chunk_count; only the first ceil(chunk_count / WORKGROUP_SIZE) workgroups have chunks
-// source: the kernel that trie_tokenizer_compact replaced there.
+// dispatch: chunk_count workgroups, of which the first ceil(chunk_count / WORKGROUP_SIZE) have
+//           chunks
+// source: the documents' earlier kernel, which their trie_tokenizer_compact replaced.
 //!include common/workgroup.wgsl
 //!include trie/params.wgsl
 

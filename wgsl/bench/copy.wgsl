@@ -1,12 +1,12 @@
-// A copy, which measures the highest memory rate that a kernel reaches. The rates of other kernels
-// are reported as shares of this rate.
+// Copies an array, to measure the highest memory rate that a kernel reaches. The benchmark reports
+// the rates of other kernels as shares of this rate.
 //!include lm/elements.wgsl
 
 // copy
-// binding 0  source          read        (vectors,)
+// binding 0  source          read        (vectors,) four f32 each
 // binding 1  target_vectors  read_write  (vectors,)
-// binding 2  copy_dims       uniform     vectors of 16 bytes
-// dispatch: one thread eight vectors, those of a workgroup next to each other
+// binding 2  copy_dims       uniform     x: number of vectors
+// dispatch: one thread per eight vectors; a workgroup copies 8 * WORKGROUP_SIZE vectors in a row
 @group(0) @binding(0) var<storage, read> source: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read_write> target_vectors: array<vec4<f32>>;
 @group(0) @binding(2) var<uniform> copy_dims: vec4<u32>;
@@ -18,7 +18,7 @@ fn copy(
     @builtin(local_invocation_index) local_index: u32,
 ) {
     let i = 8u * WORKGROUP_SIZE * flat_group(workgroup, workgroups) + local_index;
-    let first = source_vector(i); // eight loads under way before anything is stored
+    let first = source_vector(i); // all eight loads are under way before the first store
     let second = source_vector(i + WORKGROUP_SIZE);
     let third = source_vector(i + 2u * WORKGROUP_SIZE);
     let fourth = source_vector(i + 3u * WORKGROUP_SIZE);

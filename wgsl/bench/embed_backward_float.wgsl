@@ -1,4 +1,4 @@
-// embed_backward_float: the gradient of a table by the device's own float32 additions.
+// embed_backward_float: adds up the gradient of an embedding table by atomic float32 additions.
 //
 //   grad_table[v, d] += sum over s with tokens[s] == v of grad_out[s, d]
 //
@@ -6,7 +6,7 @@
 // binding 1  grad_out    read        (N, C)
 // binding 2  grad_table  read_write  (V, C)
 // binding 3  dims        uniform     N, C, V
-// dispatch: one thread per element
+// dispatch: one thread per element of grad_out
 // limits: atomic<f32>, a feature of wgpu's driver (shader-float32-atomic), which WebGPU lacks
 //!include lm/elements.wgsl
 //!include lm/finite.wgsl

@@ -1,4 +1,5 @@
-// embed_lookup_2d: rows of a table for token ids, by tiles of tokens and columns.
+// embed_lookup_2d: copies rows of a table by token id; a workgroup copies a tile of tokens and
+// columns.
 //
 //   out[s, d] = table[tokens[s], d], 0 where tokens[s] >= V
 //
@@ -6,9 +7,11 @@
 // binding 1  table   read        (V, C)
 // binding 2  out     read_write  (N, C)
 // binding 3  dims    uniform     N, C, V
-// dispatch: one workgroup per TILE_TOKENS tokens by TILE_COLUMNS columns, tiles of a token next to each
-//           other; tiles are numbered, so that neither direction ends at 65 535
-// source: embedding_lookup_kernel of the lab, with the same 32 columns by 8 tokens a workgroup.
+// dispatch: one workgroup per tile of TILE_TOKENS tokens by TILE_COLUMNS columns. Tiles are
+//           numbered row by row in one sequence, so neither dimension of `out` is limited to 65 535
+//           tiles
+// source: embedding_lookup_kernel of the lab "Custom Embedding Lookup", with the same 32 columns by
+//   8 tokens per workgroup.
 //!include common/workgroup.wgsl
 
 const TILE_COLUMNS: u32 = 32u;

@@ -1,4 +1,5 @@
-// embed_lookup_rows_scalar: rows of a table for token ids, one workgroup per token, by 4 bytes.
+// embed_lookup_rows_scalar: copies rows of a table by token id, one workgroup per token, with loads
+// of 4 bytes.
 //
 //   out[s, d] = table[tokens[s], d], 0 where tokens[s] >= V
 //
@@ -7,7 +8,7 @@
 // binding 2  out     read_write  (N, C)
 // binding 3  dims    uniform     N, C, V
 // dispatch: one workgroup per token
-// source: embedding_lookup_optimized_kernel of the lab.
+// source: embedding_lookup_optimized_kernel of the lab "Custom Embedding Lookup".
 //!include bench/copy_row.wgsl
 
 @compute @workgroup_size(WORKGROUP_SIZE)

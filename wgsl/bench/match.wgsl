@@ -1,12 +1,15 @@
-// The longest match in a trie as in trie/match.wgsl, with some of its optimizations switched off.
+// Finds the longest match in a trie as trie/match.wgsl does, with some optimizations switched off.
 //
-// cached_levels: tables in workgroup memory. 0: none, 1: the root's children, 2: also their nodes.
-// branchless: 1 if the number of steps of a search depends only on the size of the node.
+// cached_levels: the tables in workgroup memory. 0: none. 1: the root's children. 2: the root's
+// children and their nodes.
+//
+// branchless: 1 if the number of steps of a search for a child depends only on the node's number of
+// children. 0 if the search ends as soon as it finds the child.
 //!include common/workgroup.wgsl
 //!include trie/params.wgsl
 
 struct Match {
-    length: u32, // 0: no token begins with this byte
+    length: u32, // 0: no token matches
     token: u32,
 }
 

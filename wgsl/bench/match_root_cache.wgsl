@@ -1,5 +1,5 @@
-// The longest match in a trie, with a table of the root's children, but without a table of their
-// nodes.
+// Finds the longest match in a trie. Workgroup memory has a table of the root's children, but no
+// table of the children's nodes.
 //!let cached_levels = 1
 //!let branchless = 1
 //!include bench/match.wgsl

@@ -1,14 +1,14 @@
-// Fused multiply-adds in registers, which measure the highest arithmetic rate that a kernel reaches
-// on a device. The rates of other kernels are reported as shares of this rate.
+// Computes fused multiply-adds in registers, to measure the highest arithmetic rate that a kernel
+// reaches on a device. The benchmark reports the rates of other kernels as shares of this rate.
 //!include lm/elements.wgsl
 
 override ROUNDS: u32 = 1024u;
 
 // multiply_add
-// binding 0  values   read_write  (threads,) replaced by the sum of 16 chains that begin at
-//                                 value, value + 1, ... value + 15, each 4 * ROUNDS times x = x * m + s
+// binding 0  values   read_write  (threads,) in: a value; out: the sum of 16 chains. Chain k starts
+//                                 with x = value + k, and computes x = x * m + s 4 * ROUNDS times
 // binding 1  factors  uniform     m, s
-// dispatch: one thread a value; 64 multiply-adds a round
+// dispatch: one thread per value, which computes 64 multiply-adds per round
 @group(0) @binding(0) var<storage, read_write> values: array<f32>;
 @group(0) @binding(1) var<uniform> factors: vec4<f32>;
 

@@ -1,5 +1,5 @@
-// Products of two small matrices on matrix units, which measure the highest rate that a kernel
-// reaches on these units. The rates of products in half precision are reported as shares of this
+// Multiplies two small matrices on matrix units, to measure the highest rate that a kernel reaches
+// on these units. The benchmark reports the rates of products in half precision as shares of this
 // rate.
 //
 //   product[s, k] = rounds * left right, for all subgroups s and k in 0..sums
@@ -7,7 +7,7 @@
 // binding 0  left     read        (unit_rows, unit_inner)
 // binding 1  right    read        (unit_inner, unit_columns)
 // binding 2  product  read_write  (subgroups of all workgroups, sums, unit_rows, unit_columns)
-// dispatch: one workgroup for each `subgroups` subgroups
+// dispatch: any number of workgroups of `subgroups` subgroups
 // limits: the subgroups of a workgroup have `lanes` threads each
 
 //!include lm/matrix_units.wgsl

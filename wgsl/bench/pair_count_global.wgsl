@@ -2,14 +2,14 @@
 //
 //   pair_counts[slot of (a, b)] = |{i : symbols[i] = a, symbols[i + 1] = b, no start at i + 1}|
 //
-// recount/02_pair_count.wgsl without its table in workgroup memory: every occurrence of a pair is an
-// atomic addition in global memory.
+// The kernel differs from recount/02_pair_count.wgsl in that it has no table in workgroup memory:
+// it adds every occurrence of a pair to global memory by an atomic addition.
 //
-// binding 0  symbols       read        (next_symbol_count)
+// binding 0  symbols       read        (next_symbol_count) see symbols.wgsl
 // binding 1  pair_counts   read_write  (table_size)
 // binding 2  pair_ids      read_write  (table_size) packed pairs, EMPTY_PAIR where free
 // binding 3  state         read        IterState
-// binding 4  table_status  read_write  (2) overflowed, slots used
+// binding 4  table_status  read_write  (2) 1 after an overflow, number of used slots
 // binding 5  hash_key      uniform     four numbers, see common/hash.wgsl
 // dispatch: ARGS_COUNT = ceil(next_symbol_count / COUNT_TILE)
 //!include common/workgroup.wgsl
@@ -17,7 +17,7 @@
 //!include recount/iter_state.wgsl
 //!include recount/symbols.wgsl
 
-override LOCAL_TABLE_SIZE: u32 = 0u; // the host sets this; here no table has this size
+override LOCAL_TABLE_SIZE: u32 = 0u; // the host sets it, but this kernel has no local table
 const PROBES: u32 = 32u;
 const SPURIOUS_FAILURES: u32 = 64u;
 
@@ -60,7 +60,7 @@ fn bpe_pair_count_b(
     @builtin(local_invocation_index) local_index: u32,
 ) {
     let begin = flat_group(workgroup, workgroups) * COUNT_TILE;
-    let pairs = max(state.next_symbol_count, 1u) - 1u; // the last symbol is the first of no pair
+    let pairs = max(state.next_symbol_count, 1u) - 1u; // no pair starts at the last symbol
     let end = min(begin + COUNT_TILE, pairs);
     for (var i = begin + local_index; i < end; i += WORKGROUP_SIZE) {
         let second = symbol(i + 1u);

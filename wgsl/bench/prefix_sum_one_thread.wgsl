@@ -1,13 +1,13 @@
-// trie_prefix_sum: computes where the ids of each chunk go in the output, and their total number,
-// in one thread.
+// trie_prefix_sum: computes in one thread the index in the output at which each chunk's ids begin,
+// and the total number of ids.
 //
-// binding 0  chunk_counts   read        (chunk_count)
-// binding 1  chunk_offsets  read_write  (chunk_count) exclusive sums
-// binding 2  slice_state    read_write  (4) STATE_TOTAL is written
+// binding 0  chunk_counts   read        (chunk_count) number of ids of each chunk
+// binding 1  chunk_offsets  read_write  (chunk_count) out: exclusive prefix sums
+// binding 2  slice_state    read_write  (4) out: the number of ids at STATE_TOTAL
 // binding 3  params         uniform     TrieParams
-// binding 4  input          read        not read
+// binding 4  input          read        unused, bound as for trie/04_prefix_sum.wgsl
 // dispatch: 1 workgroup of one thread
-// source: the trie_prefix_sum there.
+// source: the documents' trie_prefix_sum, which also uses one thread.
 //!include common/workgroup.wgsl
 //!include trie/params.wgsl
 

@@ -2,17 +2,17 @@
 //
 //   symbols[i] = byte_ranks[text[i]] | (WORD_START_BIT where a pre-token starts at i)
 //
-// The kernels of wgsl/pretoken have marked where pre-tokens start, for training as for tokenizing.
+// A kernel of wgsl/pretoken has marked the starts of pre-tokens before.
 //
-// binding 0  text        read        packed bytes, 4 per word
-// binding 1  start_bits  read        one bit per byte: a pre-token starts here
-// binding 2  byte_ranks  read        (256) rank of each byte under the tie rule
-// binding 3  symbols     read_write  (symbol_count)
+// binding 0  text        read        (symbol_count) bytes, four per u32
+// binding 1  start_bits  read        (symbol_count bits) 1 where a pre-token starts
+// binding 2  byte_ranks  read        (256) rank of each byte, see symbols.wgsl
+// binding 3  symbols     read_write  (symbol_count) see symbols.wgsl
 // binding 4  state       read        IterState
-// dispatch: ceil(symbol_count / (SYMBOLS_PER_WORD * WORKGROUP_SIZE)), one thread per word of symbols
+// dispatch: ceil(symbol_count / (SYMBOLS_PER_WORD * WORKGROUP_SIZE)), one thread per u32 of symbols
 // source: bpe_word_boundary. There the kernel finds the starts by the class of each byte, for one
-// pattern. Here kernels of wgsl/pretoken mark starts, because most patterns depend on characters.
-// Symbols are ranks, so that any rule for ties is an order of numbers.
+//   pattern. Here kernels of wgsl/pretoken mark the starts, because most patterns depend on
+//   characters. Here symbols are ranks, so that every rule for ties is an order of numbers.
 //!include common/workgroup.wgsl
 //!include recount/iter_state.wgsl
 //!include recount/symbols.wgsl

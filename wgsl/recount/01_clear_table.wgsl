@@ -1,13 +1,14 @@
-// bpe_clear_table: empties a new pair table, and computes how many workgroups count the pairs of the
-// text.
+// bpe_clear_table: empties a new pair table, and computes the number of workgroups of
+// bpe_pair_count_b.
 //
 // Later iterations find the table empty, because bpe_find_max4 clears each slot that it has read.
 //
-// binding 0  pair_counts    read_write  (table_size)
-// binding 1  pair_ids       read_write  (table_size)
+// binding 0  pair_counts    read_write  (table_size) out: 0
+// binding 1  pair_ids       read_write  (table_size) out: EMPTY_PAIR
 // binding 2  state          read        IterState
-// binding 3  table_status   read_write  (2) overflowed, slots used
-// binding 4  dispatch_args  read_write  (ARGS_COUNT_OF, 3)
+// binding 3  table_status   read_write  (2) out: 0, 0
+// binding 4  dispatch_args  read_write  (ARGS_COUNT_OF, 3) workgroups of indirect dispatches, see
+//                                       iter_state.wgsl
 // dispatch: ceil(table_size / WORKGROUP_SIZE), one thread per slot; once for each table
 // source: clear_table. There it runs once for each merge.
 //!include common/workgroup.wgsl

@@ -1,12 +1,13 @@
-// bpe_find_max4: finds the best pair of every part of the table, and empties the table; a thread
-// compares four slots.
+// bpe_find_max4: finds the best pair among the slots of each workgroup, and empties the pair table.
+// A thread compares four slots.
 //
-// binding 0  pair_counts  read_write  (table_size) 0 afterwards
-// binding 1  pair_ids     read_write  (table_size) EMPTY_PAIR afterwards
-// binding 2  candidates   read_write  (workgroups) count and packed pair
+// binding 0  pair_counts  read_write  (table_size) out: 0
+// binding 1  pair_ids     read_write  (table_size) out: EMPTY_PAIR
+// binding 2  candidates   read_write  (workgroups) out: best pair of each workgroup: count, packed
+//                                     pair
 // binding 3  state        read        IterState
 // dispatch: ceil(table_size / (4 * WORKGROUP_SIZE))
-// source: find_max4. Here it also clears the slots, which saves a dispatch for each merge.
+// source: find_max4. Here the kernel also clears the slots, which saves a dispatch for each merge.
 //!include recount/best_pair.wgsl
 //!include recount/iter_state.wgsl
 

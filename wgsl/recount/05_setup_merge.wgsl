@@ -1,19 +1,24 @@
-// bpe_setup_merge: finds the best pair of all parts of the table, decides on the merge, logs it, or
-// ends the work of this submission.
+// bpe_setup_merge: selects the best pair of the table as the next merge and logs the merge, or
+// halts the submission if no pair is to be merged.
 //
-// It makes the text's new length the current one, computes the numbers of workgroups for it, and empties
-// run_tiles for bpe_run_reduce. If no pair is to be merged, all later dispatches of the submission get 0
-// workgroups.
+// The best pair of the table is the best of the candidates of bpe_find_max4. The kernel copies
+// next_symbol_count, the text's length after the last merge, to symbol_count, and computes from
+// this length the numbers of workgroups of the next dispatches. It also clears run_tiles for
+// bpe_run_reduce. To halt the submission, it gives all later dispatches 0 workgroups.
 //
-// binding 0  candidates     read        (ceil(table_size / (4 * WORKGROUP_SIZE))) count, packed pair
-// binding 1  table_status   read_write  (2) overflowed, slots used; 0 afterwards
+// binding 0  candidates     read        (ceil(table_size / (4 * WORKGROUP_SIZE))) best pair of each
+//                                       workgroup: count, packed pair
+// binding 1  table_status   read_write  (2) in: 1 after an overflow, number of used slots; out: 0,
+//                                       0
 // binding 2  state          read_write  IterState
-// binding 3  merge_log      read_write  (merge_limit) first rank, second rank, count, symbols before
-// binding 4  dispatch_args  read_write  (ARGS_COUNT_OF, 3)
-// binding 5  run_tiles      read_write  (ceil(blocks / RUN_TILE)) 0 afterwards
+// binding 3  merge_log      read_write  (merge_limit) first rank, second rank, count, symbol_count
+//                                       before the merge
+// binding 4  dispatch_args  read_write  (ARGS_COUNT_OF, 3) workgroups of indirect dispatches, see
+//                                       iter_state.wgsl
+// binding 5  run_tiles      read_write  (ceil(blocks / RUN_TILE)) out: 0
 // dispatch: 1 workgroup
-// source: find_max_final_det and setup_merge, in one dispatch. Here it also logs merges and ends the
-//   submission, because many merges are submitted at once.
+// source: find_max_final_det and setup_merge, in one dispatch. Here the kernel also logs merges and
+//   halts the submission, because the host submits many merges at once.
 //!include recount/best_pair.wgsl
 //!include recount/iter_state.wgsl
 
@@ -28,6 +33,7 @@ const FIRST_NEW_SYMBOL: u32 = 256u;
 
 //!include recount/groups.wgsl
 
+// Gives all later dispatches of the submission 0 workgroups. status: the reason.
 fn halt(status: u32) {
     state.status = status;
     for (var i = 0u; i < ARGS_COUNT_OF * 3u; i++) {
@@ -35,6 +41,7 @@ fn halt(status: u32) {
     }
 }
 
+// Sets up the merge of pair `best`, or halts the submission. One thread calls this function.
 fn set_up(best: vec2<u32>) {
     if (state.status != RUNNING) { return; }
     let count = state.next_symbol_count;

@@ -1,14 +1,19 @@
-// bpe_run_reduce: finds in each block, and in each RUN_TILE blocks, the last start of a run of the merged
-// symbol. It runs only if a symbol is merged with itself: a a a becomes (a a) a, from the left.
+// bpe_run_reduce: finds the last start of a run of the merged symbol in each block, and in each
+// group of RUN_TILE blocks.
+//
+// The kernel runs only if a symbol is merged with itself. A run is then merged from the left: a a a
+// becomes (a a) a.
 //
 //   run_tiles[k] = max(run_starts[RUN_TILE * k], ..., run_starts[RUN_TILE * (k + 1) - 1])
 //
-// binding 0  symbols     read        (symbol_count)
-// binding 1  run_starts  read_write  (blocks) position + 1 of the last start, 0 where there is none
-// binding 2  run_tiles   read_write  (ceil(blocks / RUN_TILE)) 0 before
+// binding 0  symbols     read        (symbol_count) see symbols.wgsl
+// binding 1  run_starts  read_write  (blocks) out: position + 1 of the last start in each block; 0
+//                                    if there is none
+// binding 2  run_tiles   read_write  (ceil(blocks / RUN_TILE)) in: 0; out: maximum of RUN_TILE
+//                                    run_starts
 // binding 3  state       read        IterState
 // dispatch: ARGS_RUNS = ceil(symbol_count / BLOCK) or none
-// source: none. Without it, two threads would both merge the middle of a run a a a.
+// source: none. Without this kernel, two threads would both merge the middle of a run a a a.
 //!include common/scan_max.wgsl
 //!include recount/iter_state.wgsl
 

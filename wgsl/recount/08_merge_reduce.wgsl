@@ -4,25 +4,29 @@
 //   mark of symbol i = 1 (stays) | 2 (is the first of a merged pair)
 //   block_sums[k] = symbols of block k that stay
 //
-// A word of one symbol has no pair, so its symbol does not stay: later iterations read only symbols
-// of words that can still be merged. This is the first pass of a parallel compaction;
-// 09_scan_blocks.wgsl scans the sums of the blocks. Marks have an array of their own, because other
-// threads read the symbols at the same time. In a run of one symbol every second pair is merged,
-// counted from the run's start, which may be in an earlier block (bindings 4 and 5). The host knows
-// how many symbols any other merge removes: the count of its pair. In runs, pairs share symbols, so
-// binding 6 adds up the merges made.
+// This is the first pass of a parallel compaction; 09_scan_blocks.wgsl scans the sums of the
+// blocks. A word of one symbol has no pair, so its symbol does not stay: later iterations read only
+// symbols of words that can still be merged. Marks have an array of their own, because other
+// threads read the symbols at the same time.
 //
-// binding 0  symbols     read        (symbol_count)
-// binding 1  valid_mask  read_write  (blocks, WORKGROUP_SIZE) marks of a thread's symbols, two bits each
-// binding 2  block_sums  read_write  (blocks)
+// If a symbol is merged with itself, every second pair of a run is merged, counted from the run's
+// start, which may be in an earlier block (bindings 4 and 5). The pairs of a run share symbols, so
+// their count is not the number of merges, and the kernel adds up the merges in binding 6. In all
+// other cases the count of the pair is the number of merges, which the host knows.
+//
+// binding 0  symbols     read        (symbol_count) see symbols.wgsl
+// binding 1  valid_mask  read_write  (blocks, WORKGROUP_SIZE) out: marks of each thread's symbols,
+//                                    two bits per symbol
+// binding 2  block_sums  read_write  (blocks) out: symbols of each block that stay
 // binding 3  state       read        IterState
-// binding 4  run_starts  read        (blocks) only read when a symbol is merged with itself
-// binding 5  run_tiles   read        (ceil(blocks / RUN_TILE)) as run_starts
+// binding 4  run_starts  read        (blocks) see 06_run_reduce.wgsl; only read if a symbol is
+//                                    merged with itself
+// binding 5  run_tiles   read        (ceil(blocks / RUN_TILE)) see 06_run_reduce.wgsl
 // binding 6  run_merges  read_write  (1) merges of a symbol with itself, in the whole training
 // dispatch: ARGS_BLOCKS = ceil(symbol_count / BLOCK), one thread per BLOCK / WORKGROUP_SIZE symbols
-// source: bpe_merge_reduce_b. There marks are written into the symbols, one a thread. Here symbols are
-//   only read, because neighbours read them in the same dispatch, and three more bindings belong to
-//   runs. There words of one symbol stay until the end.
+// source: bpe_merge_reduce_b. There each thread writes the mark of one symbol into the symbol. Here
+//   the kernel only reads symbols, because neighbouring threads read them in the same dispatch, and
+//   three more bindings serve runs. There words of one symbol stay until the end.
 //!include scan
 //!include common/scan_max.wgsl
 //!include recount/iter_state.wgsl
@@ -43,18 +47,20 @@ const ALL_STAY: u32 = 0x55555555u; // the mark STAYS of all symbols of a thread
 
 var<workgroup> sh_run_start: atomic<u32>;
 
-// A symbol; after the end the bit that ends a word.
+// Returns a symbol; after the last symbol, WORD_START_BIT, which ends the last word.
 fn symbol_at(i: u32) -> u32 {
     if (i >= state.symbol_count) { return WORD_START_BIT; }
     return symbol(i);
 }
 
+// Returns whether two neighbouring symbols are the pair that is merged.
 fn is_pair(first: u32, second: u32) -> bool {
     return (first & RANK_MASK) == state.symbol_a && second == state.symbol_b;
 }
 
-// Returns the largest start of a run, plus 1, among the entries that this thread reads. The maximum of
-// the workgroup is the start of the run that continues into the block. 0 if no run continues.
+// Returns the largest start of a run, plus 1, among the elements of run_tiles and run_starts that
+// this thread reads; 0 if no run continues into the block. The maximum over the workgroup belongs
+// to the run that continues into the block.
 fn start_before(block: u32, local_index: u32) -> u32 {
     var start = 0u;
     if (block * BLOCK < state.symbol_count && continues_run(block * BLOCK)) {
@@ -69,8 +75,8 @@ fn start_before(block: u32, local_index: u32) -> u32 {
     return start;
 }
 
-// Whether the pair of the symbols before and at `first` is an odd one of its run, which is merged.
-// Call from all threads of the workgroup.
+// Returns whether symbols first - 1 and first are merged: if they are the 1st, 3rd, 5th, ... pair
+// of their run. All threads of the workgroup must call this function.
 fn is_merged_in_run(block: u32, first: u32, local_index: u32) -> bool {
     var own = 0u;
     for (var k = 0u; k < BLOCK / WORKGROUP_SIZE; k++) {
@@ -102,7 +108,8 @@ fn bpe_merge_reduce_b(
         absorbed = absorbed && is_merged;
     }
 
-    // Symbols in order: a symbol is the second of a pair if the symbol before it is merged.
+    // Mark the thread's symbols in order. A symbol is absorbed if the symbol before it is merged
+    // with it.
     let end = min(first + BLOCK / WORKGROUP_SIZE, state.symbol_count);
     var marks = 0u;
     var pairs = 0u;
@@ -117,7 +124,7 @@ fn bpe_merge_reduce_b(
             after = symbol_at(i + 2u);
         }
         if (!absorbed && (own & after & WORD_START_BIT) != 0u) {
-            mark = 0u; // a whole word
+            mark = 0u; // the symbol is a whole word
         }
         marks |= mark << (2u * (i - first));
         absorbed = merges;

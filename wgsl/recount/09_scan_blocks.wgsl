@@ -1,17 +1,18 @@
-// bpe_scan_blocks: computes exclusive sums of the block sums in place. The sum of all is the new length,
-// for which it computes how many workgroups count pairs.
+// bpe_scan_blocks: replaces the block sums by their exclusive prefix sums. The total is the text's
+// new length, from which the kernel computes the number of workgroups of bpe_pair_count_b.
 //
 // One workgroup scans all sums, 4 * WORKGROUP_SIZE at a time: 10^7 symbols have 10 000 blocks, and
 // more passes would take longer to start than this loop takes.
 //
-// binding 0  block_sums     read_write  (blocks) where each block's output begins, afterwards
-// binding 1  state          read_write  IterState: next_symbol_count
-// binding 2  dispatch_args  read_write  (ARGS_COUNT_OF, 3)
+// binding 0  block_sums     read_write  (blocks) in: symbols of each block that stay; out: where
+//                                       the block's output begins
+// binding 1  state          read_write  IterState; out: next_symbol_count
+// binding 2  dispatch_args  read_write  (ARGS_COUNT_OF, 3) out: workgroups at ARGS_COUNT
 // dispatch: 1 workgroup
-// source: scan_pass1, scan_pass2 and scan_pass3 of a scan in three passes by G. Blelloch's algorithm.
-//   There a block has as many symbols as a workgroup has threads. Here it has four times as many, and
-//   a workgroup scans as common/scan_subgroup.wgsl does, with 2 barriers, or without subgroups as
-//   common/scan_shared.wgsl does.
+// source: scan_pass1, scan_pass2 and scan_pass3 of a scan in three passes by G. Blelloch's
+//   algorithm. There a block has as many symbols as a workgroup has threads. Here it has four times
+//   as many, and a workgroup scans as common/scan_subgroup.wgsl does, with 2 barriers, or without
+//   subgroups as common/scan_shared.wgsl does.
 //!include scan
 //!include recount/iter_state.wgsl
 

@@ -1,13 +1,15 @@
 // bpe_finalize_compact_b: applies the merge and moves the symbols that stay to their new places.
 //
-// A workgroup collects the symbols of its block in workgroup memory, so that neighbouring threads write
-// neighbouring words. Of its first and its last word another block may write the other half. Both clear
-// and set only their own bits of the word, so their order makes no difference.
+// A workgroup collects the symbols of its block in workgroup memory, so that neighbouring threads
+// write neighbouring u32s. The first and the last u32 of a block may also hold a symbol of the
+// block before or after. Each of the two workgroups clears and sets only its own bits of this u32,
+// so their order makes no difference.
 //
-// binding 0  valid_mask      read        (blocks, WORKGROUP_SIZE) marks, see 08_merge_reduce.wgsl
+// binding 0  valid_mask      read        (blocks, WORKGROUP_SIZE) marks, two bits per symbol, see
+//                                        08_merge_reduce.wgsl
 // binding 1  block_sums      read        (blocks) where each block's output begins
-// binding 2  symbols         read        (symbol_count)
-// binding 3  output_symbols  read_write  (next_symbol_count)
+// binding 2  symbols         read        (symbol_count) see symbols.wgsl
+// binding 3  output_symbols  read_write  (next_symbol_count) see symbols.wgsl
 // binding 4  state           read        IterState
 // dispatch: ARGS_BLOCKS = ceil(symbol_count / BLOCK), one thread per BLOCK / WORKGROUP_SIZE symbols
 // source: bpe_finalize_compact_b. There a second subgroup scan adds up the sums of 8 subgroups.
@@ -57,7 +59,7 @@ fn bpe_finalize_compact_b(
     var word = begin / SYMBOLS_PER_WORD + scan_input.local_index;
     for (; word * SYMBOLS_PER_WORD < end; word += WORKGROUP_SIZE) {
         var packed = 0u;
-        var written = 0u; // bits of the word that belong to this block
+        var written = 0u; // bits of the u32 that belong to this block
         for (var k = 0u; k < SYMBOLS_PER_WORD; k++) {
             let at = word * SYMBOLS_PER_WORD + k;
             if (at >= begin && at < end) {

@@ -1,18 +1,19 @@
-// The order of pairs, and the best of a workgroup.
+// Compares pairs, and finds the best pair of a workgroup.
 //
-// A pair is better when it is more frequent; of equally frequent pairs, the one with the smaller
-// (first rank, second rank) is better, that is, the smaller packed pair. The order is total, so the
-// result depends neither on slots nor on the order in which threads are compared.
+// A more frequent pair is better. Of equally frequent pairs, the pair with the smaller (first rank,
+// second rank), which is the smaller packed pair, is better. The order is total, so the result
+// depends neither on the slots of pairs nor on the order of comparisons.
 //!include common/workgroup.wgsl
 
 var<workgroup> sh_best: array<vec2<u32>, WORKGROUP_SIZE>; // count, packed pair
 
+// Returns the better of two pairs, each given as (count, packed pair).
 fn better(x: vec2<u32>, y: vec2<u32>) -> vec2<u32> {
     let y_wins = y.x > x.x || (y.x == x.x && y.y < x.y);
     return select(x, y, y_wins);
 }
 
-// Call from all threads of the workgroup.
+// Returns the best pair of the workgroup. All threads of the workgroup must call this function.
 fn workgroup_best(own: vec2<u32>, local_index: u32) -> vec2<u32> {
     sh_best[local_index] = own;
     workgroupBarrier();

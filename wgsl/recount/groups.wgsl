@@ -1,6 +1,7 @@
-// Workgroups of indirect dispatches. Expects the global dispatch_args.
+// Sets the numbers of workgroups of indirect dispatches. Uses dispatch_args, which the kernel that
+// includes this file binds.
 
-// As many workgroups as tiles of `tile` symbols hold `symbols` symbols.
+// Gives dispatch `which` (ARGS_...) ceil(symbols / tile) workgroups, split over x and y.
 fn set_groups(which: u32, symbols: u32, tile: u32) {
     let groups = (symbols + tile - 1u) / tile;
     dispatch_args[which * 3u] = min(groups, MAX_GROUPS);

@@ -1,10 +1,11 @@
-// Symbols: a word of 32 bits has two, the first in the lower half, or one.
+// Reads symbols. A u32 holds two symbols, the first in its lower half, or one symbol.
 //
-// A symbol is a rank (see the host's tie rules) and above it WORD_START_BIT, set on the first symbol of
-// a pre-token. Such a symbol is never the second of a pair, and a merged symbol keeps the bit of its
-// first part. A rank has 15 bits if a word has two symbols, else 16.
+// The low bits of a symbol are its rank, its number in the order that breaks ties
+// (llmgpu/bpe/vocabulary/building.py). The bit above the rank, WORD_START_BIT, is set on the first
+// symbol of a pre-token. Such a symbol is never the second symbol of a pair. A merged symbol takes
+// the bit of its first symbol. A rank has 15 bits if a u32 holds two symbols, else 16.
 //
-// Expects the global symbols.
+// Uses `symbols`, which the kernel that includes this file binds.
 //!override symbols_per_word = 2
 
 const SYMBOLS_PER_WORD: u32 = {symbols_per_word}u;
@@ -19,6 +20,7 @@ const WORD_START_BIT: u32 = 0x10000u;
 //!end
 const RANK_MASK: u32 = WORD_START_BIT - 1u;
 
+// Returns symbol i.
 fn symbol(i: u32) -> u32 {
     return (symbols[i / SYMBOLS_PER_WORD] >> (i % SYMBOLS_PER_WORD * SYMBOL_BITS)) & SYMBOL_MASK;
 }

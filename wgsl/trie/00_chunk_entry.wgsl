@@ -1,22 +1,23 @@
-// trie_chunk_entry: finds where the first token of each chunk starts, if the text shortly before
-// the chunk decides this.
+// trie_chunk_entry: finds the entry of each chunk, the position at which its first token starts, if
+// a pre-token starts shortly before the chunk.
 //
-// A token never crosses the start of a pre-token, so a walk from such a start, up to LOOK_BACK bytes
-// before the chunk, reaches the first token in it. A chunk in a longer pre-token gets
-// its entry from trie_long_exit and trie_long_chain, which run no workgroup if no chunk needs them.
+// A token never crosses the start of a pre-token. So the matches from the last such start before
+// the chunk, at most LOOK_BACK bytes before it, lead to the chunk's entry. If there is no start so
+// near, trie_long_exit and trie_long_chain find the entry. These two kernels get 0 workgroups if no
+// chunk needs them.
 //
-// binding 0  input          read        packed bytes, 4 per word
+// binding 0  input          read        (input_length) bytes, four per u32
 // binding 1  nodes          read        (nodes, 3) first_child, num_children, token_id
 // binding 2  edges          read        (nodes - 1, 2) byte, target node
-// binding 3  chunk_entries  read_write  (2, chunk_count) the first row is written here
-// binding 4  slice_state    read_write  (4) STATE_*
+// binding 3  chunk_entries  read_write  (2, chunk_count) out: first row, entry or UNKNOWN_ENTRY
+// binding 4  slice_state    read_write  (4) see STATE_... in params.wgsl
 // binding 5  params         uniform     TrieParams
-// binding 6  start_bits     read        one bit per byte: a pre-token starts here
-// binding 7  long_args      read_write  (3) workgroups of trie_long_exit, (3) of trie_long_chain;
-//                                       x is 0 before
+// binding 6  start_bits     read        (input_length bits) 1 where a pre-token starts
+// binding 7  long_args      read_write  (2, 3) workgroups x, y, z of trie_long_exit and of
+//                                       trie_long_chain; in: x is 0
 // dispatch: ceil(chunk_count / WORKGROUP_SIZE), one thread per chunk
-// source: none. The source does not look for the first token of a chunk. Here ids do not depend on
-//   the size of chunks, so that each chunk needs this place.
+// source: none. The source begins a token at the start of each chunk. Here ids do not depend on the
+//   size of chunks, so each chunk needs its entry.
 //!include trie/match.wgsl
 
 override LOOK_BACK: u32 = 256u;
@@ -31,6 +32,7 @@ const MAX_GROUPS: u32 = 65535u;
 @group(0) @binding(6) var<storage, read> start_bits: array<u32>;
 @group(0) @binding(7) var<storage, read_write> long_args: array<atomic<u32>>;
 
+// Returns the entry of the chunk that begins at `begin`, or UNKNOWN_ENTRY.
 fn chunk_entry(begin: u32) -> u32 {
     var position = begin;
     for (var k = 0u; k < LOOK_BACK; k++) {

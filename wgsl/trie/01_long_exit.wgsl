@@ -1,20 +1,21 @@
-// trie_long_exit: computes for every position of a chunk where the tokens from this position on
-// leave the chunk.
+// trie_long_exit: computes the exit of every position of a chunk, the start of the first token
+// after the chunk if a token starts at this position.
 //
-//   exit(i) = i's next token start if that is after the chunk, else exit(next token start)
+//   exit(i) = next(i) if next(i) is after the chunk, else exit(next(i))
+//   next(i) = end of the longest match at i
 //
-// The longest matches at all positions are found in parallel and chained by pointer doubling. This
-// is necessary only for a chunk before a chunk without an entry, whose pre-token began more than
-// LOOK_BACK bytes before. Exits are stored in token_output, in which the chunk's tokens are written
-// later.
+// The threads find the longest matches at all positions in parallel, and chain the matches by
+// pointer doubling. Only a chunk before a chunk without an entry needs exits: its pre-token began
+// more than LOOK_BACK bytes before the next chunk. The kernel stores exits in token_output, to
+// which trie_tokenizer_chunked later writes tokens.
 //
-// binding 0  input          read        packed bytes, 4 per word
-// binding 1  nodes          read        (nodes, 3)
-// binding 2  edges          read        (nodes - 1, 2)
-// binding 3  token_output   read_write  (chunk_count, chunk_size) exits by position
-// binding 4  chunk_entries  read        (2, chunk_count)
+// binding 0  input          read        (input_length) bytes, four per u32
+// binding 1  nodes          read        (nodes, 3) first_child, num_children, token_id
+// binding 2  edges          read        (nodes - 1, 2) byte, target node
+// binding 3  token_output   read_write  (chunk_count, chunk_size) out: exit of each position
+// binding 4  chunk_entries  read        (2, chunk_count) first row: entry or UNKNOWN_ENTRY
 // binding 5  params         uniform     TrieParams
-// binding 6  start_bits     read        one bit per byte: a pre-token starts here
+// binding 6  start_bits     read        (input_length bits) 1 where a pre-token starts
 // dispatch: long_args[0..3] = chunk_count or none, one workgroup per chunk
 // source: none, see 00_chunk_entry.wgsl.
 //!include trie/match.wgsl
@@ -41,7 +42,7 @@ fn trie_long_exit(
     let chunk = flat_group(workgroup, workgroups);
     let begin = chunk * params.chunk_size;
     let end = begin + params.chunk_size;
-    // The same for all threads of the workgroup; no thread leaves before the barriers.
+    // `needed` is the same for all threads of the workgroup. No thread returns before the barriers.
     var needed = chunk + 1u < params.chunk_count;
     if (needed) {
         needed = chunk_entries[chunk + 1u] == UNKNOWN_ENTRY;

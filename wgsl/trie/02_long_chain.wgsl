@@ -1,12 +1,12 @@
 // trie_long_chain: finds the entries of the chunks inside long pre-tokens, one chunk after the
 // other.
 //
-// If a thread's chunk has an entry and the next chunk has none, the thread walks on to the next
-// chunk that has one. The entries found are written to the second row, so that no thread reads an
-// entry that another thread writes.
+// If a thread's chunk has an entry and the next chunk has none, the thread computes the entries of
+// the chunks up to the next chunk that has one. It writes these entries to the second row of
+// chunk_entries, because other threads read the first row.
 //
-// binding 0  token_output   read        (chunk_count, chunk_size) exits by position
-// binding 1  chunk_entries  read_write  (2, chunk_count) the first row is read, the second written
+// binding 0  token_output   read        (chunk_count, chunk_size) exit of each position
+// binding 1  chunk_entries  read_write  (2, chunk_count) in: first row; out: second row
 // binding 2  params         uniform     TrieParams
 // dispatch: long_args[3..6] = ceil(chunk_count / WORKGROUP_SIZE) or none, one thread per chunk
 // source: none, see 00_chunk_entry.wgsl.
@@ -31,7 +31,7 @@ fn trie_long_chain(
     if (first >= params.chunk_count || is_unknown(first) || !is_unknown(first + 1u)) { return; }
     var entry = chunk_entries[first];
     for (var chunk = first + 1u; is_unknown(chunk); chunk++) {
-        if (entry < chunk * params.chunk_size) { // else a token covers the whole chunk before
+        if (entry < chunk * params.chunk_size) { // else a token covers the whole previous chunk
             entry = token_output[entry];
         }
         chunk_entries[params.chunk_count + chunk] = entry;

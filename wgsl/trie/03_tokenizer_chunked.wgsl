@@ -1,21 +1,23 @@
-// trie_tokenizer_chunked: greedy longest match in a trie, one thread per chunk.
+// trie_tokenizer_chunked: tokenizes by greedy longest match in a trie, one thread per chunk.
 //
-// Each chunk emits the tokens that start in it. The first of them starts at the chunk's entry,
-// where the last token of the chunk before ends, so the ids do not depend on the size of chunks.
+// A thread writes the tokens that start in its chunk. The first of these tokens starts at the
+// chunk's entry, where the last token of the previous chunk ends, so the ids do not depend on the
+// size of chunks.
 //
-// binding 0  input          read        packed bytes, 4 per word
+// binding 0  input          read        (input_length) bytes, four per u32
 // binding 1  nodes          read        (nodes, 3) first_child, num_children, token_id
 // binding 2  edges          read        (nodes - 1, 2) byte, target node
 // binding 3  token_output   read_write  (chunk_count, max_tokens_per_chunk) ids
 // binding 4  chunk_counts   read_write  (chunk_count) tokens of each chunk
 // binding 5  params         uniform     TrieParams
-// binding 6  start_bits     read        one bit per byte: a pre-token starts here
-// binding 7  chunk_entries  read        (2, chunk_count)
-// binding 8  slice_state    read_write  (4) STATE_*
+// binding 6  start_bits     read        (input_length bits) 1 where a pre-token starts
+// binding 7  chunk_entries  read        (2, chunk_count) entries; second row where the first is
+//                                       UNKNOWN_ENTRY
+// binding 8  slice_state    read_write  (4) see STATE_... in params.wgsl
 // dispatch: ceil(chunk_count / WORKGROUP_SIZE), one thread per chunk
-// source: trie_tokenizer_chunked, with 6 bindings and 512 places for the ids of a chunk. Here
-//   three bindings more have the starts of pre-tokens, which no token crosses, the chunks'
-//   entries, and the slice's state; chunks of 256 bytes give twice as many threads.
+// source: trie_tokenizer_chunked, with 6 bindings and room for 512 ids per chunk. Here three more
+//   bindings hold the starts of pre-tokens, which no token crosses, the chunks' entries, and the
+//   slice's state. Chunks of 256 bytes give twice as many threads.
 //!include trie/match.wgsl
 
 @group(0) @binding(0) var<storage, read> input: array<u32>;
@@ -28,7 +30,7 @@
 @group(0) @binding(7) var<storage, read> chunk_entries: array<u32>;
 @group(0) @binding(8) var<storage, read_write> slice_state: array<atomic<u32>>;
 
-// Emits the chunk's tokens and returns where the first token after the chunk starts.
+// Writes the chunk's tokens, and returns the start of the first token after the chunk.
 fn tokenize_chunk(chunk: u32) -> u32 {
     var position = chunk_entries[chunk];
     if (position == UNKNOWN_ENTRY) {

@@ -1,13 +1,16 @@
-// trie_prefix_sum: computes where the ids of each chunk go in the output, and their total number.
+// trie_prefix_sum: computes the index in the output at which each chunk's ids begin, and the total
+// number of ids.
 //
-// binding 0  chunk_counts   read        (chunk_count)
-// binding 1  chunk_offsets  read_write  (chunk_count) exclusive sums
-// binding 2  slice_state    read_write  (4) STATE_TOTAL is written
+// binding 0  chunk_counts   read        (chunk_count) number of ids of each chunk
+// binding 1  chunk_offsets  read_write  (chunk_count) out: exclusive prefix sums
+// binding 2  slice_state    read_write  (4) out: STATE_TOTAL and STATE_UNMATCHED_BYTE
 // binding 3  params         uniform     TrieParams
-// binding 4  input          read        packed bytes: the byte that has no token is named
+// binding 4  input          read        bytes, four per u32; read to report the first byte without
+//                                       a token
 // dispatch: 1 workgroup; it scans a tile of 4 counts per thread at a time
-// source: trie_prefix_sum, one thread. Here a workgroup scans, because one thread waits for memory
-//   at each of up to 65 536 counts; a fifth binding names the byte without a token.
+// source: trie_prefix_sum, with one thread. Here a workgroup scans, because one thread waits for
+//   memory at each of up to 65 536 counts. A fifth binding serves to report the byte without a
+//   token.
 //!include scan
 //!include trie/params.wgsl
 

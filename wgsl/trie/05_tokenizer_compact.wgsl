@@ -1,12 +1,13 @@
 // trie_tokenizer_compact: copies the ids of all chunks into one array without gaps, one workgroup
-// per chunk, with coalesced access.
+// per chunk. Neighbouring threads access neighbouring ids.
 //
-// binding 0  token_output    read        (chunk_count, max_tokens_per_chunk)
-// binding 1  chunk_counts    read        (chunk_count)
-// binding 2  chunk_offsets   read        (chunk_count)
+// binding 0  token_output    read        (chunk_count, max_tokens_per_chunk) ids of each chunk
+// binding 1  chunk_counts    read        (chunk_count) number of ids of each chunk
+// binding 2  chunk_offsets   read        (chunk_count) index in compact_output of each chunk's
+//                                        first id
 // binding 3  compact_output  read_write  (tokens) ids
 // binding 4  params          uniform     TrieParams
-// dispatch: chunk_count
+// dispatch: chunk_count, one workgroup per chunk
 // source: trie_tokenizer_compact, with 256 threads. Here a workgroup has 64 threads: a chunk of
 //   256 bytes has about 64 tokens, and more threads would have nothing to copy.
 //!include common/workgroup.wgsl

@@ -1,23 +1,25 @@
-// The longest match in a trie, inside a pre-token.
+// Finds the longest token that matches the text at a position, without crossing the start of a
+// pre-token.
 //
 // The root's children and their nodes are cached in workgroup memory, so the first two steps of a
-// match read no node. In deeper nodes, a child is found by a branchless binary search.
+// match read no node from global memory. In deeper nodes, a branchless binary search finds the
+// child.
 //
-// Expects the globals input, nodes, edges, start_bits and params.
+// Uses input, nodes, edges, start_bits and params, which the kernel that includes this file binds.
 //!include common/workgroup.wgsl
 //!include trie/params.wgsl
 
 struct Match {
-    length: u32, // 0: no token begins with this byte
+    length: u32, // 0: no token matches
     token: u32,
 }
 
-var<workgroup> root_lut: array<u32, 256>; // child of the root by byte, NO_NODE if none
-var<workgroup> d1_fc: array<u32, 256>;    // its first_child,
-var<workgroup> d1_nc: array<u32, 256>;    // num_children
-var<workgroup> d1_tid: array<u32, 256>;   // and token_id
+var<workgroup> root_lut: array<u32, 256>; // child of the root for each byte, or NO_NODE
+var<workgroup> d1_fc: array<u32, 256>;    // first_child of this child
+var<workgroup> d1_nc: array<u32, 256>;    // num_children of this child
+var<workgroup> d1_tid: array<u32, 256>;   // token_id of this child
 
-// Call from all threads of the workgroup before longest_match.
+// Fills the cache. All threads of the workgroup must call this function before longest_match.
 fn load_root_cache(local_index: u32) {
     for (var byte = local_index; byte < 256u; byte += WORKGROUP_SIZE) {
         root_lut[byte] = NO_NODE;
@@ -40,11 +42,13 @@ fn input_byte(i: u32) -> u32 {
     return (input[i >> 2u] >> ((i & 3u) * 8u)) & 0xFFu;
 }
 
-// Whether a pre-token starts at i.
+// Returns whether a pre-token starts at byte i.
 fn starts_at(i: u32) -> bool {
     return ((start_bits[i >> 5u] >> (i & 31u)) & 1u) == 1u;
 }
 
+// Returns the child on the edge with this byte, or NO_NODE. first, count: the range of the node's
+// edges.
 fn find_child_global(first: u32, count: u32, byte: u32) -> u32 {
     if (count == 0u) { return NO_NODE; }
     var low = first;
@@ -79,7 +83,7 @@ fn longest_match(position: u32) -> Match {
     return found;
 }
 
-// Position of the token after the one at `position`; a byte without a token stands alone.
+// Returns the end of the token at a position. A byte at which no token matches counts as a token.
 fn next_position(position: u32) -> u32 {
     return position + max(longest_match(position).length, 1u);
 }
