@@ -1,9 +1,9 @@
 """The choice of a backend (a GPU adapter, a software adapter or the CPU) and of a WebGPU driver.
 
 Only this module interprets ``--device``. A driver is loaded only when an adapter may be used.
-LLMGPU_DRIVER names the driver. Without the variable, Dawn is loaded for commands that gain by
-matrix units, if Dawn is installed and finds an adapter with matrix units. In all other cases wgpu
-is loaded.
+LLMGPU_DRIVER names the driver. Without the variable, Dawn is loaded for commands that run faster
+on matrix units, if Dawn is installed and finds an adapter with matrix units. In all other cases
+wgpu is loaded.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Backend:
 
     @property
     def is_software(self) -> bool:
-        """Whether the CPU computes: there is no device, or the device is a software adapter."""
+        """Whether the CPU does all the work: there is no device, or a software adapter."""
         return self.device is None or self.device.is_software
 
     @property
@@ -91,11 +91,12 @@ def select_backend(
         adapters are slower than NumPy.
     matrices: use Dawn for its matrix units, if Dawn is installed and finds an adapter with matrix
         units.
-    driver: the driver of a run to be resumed, unless LLMGPU_DRIVER names one.
+    driver: the driver with which the run to be resumed was started. LLMGPU_DRIVER overrides it.
     note: receives a message if wgpu replaces Dawn because Dawn fails; by default the message is
         logged. For a run that was started with Dawn, the failure is an error.
     only_discrete: ``auto`` opens only a discrete GPU.
-    check: called before an adapter is opened, with whether the adapter is software; may raise.
+    check: called before an adapter is opened, with True for a software adapter, else False. It may
+        raise an error, and then the adapter is not opened.
 
     Raises DeviceError if no adapter matches (the message lists all), or if the adapter can't be
     opened.
@@ -221,7 +222,7 @@ class Opening(Closing):
 
     @delaying_forks()
     def begin(self) -> None:
-        """Begin to open the device in a thread, unless `begin` was called or the CPU is wanted.
+        """Start opening the device in a thread. Do nothing in later calls, and if `wanted` is cpu.
 
         The driver is imported before the thread starts, because two threads that import modules
         wait for each other. Opening the adapter takes longer than this import.

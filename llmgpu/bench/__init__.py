@@ -33,8 +33,8 @@ QUICK_SIZES = {"limit": 1_000_000, "vocab_size": 1024, "runs": 2}
 class BenchOptions:
     """The parts of the benchmark to measure, and the sizes of their jobs.
 
-    parts: names in PARTS. vocab_size, pattern: not used if `vocab` is given, because that
-    vocabulary has a size and a pattern of its own.
+    parts: names in PARTS. vocab_size, pattern: size and pattern of the vocabulary to train; not
+    used with `vocab`, whose size and pattern are used instead.
 
     Raises:
         LlmgpuError: an option is out of range.

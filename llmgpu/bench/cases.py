@@ -50,13 +50,13 @@ _OPERAND = re.compile(r"([+*]?)(\w+)(?::(\w+))?(:h)?")
 class KernelCase:
     """An operation on given inputs.
 
-    name: name of the operation. where: distinguishes cases of one operation.
+    name: name of the operation. where: text that distinguishes cases of one operation.
     sizes, note: text for tables. why_not: the reason why the case can't be measured.
     make: returns the first content of all tensors by name, NaN for tensors that are only written.
     values: further arguments of the operation, by name.
     record: the name of an operation, by default `name`, or a function. The function's first
         parameter is the `Operations`; `call_by_name` passes the other arguments.
-    operations: number of arithmetic operations, None if the result should not have this number.
+    operations: number of arithmetic operations; None: results do not state it.
     bytes: number of bytes to move; None: computed from the sizes of the arrays.
     outputs: names of outputs to compare. total: the outputs of which only the sums are compared.
     uncompared: outputs that are not compared.
@@ -98,7 +98,7 @@ class KernelCase:
 
     @property
     def key(self) -> tuple[str, str]:
-        """A key that is equal for two cases if their times are to be compared."""
+        """A key for speed-ups: the times of cases with equal keys are compared."""
         return self.kind or self.variant, self.sizes
 
     @property
@@ -145,7 +145,7 @@ def call_by_name(
 
     declared: a function whose parameters, except the first, are the parameters of `function`.
     """
-    # given: tensors and values by parameter name.
+    # `given` maps the names of parameters to tensors and values.
     given: dict[str, Any] = {"t": tensors}
     for key, tensor in tensors.items():
         name, _, number = key.rpartition("_")
@@ -208,7 +208,8 @@ class Sizes:
     def normal(self, *shape: int, skip: int = 0) -> NDArray[np.float32]:
         """Return normally distributed numbers from one sequence, which repeats in large arrays.
 
-        skip: rows of the sequence to pass over first; arrays of one shape differ by it.
+        skip: number of rows of the sequence to skip first. Arrays of one shape have equal numbers
+            unless their `skip` differs.
         """
         return np.resize(self._repeated, (shape[0] + skip, *shape[1:]))[skip:]
 
@@ -285,7 +286,7 @@ def empty(*shape: int, dtype: Any = np.float32) -> Array:
 
 
 def by(*sizes: int) -> str:
-    """Return a shape as text, such as "64 x 128"."""
+    """Return sizes as text, such as "64 x 128"."""
     return " x ".join(f"{size:,}" for size in sizes)
 
 
@@ -429,7 +430,7 @@ class CaseBench:
     def measure_torch(self, torch: Torch, case: KernelCase, engine: Engine | None = None) -> Result:
         """Measure a case in torch.
 
-        engine: the engine whose limits are used for torch's shares of limits.
+        engine: the result states torch's speed as shares of this engine's limits.
         """
         begun = replace(self._begin(torch.name, case), peer=True)
         assert case.torch is not None
@@ -458,7 +459,7 @@ class CaseBench:
         return Result(self.what, engine, job=case.sizes, variant=case.variant, note=case.note)
 
     def _reference(self, case: KernelCase) -> tuple[Arrays, Prepared, float]:
-        """Return the case's arrays, the program that NumPy has run on them, and its seconds.
+        """Return the case's arrays, the program that NumPy has run on them, and the run's seconds.
 
         The last result is kept, and returned again for the next case of the same kind and sizes.
         """
@@ -474,7 +475,7 @@ class CaseBench:
     def _add_speed_ups(
         self, result: Result, engine: Engine, case: KernelCase, one_run: float
     ) -> Result:
-        """Add the speed-ups over NumPy's and torch's times for the first case of this kind."""
+        """Add the speed-ups over NumPy and torch, timed on the first case with this case's key."""
         by_torch, on_numpy = None, engine.backend is NUMPY
         if on_numpy:
             self.numpy_seconds.setdefault(case.key, result.median)

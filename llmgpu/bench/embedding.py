@@ -50,7 +50,7 @@ TILE_COLUMNS, TILE_TOKENS = 32, 8  # tile of a workgroup of embed_lookup_2d
 def lab_kernel(
     file: str, groups: Callable[[int, int], int], *, adds: bool = False
 ) -> Callable[..., None]:
-    """Return an operation of a GPU, float32, that dispatches a kernel used only by the lab.
+    """Return a GPU operation on float32 tensors whose kernel is used only by the lab.
 
     A lookup writes out (N, C), the rows of tokens (N,) in table (V, C). With `adds` the kernel adds
     the gradients grad_out (N, C) to the rows of grad_table (V, C) with atomics, in no fixed order.
@@ -158,7 +158,7 @@ Way = str | Callable[..., Any]
 class Kind:
     """An operation on embedding tables, and its implementations by name: NumPy's, GPUs', torch's.
 
-    reference: the implementation whose answer in NumPy all other answers are compared with.
+    reference: NumPy runs this implementation, and all other answers are compared with its answer.
     """
 
     reference: Way
@@ -167,7 +167,7 @@ class Kind:
     torch: dict[str, Callable[[Any, dict[str, Any]], Any]]
 
 
-# Operations that accept a table cut into several tensors, or that read no table.
+# Operations that read no table, or accept a table that is cut into several tensors.
 IN_PARTS = ("embed_lookup", "embed_lookup_elements", "embed_gradient_rows")
 _SUM = Kind(
     "embed_backward_grouped",
@@ -295,7 +295,9 @@ class Lab:
     def arrays(self, kind: str, largest: int) -> Arrays:
         """Return the inputs and outputs of a kind of work, by name.
 
-        A table of more than `largest` bytes is cut into parts of whole rows, "table_0" and so on.
+        kind: a key of `KINDS`. largest: a table of more bytes is cut into tensors of whole rows,
+        "table_0" and so on.
+
         No number is negative, so that sums of gradients lose no digits by cancellation.
         """
         (block, _), tokens = self._numbers(), self.token_ids(kind)
@@ -334,7 +336,11 @@ class Lab:
         return self.tokens * 4 + moved[kind] + self.output_bytes
 
     def case(self, kind: str, way: str, record: Way, largest: int) -> KernelCase:
-        """Return a case for a way; largest: the most bytes of a part of a table."""
+        """Return the case of an implementation of an operation.
+
+        kind: a key of `KINDS`. way: name of the implementation. record: the implementation.
+        largest: the most bytes of a tensor; a larger table is cut into several tensors.
+        """
         fits = record in IN_PARTS or self.table_bytes <= largest
         too_large = f"takes a table in one binding, which has at most {largest:,} bytes"
         note = f"scaled down: 1/{self.scale} of the model's vocabulary and tokens"
@@ -387,7 +393,7 @@ def measure_embedding(
 
 
 def _measure_torch(bench: CaseBench, lab: Lab, engines: Sequence[Engine]) -> Iterator[Result]:
-    """Yield the results of torch, on each device of torch that is compared with an engine."""
+    """Yield the results of torch, on each torch device that is compared with an engine."""
     try:
         devices = {torch.device: torch for torch in map(Torch.beside, engines)}
     except ImportError:
@@ -402,7 +408,7 @@ def _measure_torch(bench: CaseBench, lab: Lab, engines: Sequence[Engine]) -> Ite
 
 
 def most_table_bytes(engine: Engine, *, quick: bool) -> int:
-    """Return the most bytes of the table in a lab for an engine."""
+    """Return the size of the largest table with which an engine is measured, in bytes."""
     if engine.is_software_adapter:
         return QUICK_SOFTWARE_TABLE_BYTES if quick else SOFTWARE_TABLE_BYTES
     return QUICK_TABLE_BYTES if quick else sys.maxsize

@@ -29,7 +29,7 @@ _PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken", 
 class Engine:
     """A backend, and the seconds that opening its device took, including the import of wgpu.
 
-    again: whether another engine uses the same adapter through another driver.
+    again: whether an earlier engine uses the same adapter through another driver.
     """
 
     backend: Backend

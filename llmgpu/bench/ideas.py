@@ -4,8 +4,8 @@ An idea has several ways. A way is a number that a kernel takes, an existing ker
 ``wgsl/bench`` that replaces a file of the product while the way is measured. The first way of an
 idea is that of the product. Before a way is timed, its answer is compared with the CPU's. Ways on
 text run in turns, so that a change of the clocks affects all ways of an idea. The time of a way on
-text is the sum over all kernels of a job; the seconds of each kernel are recorded, too. Ideas
-without a switch are results without times, and their notes have the reasons.
+text is the sum over all kernels of a job; the seconds of each kernel are recorded, too. An idea
+that can't be switched off has a result without times, whose note gives the reason.
 """
 
 from __future__ import annotations
@@ -267,9 +267,9 @@ def _lab(engine: Engine, *, quick: bool) -> Lab:
 
 
 def _engine_with_floats(engine: Engine) -> tuple[Engine, str]:
-    """Return the adapter, opened with atomic additions of float32, and "".
+    """Reopen the adapter with atomic additions of float32; return the new engine and "".
 
-    If the adapter can't be opened so, return `engine` and the reason.
+    If the adapter can't be opened with them, return `engine` and the reason.
     """
     device = engine.backend.device
     assert device is not None

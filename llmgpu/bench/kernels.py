@@ -34,9 +34,10 @@ from llmgpu.lm.ops.tensor import AttentionShape
 from llmgpu.lm.updates import FIRST_SCALE
 from llmgpu.progress import Progress
 
-# Fields of cases with outputs in half precision, which NumPy and a GPU may round to neighbours.
+# Fields of cases with outputs in half precision. NumPy and a GPU may round a number to different
+# neighbours.
 HALVES: dict[str, Any] = {"where": "to half precision", "needs_half": True, "tolerance": 2e-3}
-# operations for each pair of query and key, besides products: scale, maximum, exp, sum
+# Operations for each pair of query and key, in addition to products: scale, maximum, exp, sum.
 SCORE_OPERATIONS = 4
 MANY_ROWS = 64
 LARGEST = 200  # number of largest logits to find, the default of --top-k
@@ -162,8 +163,8 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
     # Pairs of query and key in all heads: a query attends to keys up to its own position.
     pairs = shape.batch * shape.heads * shape.seq * (shape.seq + 1) // 2
 
-    # The backward pass reads `out` and `log_sum_exp`. Its work is the same for any numbers with
-    # which probabilities stay below one.
+    # The backward pass reads `out` and `log_sum_exp`. The amount of work does not depend on their
+    # values, as long as probabilities stay below one.
     def given(**more: Array) -> dict[str, Array]:
         return {"starts": np.zeros(s.rows, np.uint32), **more}
 
@@ -402,7 +403,7 @@ def measure_kernels(
 
 
 def choose_sizes(engine: Engine, *, quick: bool) -> tuple[Sizes, str]:
-    """Return the sizes for an engine, and a line on differences from GPT-2 small's sizes."""
+    """Return the sizes for an engine, and a line that says how they differ from GPT-2 small's."""
     narrow = preset("tiny", 512, layers=12, dim=64, ffn_dim=192)
     if engine.backend.is_software:
         config = preset("tiny", 512, seq_len=32 if quick else 128)

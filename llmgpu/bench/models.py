@@ -42,7 +42,7 @@ from llmgpu.progress import Progress
 SEED = 1
 CHECKED_STEPS = 3
 LEARNING_RATE = 1e-4
-SMALL_OPERATIONS = 50e9  # operations of the largest step that a CPU makes quickly
+SMALL_OPERATIONS = 50e9  # a CPU makes a step of up to this many operations quickly
 CUT_LAYERS, CUT_TOKENS = 2, 64  # of a cut model: number of layers, and tokens of a sequence
 TOLERANCE = 1e-3  # largest relative difference of a loss
 VARIANTS: dict[Precision, str] = {"f32": "float32", "f16": "mixed precision"}
@@ -310,7 +310,10 @@ class TrainBench:
 
 
 def _open_torch(engine: Engine, job: StepJob) -> tuple[Result, TorchSteps | None]:
-    """Let torch make the first steps of a job; if it can't, the note of the result says why."""
+    """Let torch make the first steps of a job; return a result and the steps.
+
+    If torch can't, the note of the result gives the reason, and the steps are None.
+    """
     try:
         torch = Torch.beside(engine)
     except ImportError:

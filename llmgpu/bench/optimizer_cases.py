@@ -23,7 +23,7 @@ from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import hyper_parameters
 
 TENSORS = 110  # tensors of a model with 12 layers
-LEARNING_RATE = 0.1  # so large that updates change weights by more than rounding errors
+LEARNING_RATE = 0.1  # so large that updates of weights exceed rounding errors
 STEP = 10
 # operations per number: clipping 1, moments 7, denominator 3, decay 1, step 3
 ADAMW_OPERATIONS = 15

@@ -125,7 +125,7 @@ class TrainingPeer(Peer):
     train: called with the corpus file, a pattern, a vocabulary size and an output file. Returns the
         merges as pairs of bytes, or the token that each merge makes. A peer that has a file format
         for vocabularies also writes the output file.
-    compared: which of the two `train` returns, "merges" or "tokens".
+    compared: "merges" if `train` returns pairs of bytes, "tokens" if it returns tokens.
     """
 
     tie: str
@@ -150,7 +150,7 @@ def train_tokenizers(path: Path, pattern: str, vocab_size: int, target: Path) ->
     )
     tokenizer.train_from_iterator(pieces(path.read_bytes().decode(), TRAINING_PIECE), trainer)
     tokenizer.save(str(target))
-    # Under the tie rule "hf", bytes rank in the order of the characters that spell the bytes.
+    # The tie rule "hf" orders bytes by the characters that spell the bytes.
     characters = sorted(alphabet)
     byte_of = {characters[rank]: byte for byte, rank in enumerate(byte_ranks("hf").tolist())}
     merges = json.loads(tokenizer.to_str())["model"]["merges"]

@@ -164,18 +164,18 @@ def runs_line(table: ResultTable, *, narrow: bool = False) -> str:
 
 
 def headlines(record: Record) -> Iterator[tuple[str, str]]:
-    """Yield, for each part, a line with the ratio of llmgpu's speed to the fastest other program's.
+    """Yield a line for each part: llmgpu's speed relative to the fastest other program's.
 
     Next to the ratio are the runs of both programs and their spread. A --quick run has one line
     without a ratio instead. If another program was faster, the line says so. Jobs grow from the
-    first to the last, and the line is about the last job that another program did as well. Without
+    first to the last, and the line is about the last job that another program did, too. Without
     another program, an adapter is compared with the CPU. Greedy matching is left out, because no
     other program supports it.
     """
     if record.smoke is not None:
         yield "smoke test", f"{record.smoke}; the times are too few for a comparison"
         return
-    # For each part: whether its line compares with another program, and the line.
+    # For each part, `told` has its line, and whether the line compares with another program.
     told: dict[str, tuple[bool, str]] = {}
     for table in record.tables():
         timed = [
@@ -373,7 +373,7 @@ def _why_not(
 
 
 def _other_sizes(key: _Key, results: dict[_Key, Result]) -> str | None:
-    """Return the sizes of a result that differs from `key` only in its sizes; None without one."""
+    """Return the sizes of a result whose key differs from `key` only in the sizes, or None."""
     what, _, engine, variant = key
     same = (k[1] for k in results if (k[0], k[2], k[3]) == (what, engine, variant))
     return next(same, None)

@@ -106,8 +106,8 @@ class Result:
     what: the part of the benchmark, such as `KERNELS`.
     engine: one of `HOST_ENGINES`, an adapter or a peer by its name.
     peer: whether the engine is another program.
-    correct: whether the answer was right, None without an answer.
-    answer: the result that this one was compared with, such as "the ids of NumPy".
+    correct: whether the answer was right; None if there was no answer to compare.
+    answer: the reference of the comparison, such as "the ids of NumPy".
     note: the reason for a missing or different result.
     clock: "gpu" or "host".
     job, variant: lines of text: the sizes of the job, and the way of doing the job.
@@ -170,13 +170,16 @@ class Result:
         return f"{self.engine}, {self.variant}" if self.variant else self.engine
 
     def compared(self, right: bool, answer: str) -> Result:
-        """Return the result with `correct` and `answer`; answer: a name such as "ids of NumPy"."""
+        """Return a copy with `correct` and `answer` set.
+
+        answer: name of the right answer, such as "ids of NumPy".
+        """
         return replace(self, correct=right, answer=f"{'the' if right else 'NOT the'} {answer}")
 
     def timed(
         self, seconds: Sequence[float], counted: Mapping[str, int] | None = None, **more: Any
     ) -> Result:
-        """Return the result with the times of several runs and with `more` fields.
+        """Return a copy with the times of several runs and the fields in `more`.
 
         counted: numbers by name, such as "tokens"; their rates per second become fields, too.
         """
@@ -185,7 +188,9 @@ class Result:
         return replace(self, seconds=times, **more)
 
     def or_why_not(self, measure: Callable[[], Result]) -> Result:
-        """Return the result of `measure`; if it fails, this result with the reason as its note."""
+        """Return the result of `measure`; if `measure` fails, a copy of this result with the error
+        as its note.
+        """
         try:
             return measure()
         except LlmgpuError as error:

@@ -109,7 +109,7 @@ def time_program(
 
 
 def kernel_times(device: Device | None, function: Callable[[], object]) -> KernelTimes | None:
-    """Call a function; return the seconds of each kernel that ran, the longest first.
+    """Call a function; return the seconds in each kernel that ran, in descending order.
 
     Without timestamps the function is not called, and the result is None.
     """

@@ -11,9 +11,9 @@ reference for training; for a peer, the CPU trains by the peer's tie rule. The t
 writes no vocabulary file ends when the vocabulary is in memory.
 
 The kernels of training are timed in a separate run, because each timed dispatch needs a pass of its
-own, which takes time. Only the first TIMED_MERGES merges are timed. The text is longest then. A
-device can time a limited number of dispatches in one submission, and later submissions have more
-dispatches. An adapter keeps its buffers from one run to the next.
+own, which takes time. Only the first TIMED_MERGES merges are timed, while the text is longest. A
+device can time a limited number of dispatches in one submission, and submissions of later merges
+have more dispatches. An adapter keeps its buffers from one run to the next.
 
 The CPU's ids are the reference for tokenizing, also for peers: each peer reads the same vocabulary
 from a file of the peer's format. Every run has a new encoder, because encoders remember words; the
@@ -209,7 +209,7 @@ class Job:
         )
 
     def begin_peer(self, what: str, peer: Peer) -> Result:
-        """Return a result without measurements; its note says why if the peer can't run."""
+        """Return a result without measurements; its note says why the peer can't run, if so."""
         why_not = peer.why_not(self.pattern, is_utf8=self.text.is_utf8)
         return replace(self.begin(what, peer.name), peer=True, note=why_not or "")
 
@@ -232,7 +232,8 @@ class Job:
 class Trainer:
     """An engine, and the trainer that runs on it.
 
-    kind: a name in `llmgpu.bpe.training.options.ENGINES`. recount_slots: see `TrainingOptions`.
+    kind: name of the trainer in `llmgpu.bpe.training.options.ENGINES`. recount_slots: see
+    `TrainingOptions`.
     """
 
     engine: Engine

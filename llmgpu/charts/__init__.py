@@ -72,7 +72,7 @@ def folded(summary: str, lines: Sequence[str], *, is_open: bool = False) -> list
 
 
 def draw_table(columns: Sequence[Column], wrong: Sequence[bool] | None = None) -> list[str]:
-    """Return a table as lines of HTML; wrong: whether to highlight each row.
+    """Return a table as lines of HTML; wrong: for each row, whether to highlight it.
 
     On a phone a row becomes a block of lines, each with the title of its column.
     """
@@ -109,7 +109,9 @@ class Bar:
 
 
 def draw_bars(bars: Sequence[Bar], caption: str, least: float = 0.0) -> list[str]:
-    """Return a chart as lines of HTML. The scale ends at the largest number, at least `least`."""
+    """Return a chart as lines of HTML. The scale ends at the largest number, or at `least` if all
+    numbers are smaller.
+    """
     largest = max([least, *(bar.number or 0.0 for bar in bars)]) or 1.0
     keys = _KEYS if any(bar.kind == "peer" for bar in bars) else ""
     said = f"<figcaption><span>{escape_text(caption)}</span>{keys}</figcaption>"

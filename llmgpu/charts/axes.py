@@ -21,7 +21,7 @@ from llmgpu.charts import escape_text
 LOG_RATIO = 10.0  # least ratio of the ends of a logarithmic axis
 
 _LEAST = 1e-30  # smaller numbers are drawn as 0
-# If all numbers are this close, relative to the largest, their labels would be equal.
+# Relative range of numbers below which the labels of all ticks would be equal.
 _LEAST_RANGE = 1e-4
 _TOLERANCE = 1e-9  # a number may lie this far outside the ticks; larger than any rounding error
 _STEPS = (1, 2, 5, 10)  # distances of ticks, to be multiplied by a power of ten
@@ -145,7 +145,7 @@ def draw_roofline(
     operations per second, each drawn as a level line; the highest rate is the roof.
     """
     highest = max(rates)
-    edge = highest / bandwidth  # operations per byte from which arithmetic is the limit
+    edge = highest / bandwidth  # operations per byte above which arithmetic is the limit
     corners = [(edge / _MARGIN, highest / _MARGIN), (edge * _MARGIN, highest)]
     across, up = np.array([*dots, *corners]).T
     x, y = value_axis(across, 0, 100), value_axis(up / _GIGA, _BOTTOM, _TOP)

@@ -191,7 +191,7 @@ WEBGPU_DEFAULT_LIMITS: Mapping[str, int] = {
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """Memory on the device: a driver's buffer or a part of it, with aligned size and offset."""
+    """Memory on the device: a driver's buffer or a view of it, with aligned size and offset."""
 
     label: str
     nbytes: int
@@ -199,10 +199,10 @@ class Buffer:
     offset: int = 0
 
     def view(self, offset: int, nbytes: int) -> Buffer:
-        """Return a part of this memory of at least `nbytes` bytes, a multiple of `ALIGNMENT`.
+        """Return a view of this memory that starts at byte `offset`.
 
-        Raises ValueError if `offset` is not a multiple of `ALIGNMENT`, or if the part exceeds the
-        memory.
+        The size is `nbytes`, rounded up to a multiple of `ALIGNMENT`. Raises ValueError if `offset`
+        is not a multiple of `ALIGNMENT`, or if the view exceeds the memory.
         """
         size = aligned(nbytes)
         if offset % ALIGNMENT or not 0 <= offset <= self.nbytes - size:
@@ -210,7 +210,7 @@ class Buffer:
         return Buffer(self.label, size, self.handle, self.offset + offset)
 
     def until(self, last: Buffer) -> Buffer:
-        """Return the memory from this part to the end of a later part of the same buffer."""
+        """Return the memory from the start of this view to the end of `last`, a later view."""
         return replace(self, nbytes=last.offset + last.nbytes - self.offset)
 
 
@@ -220,7 +220,7 @@ def aligned(nbytes: int) -> int:
 
 
 class OpenedAdapter:
-    """An adapter opened for memory and kernels.
+    """An opened adapter, which allocates buffers; `Device` adds kernels and transfers.
 
     webgpu: the WebGPU driver. handle: the driver's device object. name: the adapter's name. limits:
     the limits requested at opening. features: the enabled optional features. matrix_shapes: the

@@ -73,7 +73,7 @@ class Commands:
         functions.wgpuComputePassEncoderDispatchWorkgroups(open_pass, *split_groups(groups), 1)
 
     def dispatch_indirect(self, kernel: BoundKernel, counts: Buffer, offset: int) -> None:
-        """Run a kernel; the 3 u32 at byte `offset` of `counts` are the workgroups by dimension.
+        """Run a kernel with as many workgroups as the 3 u32 (x, y, z) at byte `offset` of `counts`.
 
         Raises ValueError if the kernel itself binds `counts`.
         """
@@ -179,7 +179,7 @@ class Commands:
 
 
 FEW_BYTES = 1 << 20  # size up to which one thread copies as fast as several threads
-# more than 12 are no faster, because memory is the limit
+# More than 12 threads are no faster, because the bandwidth of memory is the limit.
 COPY_THREADS = min(12, usable_processors())
 
 
@@ -204,7 +204,7 @@ class Staging:
         self._map: BufferMap | None = None
 
     def is_mapped(self) -> bool:
-        """Whether the memory is mapped, so that commands that copy from it can't be submitted."""
+        """Whether the memory is mapped. Commands that copy from mapped memory are refused."""
         return self._map is not None
 
     def array(self) -> NDArray[np.uint8]:
@@ -315,7 +315,8 @@ class Download:
     def mapped(self) -> tuple[NDArray[np.uint8], Callable[[], None]]:
         """Wait for the running copy; return its bytes, and a function that makes them invalid.
 
-        There are up to 3 bytes more than requested. Call the function before the next copy starts.
+        The array is up to 3 bytes longer than requested. Call the function before the next copy
+        starts.
         Raises DeviceError if mapping fails.
         """
         mapped, self._pending = self._pending, None

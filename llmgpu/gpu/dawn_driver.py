@@ -35,7 +35,7 @@ ffi: Any = _api.ffi
 lib: Any = _api.lib
 libf: Any = _api.libf
 
-# Dawn's names of features by wgpu's names, or by llmgpu's name if wgpu has none.
+# Dawn's names of features. The keys are wgpu's names, or llmgpu's name if wgpu has none.
 _DAWN_NAMES = {"subgroup": "subgroups", MATRIX_FEATURE: "chromium-experimental-subgroup-matrix"}
 _OWN_NAMES = {dawn: own for own, dawn in _DAWN_NAMES.items()}
 _INSTANCE_TOGGLES = (

@@ -24,7 +24,7 @@ _lock = threading.Lock()
 
 
 def import_binding() -> None:
-    """Import wgpu's binding; use the saved declarations if they are of the same header."""
+    """Import wgpu's binding; use the saved declarations if they were made from the same header."""
     with _lock:
         if _BINDING in sys.modules:
             return
@@ -57,7 +57,7 @@ def _saved_interface() -> Any:
             return None
 
         class ParsedInterface(_cffi_backend.FFI):  # type: ignore[misc]
-            """An FFI with the saved declarations, which the binding gets in place of `cffi.FFI`."""
+            """An FFI with the saved declarations. The binding receives this class as `cffi.FFI`."""
 
             def cdef(self, source: str) -> None:
                 """Declare nothing: the saved declarations are complete."""

@@ -107,7 +107,7 @@ class Device(OpenedAdapter):
     def begin_kernel(
         self, file: str, constants: Mapping[str, int | str], *, in_thread: bool = True
     ) -> Future[Kernel]:
-        """Start to compile a kernel in a thread; the result of the future is the kernel.
+        """Start compiling a kernel in a thread; return a future whose result is the kernel.
 
         in_thread: if False, the calling thread compiles the kernel. With a limited address space,
         the calling thread always compiles, because stacks of threads take too much of it.
@@ -241,23 +241,23 @@ class Device(OpenedAdapter):
         return finish
 
     def choose_halves(self) -> None:
-        """Let the device's own conversion round to half precision, if it gives the nearest number.
+        """Use the device's own conversion to half precision if it rounds to nearest, ties to even.
 
-        Of two equally near numbers, it must give the even one. The numbers midway between all
-        neighbours show this, together with the next numbers on both sides.
+        The conversion is tested with all half-precision numbers, the numbers midway between
+        neighbours, and the float32 numbers just below and just above each midpoint.
         """
         if HALVES in self.source_choices:
             return
         halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
         middles = (halves[1:] + halves[:-1]) / 2  # exact
         near = (np.nextafter(middles, np.float32(bound)) for bound in (0, np.inf))
-        # Numbers beyond the largest half are rounded to it up to 65520.
+        # Numbers between the largest half, 65504, and 65520 round to the largest half.
         beyond = np.array([65505, np.nextafter(np.float32(65520), np.float32(0))], np.float32)
         numbers = np.concatenate([halves, middles, *near, beyond])
         numbers = np.concatenate([numbers, -numbers])
         with np.errstate(under="ignore"):
             nearest = numbers.astype(np.float16).view(np.uint16)
-        are_nearest = numbers.nbytes <= self.max_binding_bytes  # else there is no test
+        are_nearest = numbers.nbytes <= self.max_binding_bytes  # a smaller device is not tested
         if are_nearest:
             source, target = (self.create_buffer("halves", numbers.nbytes) for _ in range(2))
             self.write(source, numbers)
@@ -270,7 +270,7 @@ class Device(OpenedAdapter):
         self.source_choices = {**self.source_choices, HALVES: chosen}
 
     def _probe_subgroups(self) -> int:
-        """Return the subgroup size; 0 if lanes are not numbered in the order that scans need."""
+        """Return the subgroup size; 0 if scans do not support the numbering of the lanes."""
         size = 256
         kernel = self.kernel("common/probe_subgroups.wgsl")
         lanes = self.create_buffer("probe", 16 * size)

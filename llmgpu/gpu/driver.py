@@ -100,8 +100,9 @@ class Driver(ABC):
     """A WebGPU implementation.
 
     name: the name in LLMGPU_DRIVER and in ``llmgpu info``. errors: the base class of the driver's
-    errors. binding: the package's module with C functions: without checks in `lib`, with checks in
-    `libf`. helpers: the package's module with its only instance. map_buffer: the driver's mappings.
+    errors. binding: the package's module of C functions: without checks in `lib`, with checks in
+    `libf`. helpers: the package's module that holds its only WebGPU instance. map_buffer: the class
+    of mappings, see `BufferMap`.
     wgpu_names: wgpu's names of features that have another name in this driver.
     """
 
@@ -122,7 +123,7 @@ class Driver(ABC):
     def is_usable(self) -> bool:
         """Whether this process can use adapters.
 
-        It can't if its parent used adapters before the fork.
+        A forked process can't if its parent used adapters before the fork.
         """
         return self._process in (None, os.getpid())
 

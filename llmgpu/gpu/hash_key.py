@@ -1,7 +1,7 @@
 """The key of the hash tables on devices, see wgsl/common/hash.wgsl: random numbers of this process.
 
 Words and pairs that were chosen to collide in one process don't collide in another. No result
-depends on the key, and no file has anything that was computed from it.
+depends on the key, and no file contains a number that was computed from the key.
 """
 
 from __future__ import annotations

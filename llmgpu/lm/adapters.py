@@ -118,8 +118,8 @@ class Adapters:
     def record_gradients(self, start: str, gradients: Mapping[str, Tensor]) -> None:
         """Record the gradients of the factors of all matrices whose names begin with `start`.
 
-        The gradients of these matrices must be complete. gradients: by the names of the factors,
-        the tensors to which the operations add.
+        The gradients of these matrices must be complete. gradients: the tensors to which the
+        operations add, by the names of the factors.
         """
         ops = self._model.operations
         for name, adapter in self.adapters.items():
@@ -131,7 +131,7 @@ class Adapters:
                 ops.fill_zero(whole)  # the layer below adds its gradient to the same memory
 
     def _scaled(self, tensor: Tensor) -> Tensor:
-        """Record the multiplication of a factor by alpha / R; return the result."""
+        """Record alpha / R times a factor, in scratch memory; return the scratch tensor."""
         scaled = self._model.operations.scratch("scaled factor", tensor.shape)
         self._model.operations.scale(tensor, scaled, self._factor)
         return scaled

@@ -260,14 +260,14 @@ class ModelConfig:
         return size_of(replace(self, layers=1).weights()) + more
 
     def training_operations(self, tokens: int) -> int:
-        """Return the additions and multiplications of both passes over `tokens` tokens.
+        """Return the number of additions and multiplications of both passes over `tokens` tokens.
 
         A token takes six operations for each parameter of a matrix. Attention takes 12 * layers *
         query_dim * seq_len for a token, half of which a causal mask saves.
         """
         matrices = self._sum_of_sizes(matrices_only=True)
         if not self.tied:
-            # no product: rows of the embedding table are only looked up
+            # The embedding table is only looked up, not multiplied.
             matrices -= self.padded_vocab_size * self.dim
         return tokens * (6 * matrices + 6 * self.layers * self.query_dim * self.seq_len)
 

@@ -44,10 +44,10 @@ _MOST_THREADS = 8  # more threads are no faster, because memory is the limit
 
 # A function that receives a range of an array and the sums of the range, which it does not change.
 Use = Callable[[slice, FloatArray], None]
-# A function that adds up an array over all workers. Argument: this worker's array, float32 (n,). It
-# returns a function that calls a `Use` for ranges of the sums, in several threads. Another thread
-# may call that function, and the array must not change before it returns. One more call of `Sums`
-# may begin before that function has returned, but not two.
+# A function that adds up an array over all workers. The argument is this worker's array, float32
+# (n,). The result is a function `add_up(use)`, which calls `use` for ranges of the sums, in several
+# threads. Any thread may call `add_up`. The array must not change until `add_up` has returned. At
+# most one more call of `Sums` may begin before `add_up` has returned.
 Sums = Callable[[FloatArray], Callable[[Use], None]]
 
 
@@ -62,9 +62,10 @@ class Stage:
 class Change(NamedTuple):
     """A change of tensors that is computed from sums over all workers.
 
-    tensors: the tensors that are read and written. summed: how many of their numbers are added up;
-    the rest follows. compute: receives the old numbers of the tensors, an array (n,) for the new
-    numbers, a range, and the sums of the range. It writes the new numbers.
+    tensors: the tensors that are read and written, end to end as one array (n,). summed: the first
+    `summed` numbers of the array are added up over the workers; the other numbers are not. compute:
+    receives the old array (n,), the new array (n,), a range of the first `summed` numbers, and the
+    sums of this range. It writes to the new array.
     """
 
     tensors: Sequence[Tensor]
@@ -72,8 +73,8 @@ class Change(NamedTuple):
     compute: Callable[[FloatArray, FloatArray, slice, FloatArray], None]
 
 
-# A function that computes a change. It returns two functions: the first frees the memory of the old
-# numbers, and the second copies the new numbers to the tensors. Call both, in this order.
+# A function that computes a change and returns two functions, to be called in this order: the first
+# frees the memory of the old numbers, the second copies the new numbers to the tensors.
 _Begun = Callable[[], tuple[Callable[[], None], Callable[[], None]]]
 
 
@@ -98,7 +99,7 @@ class BucketSums:
             write()
 
     def read(self, bucket: Sequence[Tensor], out: FloatArray) -> None:
-        """Copy tensors, end to end, to an array (n,)."""
+        """Copy tensors, end to end, into `out`, an array (n,)."""
         out[...], release = self._transfers.start_reading(bucket)()
         release()
 

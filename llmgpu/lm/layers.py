@@ -111,7 +111,8 @@ class LayerGradients:
     def add_through_norm(self, operations: Operations, norm: Norm, grad_weight: Tensor) -> None:
         """Record the gradients of a norm whose output has the gradient `normed`.
 
-        The gradient of its input is added to `residual`, whose operand is then made again.
+        The gradient of the norm's input is added to `residual`, and the operand of `residual` is
+        updated.
         """
         gradients = self.normed, self.residual, grad_weight
         if self.residual_operand is self.residual:

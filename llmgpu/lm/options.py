@@ -396,7 +396,7 @@ class Intervals:
                 )
 
     def unread_steps(self, steps: int) -> int:
-        """Return the most steps whose results the device stores before the host reads them."""
+        """Return for how many steps the device stores results before the host reads them."""
         return min(self.log, self.evaluation, self.save, steps)
 
 

@@ -198,7 +198,7 @@ class Updates:
             yield self.loss_scaling.tensor
 
     def take_over(self, values: Mapping[str, AnyArray]) -> None:
-        """Restore the loss scale, which the host keeps; values: a checkpoint's tensors by name."""
+        """Restore the loss scale from a checkpoint; values: the checkpoint's tensors by name."""
         if self.loss_scaling is not None:
             self.loss_scaling.load(values[self.loss_scaling.tensor.name])
 

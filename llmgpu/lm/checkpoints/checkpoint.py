@@ -117,7 +117,7 @@ class Checkpoint(SavedModel):
     state: TrainingState
 
     def require_vocabulary(self, vocabulary: Vocabulary, source: str | Path) -> None:
-        """Raise CheckpointError unless a vocabulary is the model's, apart from the match rule.
+        """Raise CheckpointError unless `vocabulary` equals the model's; match rules may differ.
 
         source: the file of the vocabulary, for the error.
         """

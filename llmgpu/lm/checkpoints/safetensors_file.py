@@ -245,8 +245,8 @@ def _read_entry(name: str, entry: object) -> tuple[tuple[int, ...], str, tuple[i
         raise CheckpointError(f"tensor {quote(name)} has dtype {shown}; use one of {known}")
     shape = _read_numbers(name, "shape", entry["shape"])
     offsets = _read_numbers(name, "data_offsets", entry["data_offsets"])
-    # Multiply 1 for a size of 0. Otherwise the product would be 0, and the other sizes would have
-    # no limit.
+    # Count a size of 0 as 1. Otherwise the product would be 0, and the other sizes would have no
+    # limit.
     if math.prod(max(size, 1) for size in shape) >= _MAX_NUMBER:
         raise CheckpointError(f"damaged: tensor {quote(name)} has the shape {list(shape)}")
     return offsets, kind, shape

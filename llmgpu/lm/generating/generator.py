@@ -56,7 +56,7 @@ class Request:
 class _Sequence:
     """The state of a request in the batch.
 
-    number: number of the request. row: the row of each step that is for this sequence. ids: the
+    number: number of the request. row: index of this sequence's row in each step. ids: the
     prompt and all new ids. left: number of ids still to generate. done: number of ids whose keys
     and values are in the cache.
     """
@@ -163,7 +163,7 @@ class Generator:
     def _admit(
         self, waiting: Iterator[tuple[int, Request]], working: list[_Sequence]
     ) -> Iterator[tuple[int, None]]:
-        """Add requests to `working` while the batch has room; end a request for no ids at once."""
+        """Add requests to `working` while the batch has room; a request for 0 ids ends at once."""
         free = sorted(set(range(self._sequences)) - {s.row for s in working})
         while free:
             number, request = next(waiting, (None, None))
@@ -177,7 +177,7 @@ class Generator:
             working.append(_Sequence(number, row, request, ids, request.count))
 
     def _restart_if_full(self, sequence: _Sequence) -> None:
-        """Shorten a sequence that has become too long to its last half, at positions from 0 on."""
+        """Keep only the last half of a sequence that has become too long, from position 0 on."""
         length = self._config.seq_len
         if len(sequence.ids) > length:
             sequence.ids, sequence.done = sequence.ids[-max(1, length // 2) :], 0
@@ -238,7 +238,7 @@ class Generator:
             given += steps
             return self._step.take_drawn(k, draws)
 
-        # following: sequences for which host and device have drawn the same ids so far.
+        # `following` has the sequences for which host and device have drawn the same ids so far.
         following = list(working)
         for found in self._ahead(working, start, lambda: len(following) == len(working)):
             given -= 1

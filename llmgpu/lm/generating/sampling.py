@@ -28,7 +28,7 @@ class Sampler:
     def __init__(self, options: SamplingOptions) -> None:
         self._options = options
         self._random = np.random.Generator(np.random.Philox(options.seed))
-        # random numbers that `draws_ahead` has used and later draws use again
+        # Random numbers that `draws_ahead` has returned, and that later draws use again.
         self._uniform: deque[float] = deque()
         self._seen: set[int] = set()
         self.log_probabilities: list[float] = []

@@ -87,10 +87,10 @@ def _places(shape: Shape) -> int:
 
 
 def adjacent_runs(rows: Sequence[Sequence[Tensor]]) -> list[list[int]]:
-    """Divide rows of tensors into runs in which each column is contiguous in memory.
+    """Group rows of tensors into runs, so that `joined` can make one tensor of each column.
 
-    `joined` makes one tensor of such a column. All rows have the same number of tensors. Returns
-    the numbers of the rows of each run. On the CPU, each row is a run of its own.
+    In a run, the tensors of each column are contiguous in memory. All rows have the same number of
+    tensors. Returns the row numbers of each run. On the CPU, each run has one row.
     """
     runs: list[list[int]] = []
     ends: dict[tuple[int, int], list[int]] = {}  # runs, by the end of their first column in memory

@@ -197,7 +197,7 @@ def _order_of(logits: FloatArray) -> NDArray[np.uint32]:
 
 
 def logits_of(inverted: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """Return the logits from the numbers that `Operations.find_largest` wrote in their place.
+    """Return the logits, decoded from the numbers that `Operations.find_largest` writes.
 
     inverted: all bits of `_order_of(logits)`, inverted.
     """

@@ -51,10 +51,11 @@ ROW_ELEMENTS = 8  # elements of a row for each thread of the norm, if the row is
 BLOCK_ROWS = 8  # rows that a workgroup of the norm's backward kernel computes at a time
 MAX_PARTIALS = 1024  # most workgroups of the norm's backward kernel, enough to fill a GPU
 COLUMNS = 16  # columns that a workgroup adds up; the number fixes the order of sums
-HALF_COLUMNS = 4  # the same for norms in half precision
-HALF_VECTORS = 4  # vectors of a row that a thread keeps there, if a workgroup has enough threads
-HALF_ROW_THREADS = 8  # least threads of a row there
-HALF_PARTIALS = 512  # most workgroups of the norm's backward kernel there
+# The sizes for norms in half precision.
+HALF_COLUMNS = 4  # columns that a workgroup adds up
+HALF_VECTORS = 4  # vectors of a row that a thread keeps, if a workgroup has enough threads
+HALF_ROW_THREADS = 8  # least threads of a row
+HALF_PARTIALS = 512  # most workgroups of the backward kernel
 MATRICES_AT_ONCE = constant("lm/03_add_columns.wgsl", "MATRICES")  # matrices in a dispatch
 PARTS_BYTES = 1 << 26  # most bytes of parts that wait to be added up, unless a norm has more
 
@@ -424,7 +425,7 @@ class GpuLayers(GpuRecorder, LayerOperations):
 
 
 def _half_norm_settings(width: int) -> dict[str, int]:
-    """Return the threads of a row, and how many vectors of it each keeps in registers."""
+    """Return the number of threads of a row, and of the vectors that a thread keeps of it."""
     fours = width // FOUR
     threads = thread_count(-(-fours // HALF_VECTORS), HALF_ROW_THREADS)
     return {"ROW_THREADS": threads, "vectors": -(-fours // threads)}

@@ -114,15 +114,16 @@ class MatrixTile(_Block):
     def together(self, unit: Unit) -> int:
         """Return how many adjacent result matrices of a subgroup are stored at once.
 
-        Their rows together fill at most one cache line, and their number divides the subgroup's.
+        Side by side, their rows fill at most one cache line. The number divides the number of
+        matrices side by side in the subgroup's block.
         """
         return gcd(max(32 // unit[1], 1), self.subgroup_columns // unit[1])
 
     def vectors(self, unit: Unit) -> tuple[int, int]:
         """Return the sizes of workgroup memory for the left and right factor, in 16-byte vectors.
 
-        Each step loads a part of each factor there, transposed or not. At the end, sums pass
-        through the left factor's memory, and through the right factor's memory, too, if they fit.
+        Each step loads a part of each factor into its memory, transposed or not. At the end, sums
+        pass through the left factor's memory, and also through the right factor's if they fit.
         Lines of factors are padded by one vector, lines of sums by two.
         """
         sums = self.subgroups * unit[0] * (self.together(unit) * unit[1] // SUMS + 2)

@@ -54,9 +54,9 @@ class MatrixUnits:
 class AttentionTile:
     """The division of a block of attention scores among subgroups.
 
-    rows: queries of a workgroup; keys, in the kernel of the gradients of keys and values.
-    subgroup_rows: rows of each subgroup. step: keys that a workgroup loads at a time; queries, in
-    that kernel.
+    rows: number of queries of a workgroup. subgroup_rows: rows of each subgroup. step: number of
+    keys that a workgroup loads at a time. In the kernel for the gradients of keys and values, keys
+    and queries are exchanged.
     """
 
     rows: int

@@ -77,8 +77,8 @@ def called_in_c(
 ) -> Callable[Concatenate[EngineOperations, P], None]:
     """Decorator of an operation that the CPU engine may compute.
 
-    call_of: returns the engine's function and its arguments, or None. NumPy computes the operation
-    with None, or if a tensor is float16 or not contiguous.
+    call_of: returns the engine's function and its arguments, or None. If it returns None, or if a
+    tensor is float16 or not contiguous, NumPy computes the operation.
     """
 
     @wraps(call_of)

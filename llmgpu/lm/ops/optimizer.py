@@ -101,14 +101,14 @@ class WeightState(ABC):
         """
 
     elements: ClassVar[tuple[str, ...]] = ()
-    """Fields with a tensor that has an element for each element of the weight.
+    """Names of the fields whose tensors have an element for each element of the weight.
 
     A device computes the steps of weights together if these tensors are adjacent, and if all other
     fields are equal.
     """
 
     def adamw_moments(self, update: WeightUpdate) -> tuple[Tensor, Tensor] | None:
-        """Return both moments if the step is AdamW's, of all elements in float32; else None."""
+        """Return both moments if the step is AdamW on all elements, all in float32; else None."""
         return None
 
     @abstractmethod
@@ -241,7 +241,10 @@ class GpuUpdates(GpuRecorder, UpdateOperations):
     def _reduce_runs(
         self, grads: Sequence[Tensor], runs: Sequence[Sequence[int]], partials: Tensor
     ) -> None:
-        """Dispatch `reduce_norms` for the gradients with some numbers, up to NORM_BUFFERS runs."""
+        """Dispatch `reduce_norms` once, for up to NORM_BUFFERS runs of adjacent gradients.
+
+        runs: the numbers of the gradients of each run.
+        """
         table = np.zeros((NORMS_AT_ONCE, 4), np.uint32)
         rows = []
         for buffer, run in enumerate(runs):

@@ -602,15 +602,15 @@ def dims(*values: int) -> NDArray[np.uint32]:
 
 
 def vector_fours(*widths: int) -> int:
-    """Return 2 if all widths are multiples of 8, else 1.
+    """Return how many vectors of four halves a thread reads at once.
 
-    A thread reads this many vectors of four halves at once.
+    Returns 2 if all widths are multiples of 8, else 1.
     """
     return 1 if any(width % (2 * FOUR) for width in widths) else 2
 
 
 def workgroups(threads: int) -> int:
-    """Return the number of workgroups of `WORKGROUP_SIZE` threads that have `threads` threads."""
+    """Return how many workgroups of `WORKGROUP_SIZE` threads have at least `threads` threads."""
     return -(-threads // WORKGROUP_SIZE)
 
 
@@ -625,7 +625,7 @@ def thread_count(items: int, least: int = 1) -> int:
 def row_blocks(rows: int, width: int) -> Iterator[slice]:
     """Yield slices of one row or more that cover the rows of a (rows, width) array in order.
 
-    All slices but the last have as many rows as have BLOCK_ELEMENTS elements, but at least one.
+    All slices but the last have BLOCK_ELEMENTS // width rows, but at least one.
     """
     step = max(BLOCK_ELEMENTS // max(width, 1), 1)
     for start in range(0, rows, step):

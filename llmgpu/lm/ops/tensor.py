@@ -104,9 +104,9 @@ class Packed:
 
     @staticmethod
     def layout(shapes: Iterable[Shape]) -> tuple[Shape, tuple[int, int]]:
-        """Return the rows at which matrices of some shapes start, and the shape of all together.
+        """Return the row at which each matrix starts, and the shape of the packed tensor.
 
-        Neither depends on the type of elements.
+        Neither depends on the type of elements. shapes: the shapes of the matrices.
         """
         starts, end, width = [], 0, 1
         for rows, width in shapes:
@@ -116,7 +116,7 @@ class Packed:
         return tuple(starts), (end, width)
 
     def parts(self, shapes: Mapping[str, Shape]) -> list[Tensor]:
-        """Return the matrices; shapes: those given to `layout`, by the matrices' names."""
+        """Return the matrices; shapes: the shapes passed to `layout`, by the matrices' names."""
         return [
             replace(self.tensor.rows(start, start + rows), name=name)
             for start, (name, (rows, _)) in zip(self.starts, shapes.items(), strict=True)

@@ -1,4 +1,4 @@
-"""The class of optimizers, and AdamW with float32 moments, for whole weights or for rows of tables.
+"""The class `Optimizer`, and AdamW with float32 moments, for whole weights or for rows of tables.
 
 I. Loshchilov, F. Hutter, Decoupled Weight Decay Regularization, arXiv 1711.05101. A step that
 updates only some rows does not change the moments of other rows, as in torch's SparseAdam.

@@ -205,7 +205,7 @@ def _record_stack(operations: Operations, stack: Sequence[HiddenStep], memory: i
 
 
 def _matrices(stack: Tensor) -> list[Tensor]:
-    """Return the matrices of a stack (S, rows, columns)."""
+    """Return the S matrices of a stack (S, rows, columns), as views."""
     return [stack.rows(k, k + 1).reshaped(*stack.shape[1:]) for k in range(stack.shape[0])]
 
 
