@@ -141,7 +141,7 @@ def _table(table: ResultTable, record: Record, software: Set[str]) -> list[str]:
 
 
 def _next_to_peers(tables: Sequence[ResultTable]) -> list[str]:
-    """Return a chart for each kernel that was also measured in another program."""
+    """Return a chart for each kernel whose work was also measured in another program."""
     kernels: dict[str, dict[str, Result]] = {}
     for table in tables:
         for result in table.results:
@@ -203,7 +203,7 @@ def _details(result: Result, *, is_open: bool) -> list[str]:
 
 
 def result_bars(table: ResultTable) -> list[str]:
-    """Return the chart of a job: of a rate that all results have, otherwise of median times."""
+    """Return the chart of a job. It shows a rate that all results have, or else median times."""
     rate = common_rate(table.results)
     bars = []
     for result in table.results:

@@ -283,10 +283,12 @@ class Limits:
 class Record:
     """All results of a benchmark. Results are added while the benchmark runs.
 
-    measured: the time of the benchmark, in UTC. not_opened: reasons why adapters could not be
-    opened, by the adapter's name. smoke: the size of a --quick run, which has too few times for a
-    comparison; None for other runs. missing_peers: lines on packages to install, by the peer's
-    name. limits: limits by the engine's name. complete: whether the benchmark ran to its end.
+    measured: the time of the benchmark, in UTC.
+    not_opened: reasons why adapters could not be opened, by the adapter's name.
+    smoke: the size of a --quick run, which has too few times for a comparison; None for other runs.
+    missing_peers: lines on packages to install, by the peer's name.
+    limits: limits by the engine's name.
+    complete: whether the benchmark ran to its end.
     """
 
     machine: Machine

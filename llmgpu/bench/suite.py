@@ -62,7 +62,7 @@ _LINE = "a line of text, and another one\n"
 def measure_startup(
     engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
-    """Yield the results of each engine; LlmgpuError for a command that fails."""
+    """Yield the results of short commands on each engine; LlmgpuError if a command fails."""
 
     def run(*arguments: str) -> tuple[Times, list[str]]:
         found = [_run(arguments) for _ in range(options.runs + (not options.quick))]

@@ -183,7 +183,7 @@ def measure_limits(backend: Backend) -> Limits:
 
 
 def copy_kernel(operations: GpuOperations, source: Tensor, target: Tensor) -> None:
-    """Copy `source` to `target`: tensors of any shape, of a multiple of 16 bytes."""
+    """Copy `source` to `target`. Their size is a multiple of 16 bytes."""
     vectors = source.nbytes // 16
     groups = -(-vectors // (WORKGROUP_SIZE * VECTORS_A_THREAD))
     operations.dispatch(COPY, groups, source=source, target_vectors=target, copy_dims=dims(vectors))
@@ -261,10 +261,10 @@ def _arithmetic_rate(operations: Operations) -> float:
 def multiply_matrices_kernel(
     operations: GpuOperations, units: MatrixUnits, left: Tensor, right: Tensor, product: Tensor
 ) -> int:
-    """Write the sums of the formula in the kernel's head; return the number of multiplications.
+    """Compute the formula in the head of the kernel; return the number of multiplications.
 
-    left, right: float16, of the units' shapes. product: has room for the sums of whole workgroups;
-    elements after these sums are not written.
+    left, right: float16, of the units' shapes. product: receives the sums. It has room for the sums
+    of whole workgroups; elements after these sums are not written.
     """
     rows, columns, inner = units.unit
     groups = product.size // (rows * columns * MATRICES * MATRIX_SUBGROUPS)

@@ -96,7 +96,7 @@ class Device(OpenedAdapter):
         return SOFTWARE_LOOP_ITERATIONS if self.is_software else HARDWARE_LOOP_ITERATIONS
 
     def kernel(self, file: str, **constants: int | str) -> Kernel:
-        """Return a kernel; the same file and constants are compiled once.
+        """Return the kernel in a file; a pair of file and constants is compiled only once.
 
         file: a path below wgsl/. constants: values of WGSL overrides and of `//!override`.
 

@@ -99,10 +99,11 @@ class BufferMap(ABC):
 class Driver(ABC):
     """A WebGPU implementation.
 
-    name: the name in LLMGPU_DRIVER and in ``llmgpu info``. errors: the base class of the driver's
-    errors. binding: the package's module of C functions: without checks in `lib`, with checks in
-    `libf`. helpers: the package's module that holds its only WebGPU instance. map_buffer: the class
-    of mappings, see `BufferMap`.
+    name: the name in LLMGPU_DRIVER and in ``llmgpu info``.
+    errors: the base class of the driver's errors.
+    binding: the package's module of C functions: without checks in `lib`, with checks in `libf`.
+    helpers: the package's module that holds its only WebGPU instance.
+    map_buffer: the class of the driver's mappings.
     wgpu_names: wgpu's names of features that have another name in this driver.
     """
 
@@ -184,7 +185,7 @@ class Driver(ABC):
 
     @abstractmethod
     def create_shader_module(self, device: Any, code: str, label: str) -> Any:
-        """Compile WGSL; `code` has no `enable` lines for subgroups and their matrices."""
+        """Compile WGSL. `code` has no `enable` directives for subgroups; a driver adds them."""
 
     @abstractmethod
     def submit(self, device: Any, command_buffer: Any) -> object:

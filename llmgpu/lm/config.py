@@ -111,12 +111,16 @@ class RopeScaling:
 class ModelConfig:
     """Sizes of a Llama-style model.
 
-    vocab_size: number of the tokenizer's ids. dim: width of the residual stream (C). layers: number
-    of layers. heads, kv_heads: number of query heads (H) and of key/value heads (K). ffn_dim: width
-    inside the feed-forward network (F). seq_len: longest sequence (T). tied: whether the output
-    layer is the embedding table. activation: "swiglu", or "gelu" for a network without gate.
-    head_width: width of a head (D); None: dim / heads. qkv_bias: whether queries, keys and values
-    have a bias (Qwen2). qk_norm: whether each head of queries and keys has an RMS norm (Qwen3).
+    vocab_size: number of the tokenizer's ids.
+    dim: width of the residual stream (C). layers: number of layers.
+    heads, kv_heads: number of query heads (H) and of key/value heads (K).
+    ffn_dim: width inside the feed-forward network (F).
+    seq_len: longest sequence (T).
+    tied: whether the output layer is the embedding table.
+    activation: "swiglu", or "gelu" for a network without gate.
+    head_width: width of a head (D); None: dim / heads.
+    qkv_bias: whether queries, keys and values have a bias (Qwen2).
+    qk_norm: whether each head of queries and keys has an RMS norm (Qwen3).
     max_positions: the longest sequence that the model supports; None: seq_len.
     """
 

@@ -50,44 +50,43 @@ STORED_FIRST = (
 class TrainOptions:
     """The options that decide the results of a run: equal options and tokens make equal runs.
 
-    batch_size: sequences of a batch. grad_accum: batches of a step. steps: number of optimizer
-    steps. learning_rate: the peak, after warmup_steps. The rate falls to min_learning_rate: by a
-    cosine or linearly over all other steps, or with schedule "wsd" (warm-up, stable, decay) over
-    the last decay_steps. table_rate: multiple of learning_rate for the embedding table.
+    steps: number of optimizer steps.
+    batch_size: number of sequences in a batch. grad_accum: number of batches in a step.
+    learning_rate: the peak, which is reached after warmup_steps. The rate then falls to
+        min_learning_rate: by a cosine or linearly over all other steps, or with schedule "wsd"
+        (warm-up, stable, decay) over the last decay_steps.
+    table_rate: multiple of learning_rate for the embedding table.
     output_rate: multiple of learning_rate for an output layer that is not the embedding table.
-    table_decay: multiple of weight_decay for the embedding table and the output layer. table_beta1:
-    beta1 of the embedding table and the output layer; 0: the same as beta1. momentum,
-    momentum_start, momentum_steps: see `momentum_of`. initialisation: see
-    `llmgpu.lm.model.initial_values`.
-    weight_decay: applies to matrices only. grad_clip: largest global norm of gradients; 0 disables
-        clipping. precision: "f16" rounds the factors of matrix products to half precision and
-        scales the loss, so that small gradients are not lost; sums, weights and moments are
-        float32.
-    optimizer: a name of `OPTIMIZERS`. sparse_embedding: update only the embedding rows of ids in
-        the step's batches (not with a tied table). evaluation_fraction: share of the text that is
-        held out for evaluation, in at most evaluation_parts places.
-    evaluation_batches: the most batches of an evaluation. driver: the WebGPU driver; drivers differ
-        in rounding.
-
+    table_decay: multiple of weight_decay for the embedding table and the output layer.
+    table_beta1: beta1 of the embedding table and the output layer; 0: the same as beta1.
+    momentum, momentum_start, momentum_steps: see `momentum_of`.
+    initialisation: see `llmgpu.lm.model.initial_values`.
+    weight_decay: applies to matrices only.
+    grad_clip: largest global norm of gradients; 0 disables clipping.
+    precision: "f16" rounds the factors of matrix products to half precision and scales the loss, so
+        that small gradients are not lost; sums, weights and moments are float32.
+    optimizer: a name of `OPTIMIZERS`.
+    sparse_embedding: update only the embedding rows of ids in the step's batches (not with a tied
+        table).
+    evaluation_fraction: share of the text that is held out for evaluation, in at most
+        evaluation_parts places.
+    evaluation_batches: the most batches of an evaluation.
+    driver: the WebGPU driver; drivers differ in rounding.
     document_mask: attention does not reach back beyond the token between documents, if any.
-
     recompute: do not store activations inside layers; the backward pass computes them again, to the
-    same bits.
-
+        same bits.
     lora_rank: the rank of adapters that are trained in place of the model's weights; 0: no
-    adapters. lora_alpha: adapters are scaled by lora_alpha / lora_rank. lora_targets: the adapted
-    matrices, names from `LORA_TARGETS` with commas between them.
-
+        adapters.
+    lora_alpha: adapters are scaled by lora_alpha / lora_rank.
+    lora_targets: the adapted matrices, names from `LORA_TARGETS` with commas between them.
     sync_every: number of steps in a round. In a round, each worker updates its weights with its own
-    batches only. Then an outer step, with outer_learning_rate and outer_momentum, makes the weights
-    of all workers equal, see `llmgpu.lm.exchange.LocalSteps`. 0: workers add up their gradients in
-    every step.
-
+        batches only. Then an outer step, with outer_learning_rate and outer_momentum, makes the
+        weights of all workers equal, see `llmgpu.lm.exchange.LocalSteps`. 0: workers add up their
+        gradients in every step.
     corpus_weights: shares of sequences to draw from each corpus, with commas between the shares;
-    empty for a single corpus.
-
-    f16_version: version of the arithmetic in half precision: the numbers that are rounded, and the
-    order of sums.
+        empty for a single corpus.
+    f16_version: version of the arithmetic in half precision, which fixes the numbers that are
+        rounded and the order of sums.
     """
 
     section: ClassVar[str] = OPTIMIZER
@@ -404,11 +403,12 @@ class Intervals:
 class SamplingOptions:
     """The options of sampling ids.
 
-    temperature: divides the logits; 0 always chooses the most likely id. top_k: sample from this
-    many of the most likely ids; 0: from all ids. top_p: sample from the most likely ids whose
-    probabilities add up to at least this (A. Holtzman et al., arXiv 1904.09751).
-    repetition_penalty: see `llmgpu.lm.generating.sampling`; 1: no penalty. log_probabilities:
-    whether to store the log-probabilities of drawn ids.
+    temperature: divides the logits; 0 always chooses the most likely id.
+    top_k: sample from this many of the most likely ids; 0: from all ids.
+    top_p: sample from the most likely ids whose probabilities add up to at least this
+        (A. Holtzman et al., arXiv 1904.09751).
+    repetition_penalty: see `llmgpu.lm.generating.sampling`; 1: no penalty.
+    log_probabilities: whether to store the log-probabilities of drawn ids.
     """
 
     # fmt: off

@@ -150,16 +150,17 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint of a step, then remove all but the `keep` newest; return its folder.
 
-    spare: step of a checkpoint that is never removed. write_adapter: called with the path of the
-        folder "adapter", which does not exist yet.
-    stop_ids: tokens after which a text is complete, in addition to `eos_id`. card: text of
-        README.md. unchanging: by name, the contents of files that are equal in all checkpoints of a
-        run. An empty map receives the contents from this checkpoint; later calls write them.
-
-    weights: all of `config.weights()`, float32. optimizer: any tensors. Rows of tables that
-    belong to no token are left out. in_memory: whether the tensors are arrays in memory, so that
-    threads write the files at the same time. Otherwise the calling thread reads tensors one by one.
+    weights: all of `config.weights()`, float32. Rows of tables that belong to no token are left
+        out. optimizer: any tensors.
+    eos_id: token at the end of a text. stop_ids: other tokens after which a text is complete.
+    spare: step of a checkpoint that is never removed.
+    write_adapter: called with the path of the folder "adapter", which does not exist yet.
+    card: text of README.md.
+    unchanging: by name, the contents of files that are equal in all checkpoints of a run. An empty
+        map receives the contents from this checkpoint; later calls write them.
     note: called with a line about each part of the checkpoint that other tools can't use.
+    in_memory: whether the tensors are arrays in memory, so that threads write the files at the same
+        time. Otherwise the calling thread reads tensors one by one.
 
     Raises OutputError if the checkpoint can't be written, or if the step already has a checkpoint;
     nothing has changed then.
@@ -529,7 +530,7 @@ def new_checkpoint(run_folder: str | Path, step: int) -> Iterator[Path]:
 
 
 def set_aside_checkpoints(run_folder: str | Path, step: int) -> dict[Path, Path]:
-    """Rename a run's checkpoints after `step` to ``decayed-...``; return new paths by old paths.
+    """Rename the checkpoints of steps after `step` to ``decayed-...``; return new paths by old.
 
     Renamed checkpoints can be loaded by their paths, but do not belong to the run.
 

@@ -301,7 +301,7 @@ def divide(
 
 
 def _positions(source: TokenSource, separator: int, begin: int, end: int) -> list[int]:
-    """Return the positions of separators in [begin, end), ascending; [] if `end` is below."""
+    """Return the positions of separators in [begin, end), ascending; [] if end < begin."""
     ids = source.read(begin, max(0, end - begin))
     positions: list[int] = (begin + np.flatnonzero(ids == separator)).tolist()
     return positions

@@ -425,7 +425,7 @@ class GpuLayers(GpuRecorder, LayerOperations):
 
 
 def _half_norm_settings(width: int) -> dict[str, int]:
-    """Return the number of threads of a row, and of the vectors that a thread keeps of it."""
+    """Return the number of threads for a row, and of vectors in the registers of each thread."""
     fours = width // FOUR
     threads = thread_count(-(-fours // HALF_VECTORS), HALF_ROW_THREADS)
     return {"ROW_THREADS": threads, "vectors": -(-fours // threads)}

@@ -132,12 +132,13 @@ class Snapshot:
 class Recorder:
     """Tensors, and programs of functions on arrays.
 
-    nbytes: bytes of all tensors created so far. products: computes matrix products; None: NumPy's
-        library computes them. stack_elements: best number of elements of a stack of matrices that
-        one operation works on; 0: a stack should have only one matrix. has_half_precision: whether
-        operations accept float16 tensors.
-    is_asynchronous: whether `run` returns before the program's end. max_tensor_bytes: size of the
-        largest possible tensor.
+    nbytes: bytes of all tensors created so far.
+    products: computes matrix products; None: NumPy's library computes them.
+    stack_elements: best number of elements of a stack of matrices that one operation works on; 0: a
+        stack should have only one matrix.
+    has_half_precision: whether operations accept float16 tensors.
+    is_asynchronous: whether `run` returns before the program's end.
+    max_tensor_bytes: size of the largest possible tensor.
     """
 
     stack_elements = 0

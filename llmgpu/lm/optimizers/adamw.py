@@ -31,8 +31,9 @@ class Optimizer:
     make: makes the states of weights.
     make_rows: makes the state of a table whose steps update only the rows in a list (uint32;
         numbers beyond the table are skipped); None: the optimizer can't update single rows.
-    make_hidden: makes the states of matrices inside layers; None: `make` does. record: records the
-        steps of all weights. keeps_codes: whether some moments are stored as 8-bit codes.
+    make_hidden: makes the states of matrices inside layers; None: `make` is used for them, too.
+    record: records the steps of all weights.
+    keeps_codes: whether some moments are stored as 8-bit codes.
     """
 
     make: Make
@@ -174,7 +175,7 @@ class RowMoments(Moments):
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[AnyArray, ...]]:
-    """Yield views of the same range of `PIECE` elements of all tensors, range after range."""
+    """Yield, for each range of `PIECE` elements, the views of all tensors."""
     arrays = [tensor.array.reshape(-1) for tensor in tensors]
     for start in range(0, len(arrays[0]), PIECE):
         yield tuple(array[start : start + PIECE] for array in arrays)

@@ -74,7 +74,7 @@ def encode_signed(numbers: FloatArray, codes: Codes, scales: FloatArray) -> None
 
 
 def encode_unsigned(numbers: FloatArray, codes: Codes, scales: FloatArray) -> None:
-    """Write the unsigned codes and the scales of whole blocks of numbers, none of them below 0."""
+    """Write the unsigned codes and the scales of whole blocks of numbers that are 0 or more."""
     nearest = _nearest_codes(numbers.copy(), scales, UNSIGNED_VALUES)
     np.maximum(nearest, numbers > 0, out=codes, casting="unsafe")
 

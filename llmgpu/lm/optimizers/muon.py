@@ -181,7 +181,7 @@ def _record(operations: Operations, steps: Steps) -> None:
 
 
 def _stacks(steps: Sequence[HiddenStep], elements: int) -> Iterator[Sequence[HiddenStep]]:
-    """Yield stacks of steps of equal shape: of up to `elements` numbers, or of one matrix."""
+    """Divide steps of one shape into stacks of up to `elements` numbers, or of one matrix."""
     size = steps[0][1].parameter.size
     # Stack matrices only if each starts at a multiple of PACKED_ELEMENTS, where a device can bind
     # a single matrix of the stack.

@@ -150,7 +150,7 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
 
 
 def has_room_for_copies(nbytes: int, free: int | None) -> bool:
-    """Whether copies of `nbytes` fit into `COPIES_SHARE` of the free memory; free: None if unknown.
+    """Whether `nbytes` bytes of copies fit into `COPIES_SHARE` of `free` bytes (None: unknown).
 
     False with a limited address space, because the heap of a second thread takes too much of it.
     """

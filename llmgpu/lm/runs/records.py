@@ -85,13 +85,15 @@ def perplexity(loss: float) -> float:
 class StepRecord:
     """The state of a run at a step.
 
-    step: number of steps done. loss: mean cross-entropy of training targets since the last record,
-        in nats a token. smoothing_loss, z_loss: the parts of the loss added by label smoothing and
-        by the z-loss. learning_rate, grad_norm: values of this step. tokens: number of tokens
-        trained on.
-    tokens_per_second: speed since the last record. teraflops: 10^12 operations a second, see
-        `ModelConfig.training_operations`. mfu: teraflops divided by the device's peak. seconds:
-        duration of training, earlier processes included.
+    step: number of steps done.
+    loss: mean cross-entropy of training targets since the last record, in nats a token.
+    smoothing_loss, z_loss: the parts of the loss added by label smoothing and by the z-loss.
+    learning_rate, grad_norm: values of this step.
+    tokens: number of tokens trained on.
+    tokens_per_second: speed since the last record.
+    teraflops: 10^12 operations a second, see `ModelConfig.training_operations`.
+    mfu: teraflops divided by the device's peak.
+    seconds: duration of training, earlier processes included.
     validation_loss, bits_per_byte: None without an evaluation at this step.
     loss_scale, skipped_steps: the loss scale of the next step, and the number of steps of the run
         whose gradients overflowed. None if the loss is not scaled.

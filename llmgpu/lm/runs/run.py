@@ -615,7 +615,7 @@ class TrainingRun:
 
 
 def _mean_loss(results: Sequence[StepResult]) -> float:
-    """Return the mean loss of the steps that were not skipped; of all steps if all were skipped."""
+    """Return the mean loss of the steps that were not skipped, or of all if all were skipped."""
     taken = [result.loss for result in results if not result.is_skipped]
     return float(np.mean(taken or [result.loss for result in results]))
 
