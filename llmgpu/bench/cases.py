@@ -494,7 +494,7 @@ class CaseBench:
 
 
 def _compared(begun: Result, case: KernelCase, wrong: list[str]) -> Result:
-    """Return the result with the comparison of its outputs; wrong: names of wrong outputs."""
+    """Return the result with `correct` and `answer` set; wrong: names of wrong outputs."""
     named = case.answer if case.kind or not wrong else " and ".join(wrong)
     within = f", within {case.tolerance:g}" if case.tolerance and not wrong else ""
     return begun.compared(not wrong, f"{named} of NumPy{within}")

@@ -250,7 +250,7 @@ def _new_token_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]
         )
 
     def with_cache() -> dict[str, Array]:
-        # places: (2, rows), the position of each row and the start of its sequence in the cache.
+        # `places` (2, rows) has each row's position and the start of its sequence in the cache.
         frequencies = rotary_frequencies(config.head_dim, config.rope_theta)
         cosines, sines = rotary_tables(length, frequencies)
         places = np.stack([np.full(rows, length // 2), np.arange(rows)]).astype(np.uint32)

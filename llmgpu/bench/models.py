@@ -210,8 +210,8 @@ class TorchSteps:
 class TrainBench:
     """Measures training steps on engines and in torch, in turns.
 
-    numpy_losses, numpy_seconds: NumPy's losses and median times, by job. reported: torch's name and
-    the job of each result of torch so far.
+    numpy_losses, numpy_seconds: NumPy's losses and median times, by job. reported: pairs (torch's
+    name, job) of torch's results that have been yielded.
     """
 
     options: BenchOptions

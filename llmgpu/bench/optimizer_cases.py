@@ -25,9 +25,9 @@ from llmgpu.lm.updates import hyper_parameters
 TENSORS = 110  # tensors of a model with 12 layers
 LEARNING_RATE = 0.1  # so large that updates of weights exceed rounding errors
 STEP = 10
-# operations per number: clipping 1, moments 7, denominator 3, decay 1, step 3
+# Clipping takes 1 operation per number, moments 7, the denominator 3, decay 1, the step 3.
 ADAMW_OPERATIONS = 15
-# operations per number: decoding and coding two moments, and the maximum of a block
+# Operations per number for decoding and coding two moments, and for the maximum of a block.
 CODING_OPERATIONS = 20
 STATE = ("parameter", "gradient", "first", "second")
 ALL_WEIGHTS = "all weights"

@@ -74,7 +74,7 @@ class Peer:
 
     package: str
     patterns: tuple[str, ...]
-    # other packages that must be installed
+    # Names of other packages that must be installed.
     needs: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property

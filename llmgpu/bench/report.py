@@ -269,7 +269,7 @@ class Change:
 
     @property
     def relative(self) -> float:
-        """Slowdown relative to the old time: 0.25 for a quarter, negative if faster."""
+        """Slowdown relative to the old time: 0.25 if a quarter longer, negative if shorter."""
         return self.new.median / self.old.median - 1
 
 

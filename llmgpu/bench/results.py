@@ -29,7 +29,7 @@ _HIGHEST = 999.5  # a number of at least _HIGHEST would round to 1000, so the ne
 
 
 def three_digits(number: float) -> str:
-    """Return a number with three digits; above 100, with all digits before the point."""
+    """Return a number with three significant digits, or from 100 on, rounded to an integer."""
     return f"{number:,.0f}" if abs(number) >= 99.95 else f"{number:.3g}"
 
 
@@ -60,7 +60,7 @@ def runs_text(times: Times) -> str:
 
 
 def _second_unit(seconds: float) -> tuple[float, str]:
-    """Choose the unit in which to write a time; return the units per second, and the name."""
+    """Choose a unit for a time; return how many units a second has, and the unit's name."""
     power = 0
     while seconds * 1000**power < 0.9995 and power < len(_SMALL) - 1:
         power += 1
@@ -188,9 +188,7 @@ class Result:
         return replace(self, seconds=times, **more)
 
     def or_why_not(self, measure: Callable[[], Result]) -> Result:
-        """Return the result of `measure`; if `measure` fails, a copy of this result with the error
-        as its note.
-        """
+        """Return the result of `measure`. If it fails, return a copy of this result with a note."""
         try:
             return measure()
         except LlmgpuError as error:
@@ -273,7 +271,7 @@ class Limits:
     matrix_operations_per_second: float | None = None
 
     def floor(self, nbytes: int, operations: int, *, halves: bool = False) -> float:
-        """Return the least seconds for moving bytes and doing operations at the same time."""
+        """Return the least seconds for moving bytes while doing operations at the same time."""
         matrix_rate = self.matrix_operations_per_second if halves else None
         rate = matrix_rate or self.operations_per_second
         return max(nbytes / self.bytes_per_second, operations / rate)
@@ -405,12 +403,12 @@ def _check_numbers(record: Record) -> None:
             raise ValueError(f"{place} has a number that is not above 0")
 
 
-# words for types of JSON; all other types are called by their names
+# Messages call these types by these words, and other types by their names.
 _CALLED = {dict: "an object", list: "a list"}
 
 
 def _read(kind: Any, value: Any, place: str) -> Any:
-    """Convert a value of JSON to a type; ValueError with the value's place and the type."""
+    """Convert a JSON value to a type. The ValueError of a failure names `place` and the type."""
     origin, arguments = get_origin(kind), get_args(kind)
     # For "TYPE | None" read TYPE: `_read_fields` skips a null, and the field keeps its default.
     if origin is types.UnionType:
@@ -450,7 +448,7 @@ def _read_fields(kind: Any, plain: dict[str, Any], inside: str) -> Any:
 
 
 def _stated(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return a dictionary of JSON without fields that have no value, at all depths."""
+    """Return a JSON object without the fields that have no value, nested objects included."""
     return {
         name: _stated(value) if isinstance(value, dict) else value
         for name, value in plain.items()

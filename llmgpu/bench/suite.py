@@ -127,7 +127,7 @@ MODEL_PARTS: dict[str, Callable[[Sequence[Engine], BenchOptions, Progress], Iter
     STARTUP: measure_startup,
     IDEAS: measure_ideas,
 }
-# parts measured with both drivers, because they may gain by matrix units
+# Both drivers are measured in these parts, because Dawn may use matrix units.
 BOTH_DRIVERS = (KERNELS, TRAIN, GENERATE)
 RECOUNT_LIMIT = 10_000_000  # bytes of text on which a GPU recounts for each merge
 SOFTWARE_TRAIN_LIMIT = 100_000  # bytes of text on which a software adapter trains

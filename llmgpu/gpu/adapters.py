@@ -222,9 +222,10 @@ def aligned(nbytes: int) -> int:
 class OpenedAdapter:
     """An opened adapter, which allocates buffers; `Device` adds kernels and transfers.
 
-    webgpu: the WebGPU driver. handle: the driver's device object. name: the adapter's name. limits:
-    the limits requested at opening. features: the enabled optional features. matrix_shapes: the
-    products of matrix units; empty without `MATRIX_FEATURE`.
+    webgpu: the WebGPU driver. handle: the driver's device object.
+    name: the adapter's name.
+    limits: the limits requested at opening. features: the enabled optional features.
+    matrix_shapes: the products of matrix units; empty without `MATRIX_FEATURE`.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class Commands:
         self._encoder: Any = handle.create_command_encoder(label="llmgpu")
         self._pass: Any = None
         self._kept: list[object] = []  # objects that must stay alive until the submission
-        # functions that return whether staging memory is mapped
+        # Functions that return whether staging memory is mapped.
         self.still_mapped: list[Callable[[], bool]] = []
         self._timed_labels: list[str] = []
         if self._times is not None:

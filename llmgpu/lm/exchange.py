@@ -288,7 +288,7 @@ def open_sums(communicator: Any, local_count: int) -> Sums:
 
 
 def share_memory(communicator: Any) -> list[mmap.mmap] | None:
-    """Return a memory for each worker that all workers can access; None if this is impossible.
+    """Return one shared memory per worker, which all workers can access; None if impossible.
 
     The memory has no name in a file system, so a worker that dies leaves nothing behind.
     """

@@ -69,7 +69,7 @@ class RowTensors:
         return self._operations.tensor(name, (self._rows, width), dtype)
 
     def operand_of(self, tensor: Tensor) -> Tensor:
-        """Return a tensor itself, or in a mixed model a float16 tensor for its rounded numbers."""
+        """Return `tensor`, or in a mixed model a new float16 tensor for its rounded numbers."""
         if tensor.is_half or not self.mixed:
             return tensor
         return self._operations.tensor(f"{tensor.name} in half", tensor.shape, np.float16)

@@ -87,10 +87,12 @@ class LayerWeights:
 class Model:
     """Weights in the memory of a backend.
 
-    weights: float32, by name. half_copies: half-precision copies of the matrices, by name; empty if
-    products read float32. working: the operand of each weight: the half-precision copy, or else the
-    weight. layers: the operands by layer and role. mixed: activations and gradients in products are
-    half precision, too. activation: the function of the feed-forward networks.
+    weights: float32, by name.
+    half_copies: half-precision copies of the matrices, by name; empty if products read float32.
+    working: the operand of each weight, by name: its half-precision copy, or else the weight.
+    layers: the operands by layer and role.
+    mixed: whether the activations and gradients in products are half precision, too.
+    activation: the function of the feed-forward networks.
     """
 
     def __init__(
@@ -240,7 +242,7 @@ def make_weights(
 
 
 def _pack_of(weight: Weight) -> tuple[str, bool]:
-    """Return the name of the tensor that stores a weight, and whether it stores several weights."""
+    """Return the name of the tensor that stores a weight, and whether it also stores others."""
     prefix, _, role = weight.name.removesuffix(".weight").rpartition(".")
     is_packed = role in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
     return (prefix, True) if is_packed else (weight.name, False)

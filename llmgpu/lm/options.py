@@ -359,7 +359,7 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class Intervals:
-    """The number of steps between two lines of the log, evaluations, checkpoints and samples.
+    """The numbers of steps between two log lines, two evaluations, two checkpoints, two samples.
 
     keep: number of newest checkpoints to keep. sample: 0 for no samples. peak_teraflops: peak speed
     of the device, with which the log computes the share in use; 0 if unknown.

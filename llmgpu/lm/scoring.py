@@ -122,7 +122,7 @@ class Scorer:
             Score(np.zeros(count, np.float32), np.zeros(count, np.bool_))
             for count in (max(0, len(request.ids) - request.first) for request in requests)
         ]
-        # pieces: by sequence length, pairs of a request's number and a window.
+        # `pieces` has, by sequence length, pairs of a request's number and a window.
         pieces: dict[int, list[tuple[int, tuple[int, int, int]]]] = {}
         for number, request in enumerate(requests):
             for begin, end, scored in windows(len(request.ids) - 1, self.window, self.stride):

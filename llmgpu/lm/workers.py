@@ -52,7 +52,7 @@ class Workers:
         return range(self.number, batches, self.count)
 
     def check(self, grad_accum: int) -> None:
-        """Raise InputError unless every worker can have the same number of a step's batches."""
+        """Raise InputError unless a step's batches can be divided evenly among the workers."""
         if grad_accum % self.count:
             raise InputError(
                 f"--grad-accum is {grad_accum}, which {self.count} workers can't share: use a "

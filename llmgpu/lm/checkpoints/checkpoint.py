@@ -315,7 +315,7 @@ def export_outputs(folder: str | Path) -> list[Output]:
 
 
 def _is_own_model(folder: Path) -> bool:
-    """Whether `export_model` wrote the model of a folder.
+    """Whether `export_model` wrote the model in a folder.
 
     llmgpu's key in config.json does not suffice: other tools keep the key when they save a model.
     """

@@ -43,7 +43,7 @@ _TOKENIZER_FILES = (
     "tokenizer.model",
 )
 _WEIGHT_FILE = re.compile(r"[^/\\]+\.safetensors")
-# end of the names of tensors that old versions of transformers stored
+# Old versions of transformers stored tensors with this ending. These tensors are ignored.
 _COMPUTED = ".rotary_emb.inv_freq"
 
 

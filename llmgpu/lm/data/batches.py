@@ -188,7 +188,7 @@ class Batches:
         self._starts, self._first_start = np.empty(0, np.int64), 0
 
     def training(self, position: int) -> Batch:
-        """Return the batch after `position` sequences: tokens and targets, uint32 (B, T)."""
+        """Return the batch that follows `position` sequences: tokens and targets, uint32 (B, T)."""
         skipped = position - self._first_start
         if not 0 <= skipped <= len(self._starts) - self.batch_size:
             self._starts = self._find_starts(position, self.batch_size * STARTS_AHEAD)

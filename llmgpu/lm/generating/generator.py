@@ -56,9 +56,9 @@ class Request:
 class _Sequence:
     """The state of a request in the batch.
 
-    number: number of the request. row: index of this sequence's row in each step. ids: the
-    prompt and all new ids. left: number of ids still to generate. done: number of ids whose keys
-    and values are in the cache.
+    number: number of the request. row: index of this sequence's row in each step.
+    ids: the prompt and all new ids. left: number of ids still to generate.
+    done: number of ids whose keys and values are in the cache.
     """
 
     number: int

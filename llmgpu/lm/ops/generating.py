@@ -46,7 +46,7 @@ HEADS = struct_dtype("lm/head_places.wgsl", "HeadParams")
 LARGEST = struct_dtype("lm/13_find_largest.wgsl", "LargestParams")
 CHOICE = struct_dtype("lm/13_take_likeliest.wgsl", "ChoiceParams")
 DRAW = struct_dtype("lm/13_draw_largest.wgsl", "DrawParams")
-# most logits among which `draw_largest` can draw
+# `draw_largest` draws among at most this many logits.
 MOST_LARGEST = constant("lm/13_draw_largest.wgsl", "MOST")
 
 

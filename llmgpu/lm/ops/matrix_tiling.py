@@ -12,18 +12,18 @@ from itertools import product
 from math import gcd
 from typing import ClassVar
 
-# most terms of one part, since rounding errors of a running sum grow with its length
+# A part has at most this many terms, since rounding errors of a running sum grow with its length.
 MAX_INNER = 8_192
-# the same for factors in half precision, whose rounding costs more than a longer sum
+# The limit for half-precision factors is higher: their rounding loses more than a longer sum.
 MAX_HALF_INNER = 32_768
 MAX_PARTS = 32
-# processors of a large device; more workgroups than needed cost a smaller device little
+# The number of processors of a large device. A smaller device loses little by more workgroups.
 PROCESSORS = 132
 EDGES = 1.04  # factor of the time of a product whose last tiles reach beyond its edges, as measured
 HALVES = 8  # half-precision numbers in a vector of 16 bytes
 SUMS = 4  # float32 numbers in a vector of 16 bytes
 
-# rows, columns and inner dimension of the matrices that a unit multiplies
+# Rows, columns and inner dimension of the matrices that a matrix unit multiplies.
 Unit = tuple[int, int, int]
 
 

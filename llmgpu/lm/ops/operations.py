@@ -49,7 +49,7 @@ QUERIES = 64  # queries whose scores are in memory at a time, as in products.c
 NORM_ROWS = 64  # rows of one partial sum of a norm's gradient, as in rows.c
 
 P = ParamSpec("P")
-# name of an operation of the engine, then its arguments: tensors, numbers, None
+# The name of an operation of the engine, then its arguments: tensors, numbers or None.
 Call = tuple[Any, ...]
 
 

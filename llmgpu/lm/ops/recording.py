@@ -369,7 +369,7 @@ class GpuTransfers(Transfers):
         return staging.array()[:size].view(np.float32), write
 
 
-# memory of the device, and the array that receives its bytes
+# Memory of the device, and the array that receives the bytes of the memory.
 _Piece: TypeAlias = "tuple[Buffer, NDArray[np.uint8]]"
 
 
@@ -528,7 +528,7 @@ class GpuRecorder(Recorder):
 
     def fill_zero(self, tensor: Tensor) -> None:
         # The kernel writes 4 bytes at a time, and a tensor of smaller elements may end inside them.
-        # kept: mask of the bytes after the tensor's end, which must not change.
+        # `kept` is the mask of the bytes after the tensor's end, which must not change.
         words, rest = -(-tensor.nbytes // 4), tensor.nbytes % 4
         kept = 0xFFFFFFFF << 8 * rest & 0xFFFFFFFF if rest else 0
         self.dispatch(

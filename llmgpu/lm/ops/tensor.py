@@ -20,7 +20,7 @@ AnyArray: TypeAlias = NDArray[Any]  # an array of float32, float16, uint32 or ui
 FloatArray: TypeAlias = NDArray[np.float32]
 Shape: TypeAlias = tuple[int, ...]
 
-# packed matrices start at multiples of this, which are 256 bytes in half precision
+# Packed matrices start at multiples of this many elements: 256 bytes in half precision.
 PACKED_ELEMENTS = 128
 
 

@@ -34,7 +34,7 @@ from llmgpu.memory import free_memory, has_limited_address_space
 SMALLER = "use a smaller --batch-size (and --grad-accum), --seq-len or model"
 LAYER_BYTES = 64 << 10  # for the Python objects of a layer: tensors and recorded operations
 NUMPY_BYTES = 64 << 20  # for reading and checking tokens, and for libraries
-# four float32 per parameter in checkpoints: weight, two moments, momentum of --sync-every
+# A checkpoint has four float32 per parameter: weight, two moments, momentum of --sync-every.
 SAVED_BYTES = 16
 COPIES_SHARE = 0.5  # share of the free memory that copies for a checkpoint may take
 GPU_BYTES = 256 << 20  # for the driver, compiled kernels and staging memory

@@ -148,13 +148,14 @@ class RunListener(Protocol):
 class RunPlan:
     """The settings and inputs of a run.
 
-    source: tokens to train on. evaluation_source: tokens to evaluate on instead of a part of
-        `source`. eos_id: token between documents. checkpoint: the checkpoint to resume from; None
-        for a new run. init: the model whose weights a new run begins with. initial: result of
-        `initial_weights`, for a new run without `init`. origin: data and command, for the model
-        card.
-    needed_bytes: result of `training_memory`. begun: time at which the command began, by
-        `time.perf_counter`.
+    source: tokens to train on. eos_id: token between documents.
+    evaluation_source: tokens to evaluate on instead of a part of `source`.
+    checkpoint: the checkpoint to resume from; None for a new run.
+    init: the model whose weights a new run begins with.
+    initial: result of `initial_weights`, for a new run without `init`.
+    origin: data and command, for the model card.
+    needed_bytes: result of `training_memory`.
+    begun: time at which the command began, by `time.perf_counter`.
     """
 
     settings: RunSettings
