@@ -95,8 +95,7 @@ def select_backend(
     note: receives a message if wgpu replaces Dawn because Dawn fails; by default the message is
         logged. For a run that was started with Dawn, the failure is an error.
     only_discrete: ``auto`` opens only a discrete GPU.
-    check: called before an adapter is opened, with True for a software adapter, else False. It may
-        raise an error, and then the adapter is not opened.
+    check: called before an adapter is opened, with True if it is software; may raise an error.
 
     Raises DeviceError if no adapter matches (the message lists all), or if the adapter can't be
     opened.

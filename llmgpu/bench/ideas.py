@@ -2,10 +2,10 @@
 
 An idea has several ways. A way is a number that a kernel takes, an existing kernel, or a kernel of
 ``wgsl/bench`` that replaces a file of the product while the way is measured. The first way of an
-idea is that of the product. Before a way is timed, its answer is compared with the CPU's. Ways on
-text run in turns, so that a change of the clocks affects all ways of an idea. The time of a way on
-text is the sum over all kernels of a job; the seconds of each kernel are recorded, too. An idea
-that can't be switched off has a result without times, whose note gives the reason.
+idea is the way of the product itself. Before a way is timed, its answer is compared with the CPU's.
+Ways on text run in turns, so that a change of the clocks affects all ways of an idea. The time of a
+way on text is the sum over all kernels of a job; the seconds of each kernel are recorded, too. An
+idea that can't be switched off has a result without times, whose note gives the reason.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ Run = Callable[[], Answer]
 
 @dataclass(frozen=True)
 class TextWay:
-    """A way of an idea, measured on text.
+    """A way of doing a job on text, with an idea or without it.
 
     files: kernels' files in wgsl/ to use in place of others, by the name of the replaced file.
     options: arguments of the job.

@@ -74,19 +74,15 @@ def open_tokens(
 
     corpora: for each corpus the names, or the resolved sources, of token files and manifests, or of
         texts (files, folders, globs, "-").
-    vocabulary_name: name of the vocabulary in errors.
-    dtype: type of ids in token files of other tools that do not record the type.
+    vocabulary_name: name of the vocabulary in errors. dtype: type of ids in token files of other
+        tools that do not record the type.
     progress: phases "tokenizing" (in bytes) and "checking tokens" (in ids).
 
-    The other arguments are for texts:
-
-    folder: receives the shards, for several corpora in folders "0", "1" and so on; created if
-        missing.
-    backend: encodes the texts. reading: options of reading.
-    separator: id or text of the token after each document, or None.
-    resume: whether tokens of other texts in the folder are an error; if False, they are replaced.
-    shard_tokens: length of the shards.
-    told: called with each text after reading, to report rows that were left out.
+    The other arguments are for texts. folder: receives the shards, in folders "0", "1" and so on
+    for several corpora; created if missing. backend: encodes the texts. reading: options of
+    reading. separator: id or text of the token after each document, or None. resume: whether tokens
+    of other texts in the folder are an error; if False, they are replaced. shard_tokens: length of
+    the shards. told: called with each text after reading, to report rows that were left out.
 
     Raises InputError for inputs that are missing, damaged, mixed or have ids beyond the vocabulary,
     for a file in two corpora, and for texts other than the texts of a resumed run; VocabularyError
