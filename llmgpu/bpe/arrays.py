@@ -108,8 +108,8 @@ def sort_by_bytes(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Sort the byte strings data[offsets[k] : offsets[k + 1]] as Python sorts bytes.
 
-    Returns the order, int64 (strings,), and bool (strings,): whether the string at a position of
-    the order equals the string before it.
+    Returns two arrays (strings,): int64, the indices of the strings in ascending order, and bool,
+    whether the string at a position of this order equals the string at the position before.
     """
     padded = np.concatenate([data, np.zeros(_KEY_BYTES + 1, np.uint8)])
     starts, lengths = offsets[:-1], np.diff(offsets)
@@ -122,7 +122,7 @@ def sort_by_bytes(
     while len(places):
         same[places[0]] = False
         same[places[1:]] &= keys[1:] == keys[:-1]
-        # Go on with strings that have the key of a neighbour and bytes after the key.
+        # Keep only strings whose key equals a neighbour's key and that have bytes after the key.
         tied = same[places]
         tied[:-1] |= tied[1:]
         places = places[tied & (keys & _LAST_BYTE == _MORE)]
@@ -150,7 +150,7 @@ def is_ascending(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> bool:
 def _string_keys(
     padded: NDArray[np.uint8], starts: NDArray[np.int64], left: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
-    """Return a uint64 key for each string: keys compare as the strings' next seven bytes do.
+    """Return a uint64 key for each string. Keys compare as the next seven bytes of the strings do.
 
     left: number of bytes from each start to the end of the string.
     """

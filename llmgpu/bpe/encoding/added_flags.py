@@ -113,7 +113,7 @@ def incomplete_bytes(data: bytes) -> int:
 
 
 class Blanks:
-    """White space of any length. Equal blocks in a row share the memory of one.
+    """A run of white space of any length, in blocks. Consecutive equal blocks share memory.
 
     length: total number of bytes.
     """
@@ -136,7 +136,7 @@ class Blanks:
             self._blocks.append(block)
 
     def take(self) -> list[bytes]:
-        """Return all white space in blocks, and remove it."""
+        """Return the white space in blocks, and empty this object."""
         blocks = [*self._blocks, self._rest]
         self._blocks, self._rest, self.length = [], b"", 0
         return blocks

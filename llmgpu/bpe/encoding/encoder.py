@@ -123,13 +123,13 @@ class CollectedIds:
     """
 
     def __init__(self, most: int | None) -> None:
-        """Reserve memory for the ids of a text; further ids are stored apart.
+        """Reserve an array for the ids of a text. Ids beyond its end go to separate arrays.
 
         most: estimate of the number of ids; None if unknown.
         """
         self._reserved = _reserve(most or 0)
         self._count = 0  # number of ids in the reserved array
-        # The ids of all slices from the first one on that did not fit into the array.
+        # The ids of the first slice that did not fit into the array, and of all later slices.
         self._rest: list[NDArray[np.uint32]] = []
 
     def __len__(self) -> int:

@@ -84,8 +84,9 @@ class CpuEncoder(HostEncoder):
     def encode_document(self, text: bytes | memoryview) -> NDArray[np.uint32] | None:
         """Return the ids of a document without cutting it into slices.
 
-        None if only `encode` can encode the document: a byte has no token and there is no unknown
-        token, the engine lacks the vocabulary's pattern, or cutting takes too many steps.
+        Returns None if only `encode` can encode the document: if a byte has no token and there is
+        no unknown token, if the engine lacks the vocabulary's pattern, or if cutting takes too many
+        steps.
         """
         return self._c_slices.encode_document(text)
 
@@ -139,7 +140,7 @@ class CSliceEncoder:
         ids, starts, stopped = encoder.encode(
             words, piece.text, marks, piece.main_end, entry, piece.starts, own, memory
         )
-        self._idle.append(encoder)  # not reached after an error: the encoder is not used again
+        self._idle.append(encoder)  # an error skips this line, so a failed encoder is never reused
         if not self._is_complete:
             require_tokens(self._vocabulary, piece, ids, entry)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
@@ -210,12 +211,12 @@ class CSliceEncoder:
         return self._is_complete and is_cut
 
     def find_cuts_if_many(self) -> None:
-        """Find where words may be divided, unless the vocabulary's tokens leave few such places."""
+        """Find the vocabulary's cuts, unless its long tokens leave few of them."""
         if self._cuts_are_many and not (self._has_no_cuts or self._matching.has_cuts):
             self._matching.find_cuts()
 
     def _find_cuts(self, text: NDArray[np.uint8] | FileBytes) -> None:
-        """Find where words may be divided, if `text` is long and often beyond ASCII."""
+        """Find the vocabulary's cuts if `text` is long and has many characters beyond ASCII."""
         if self._has_no_cuts or self._matching.has_cuts or text.nbytes < self._cuts_from:
             return
         sample = text[:_SAMPLE] if isinstance(text, np.ndarray) else _middle(text)

@@ -30,8 +30,8 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.pipeline import in_order
 from llmgpu.text.corpus import TextSource
 
-# Memory is allocated for one slice a thread and this many more: slices read ahead, and encoded
-# slices that wait for earlier slices.
+# Memory is allocated for one slice per thread and this many further slices: slices read ahead, and
+# encoded slices that wait for earlier slices.
 _SPARE_SLICES = 2
 # Size of the first slice, in bytes, for an engine that reads slices of a file itself. Python reads
 # the first slice, and the engine reads the others.
@@ -69,7 +69,7 @@ class HostEncoder:
     """Encodes texts with a vocabulary, one text at a time.
 
     pattern: the pattern that cuts texts. slices: encodes slices of up to `slice_bytes`. threads:
-    number of threads.
+    number of threads that encode.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class _Text:
         self._reader, self._slices, self._idle = reader, slices, idle
         self._collected, self._is_alone = collected, is_alone
         self._read_bytes = 0
-        # Start of the first token in the next slice. Not 0 only in a text that may be cut anywhere.
+        # Start of the first token in the next slice: 0, unless the text may be cut anywhere.
         self._entry = 0
         # Encoded slices, by number, whose ids have no final place yet.
         self._encoded: dict[int, _Job] = {}
@@ -185,8 +185,8 @@ class _Text:
     def _next(self, buffer: NDArray[np.uint8]) -> Slice | None:
         """Return the next slice, or None at the end of the text.
 
-        A slice of a file whose end is known without reading is not read here: the thread that
-        encodes the slice reads it.
+        If the end of a slice of a file is known without reading, the slice is not read here: the
+        thread that encodes the slice reads it.
         """
         reader, nbytes = self._reader, len(buffer)
         if self._is_alone:
@@ -249,7 +249,8 @@ def settled(encoded: EncodedSlice, allocate: Allocate) -> EncodedSlice:
 def stream_lookahead(vocabulary: Vocabulary) -> int | None:
     """Return the number of bytes after a slice that its last token may need.
 
-    None if text is cut only between words. Only greedy matching with pattern "none" cuts anywhere.
+    Returns None if text is cut only between words. Only greedy matching with pattern "none" cuts
+    text anywhere.
     """
     cut_anywhere = vocabulary.pattern == "none" and vocabulary.match == "greedy"
     return vocabulary.trie.longest if cut_anywhere else None

@@ -23,7 +23,7 @@ left:
 - The tokens of two stretches may be put end to end if the last token of the first stretch and the
   first token of the second stretch, merged together, become these two tokens again. The only pair
   that could cross the border consists of the symbols on either side of the border. At every stage
-  these symbols do not depend on the text around the two tokens. Of equal symbols in a row every
+  these symbols do not depend on the text around the two tokens. In a run of equal symbols, every
   other pair merges, counted from the left. No merge crosses the border between the last token and
   the token before it, so counting starts there.
 
@@ -85,7 +85,7 @@ class BpeMatcher:
     """Finds the tokens of words by merging. Memory: about 100 bytes for each pair that merges."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Prepare the merges of a vocabulary; VocabularyError if there are too many."""
+        """Prepare the merges of a vocabulary. Raises VocabularyError if there are too many."""
         self._whole = ordinary_ranks(vocabulary) if vocabulary.takes_whole_tokens else {}
         self._pairs = pair_ranks(vocabulary)
         self._byte_ids = byte_ids(vocabulary)
@@ -128,7 +128,8 @@ class BpeMatcher:
     def _merge(self, words: NDArray[np.int64], symbols: NDArray[np.int32]) -> list[_Symbols]:
         """Merge pairs until no pair is left to merge; return the remaining symbols.
 
-        An entry of the result has the words that one round completed, with their symbols in order.
+        An entry of the result has the words that were completed in one round, with their symbols in
+        order.
 
         words: int64 (n,), ascending, the number of each symbol's word. symbols: int32 (n,),
         overwritten.
@@ -357,7 +358,7 @@ class LongWordMerger:
     def _go_together(
         self, word: NDArray[np.uint8], last: int, border: int, following: _Merged
     ) -> bool:
-        """Whether the two tokens at a border become the same two tokens if merged as one text.
+        """Whether the text of the two tokens at a border, merged alone, becomes these two tokens.
 
         last: start of the token before the border. following: tokens of the window that begins at
         the border.

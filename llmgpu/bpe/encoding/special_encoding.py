@@ -353,7 +353,7 @@ class _Insertion:
     def finish(self) -> EncodedSlice | None:
         """End the last document, and return a slice with the ids of `eos`.
 
-        None if no document is open, or if `eos` is empty.
+        Returns None if no document is open, or if `eos` is empty.
         """
         if not (self._is_open and self._eos):
             return None
@@ -460,7 +460,7 @@ class _SpecialSource(FilteredSource):
 
 
 def _document_around(borders: list[int], position: int, end: int) -> tuple[int, int, bool]:
-    """Return the begin and end of the document around a position, and whether it began earlier.
+    """Return the begin and end of a position's document, and whether it began before the block.
 
     borders: the document starts in a block of text. end: the end of the block. A document that
     began before the block has 0 as its begin.

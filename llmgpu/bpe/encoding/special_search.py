@@ -68,16 +68,18 @@ class Search:
         return match.start() if match else len(data)
 
     def may_continue(self, data: bytes, position: int) -> bool:
-        """Whether the data from `position` on is the beginning of a string that is longer."""
+        """Whether a string begins with the data from `position` on, and is longer than it."""
         rest = data[position:]
         return any(len(text) > len(rest) and text.startswith(rest) for text in self._texts)
 
 
 def _longest_of(texts: Sequence[bytes], depth: int = 0) -> bytes:
-    """Return a regular expression that matches the longest possible of sorted, distinct texts.
+    """Return a regular expression that matches the longest of `texts` that starts at a position.
+
+    texts: distinct, in ascending order. depth: the number of groups around the expression.
 
     Texts with a common beginning share one branch, so that the matcher tries few branches at a
-    position. depth: the number of groups around the expression.
+    position.
     """
     first, last = texts[0], texts[-1]
     alike = next((k for k, byte in enumerate(first) if byte != last[k]), len(first))

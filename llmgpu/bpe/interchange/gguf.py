@@ -48,7 +48,7 @@ class _Split:
 
     merging: the name for vocabularies that always merge. whole: the name for vocabularies in which
     a pre-token that spells a token becomes this token; None if llama.cpp has no such name. differs:
-    texts that get other ids.
+    describes the texts that get other ids, for a note; None if all texts get the same ids.
     """
 
     merging: str
@@ -141,13 +141,13 @@ def describe(
     eos_id: int | None = None,
     rows: int = 0,
 ) -> dict[str, Any]:
-    """Return the metadata of a vocabulary: the value of key X is for `GGUFWriter.add_X`.
+    """Return the metadata of a vocabulary: entry X is the argument of `GGUFWriter.add_X`.
 
     rows: number of rows of the model's tables, if there are more rows than ids in the vocabulary.
     bos_id, eos_id: the first and the last id of a text. By default, the ids that the vocabulary
-        adds around a text. If the vocabulary adds no last id, the end-of-text token is the default;
-        if it adds no first id, the last id. The file tells llama.cpp to add the ids only if the
-        vocabulary adds them.
+        adds around a text. If the vocabulary adds no last id, the default of `eos_id` is the
+        end-of-text token; if it adds no first id, the default of `bos_id` is the last id. The
+        file tells llama.cpp to add the ids only if the vocabulary adds them.
     note: called with a note on texts that get other ids in llama.cpp.
 
     Raises VocabularyError if llama.cpp can't give the same ids.

@@ -43,8 +43,8 @@ from llmgpu.outputs import GGUF, binary_kind
 
 _MOST = MAX_BYTES["vocabulary of another tool"]
 _VERSIONS = (2, 3)
-# How values are stored, by the file's number of their type: `struct` formats of numbers, then the
-# numbers of strings and arrays.
+# The `struct` format of each type of number, by the number of the type in the file. Below are the
+# numbers of the types string and array.
 _NUMBERS = dict(enumerate(["<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?"])) | {
     10: "<Q",
     11: "<q",
@@ -74,7 +74,7 @@ class _Cut:
 
 
 _DIGITS = _Cut(expressions=(_DIGIT, splits.GPT2))
-# llama.cpp's names, several in one text, for each way to cut text.
+# Ways to cut text, by llama.cpp's names. A key has all names of one way, separated by spaces.
 _NAMES = {
     "gpt-2 phi-2 mpt olmo jina-es jina-de jina-v2-es jina-v2-de": _Cut("gpt2"),
     "llama-bpe llama3 llama-v3 falcon3 pixtral": _Cut("llama3", whole=True),

@@ -127,7 +127,7 @@ _FIRST_PARTS = {"version": "1.0", "truncation": None, "padding": None}
 _PARTS = {"version", "truncation", "padding", "added_tokens", "model", *_SEQUENCES}
 _MODEL_PARTS = {"type", "vocab", "merges", "unk_token", "ignore_merges"}
 _MODEL_REFUSED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
-_BYTES_REFUSED = (*_MODEL_REFUSED, "fuse_unk", "byte_fallback")  # by a byte-level model
+_BYTES_REFUSED = (*_MODEL_REFUSED, "fuse_unk", "byte_fallback")  # refused in byte-level models
 _ADDED_FLAGS = {  # for each flag in the file, the field of a vocabulary that lists the tokens
     "single_word": "single_word_tokens",
     "lstrip": "lstrip_tokens",
@@ -481,9 +481,9 @@ def _read_added(
 ) -> tuple[dict[str, int], tuple[int, ...], dict[str, tuple[int, ...]]]:
     """Return the added tokens: ids by text, ids of the normalized tokens, and ids by flag.
 
-    A flag is a field of Vocabulary in _ADDED_FLAGS. always: set if the vocabulary matches added
-    tokens that are not special in any text, as Hugging Face's library does. Then no note reports a
-    difference.
+    A flag is a field of Vocabulary in _ADDED_FLAGS. always: whether the vocabulary matches added
+    tokens that are not special in any text, as Hugging Face's library does. If not, a note reports
+    the difference.
     """
     added: dict[str, int] = {}
     normalized: list[int] = []
@@ -515,7 +515,10 @@ def _read_added(
 def _check_different(
     added: dict[str, int], normalized: tuple[int, ...], normalize: Callable[[str], str]
 ) -> None:
-    """Check that the normalized added tokens stay distinct and not empty if they are normalized."""
+    """Raise VocabularyError if normalizing makes two normalized added tokens equal, or one empty.
+
+    normalized: ids of the added tokens that are searched in normalized text.
+    """
     found: dict[str, str] = {}
     late = set(normalized)
     for text in added:
@@ -619,8 +622,8 @@ _TOKENS = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls"
 def read_chat_template(folder: Path, note: Note) -> ChatTemplate | None:
     """Return the chat template in a folder's files.
 
-    None if there is no template, or if the files are unreadable; in the second case `note` reports
-    it.
+    Returns None if there is no template, or if the files are unreadable; in the second case `note`
+    reports it.
     """
     try:
         config = _read_object(folder / _CONFIG)

@@ -181,10 +181,11 @@ def _pairs_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 def _is_run(texts: Sequence[str], pairs: Mapping[str, tuple[str, str]]) -> bool:
     """Whether a list of pairs merges pieces of equal scores as the scores do.
 
-    True only if the pieces consist of one repeated character, and are no parts of other pieces. A
-    text then has stretches of this character that do not affect each other. If the first characters
-    of a long stretch become the longest piece before any other merge, this piece stays, and the
-    rest is a shorter stretch. So it is enough to compare list and scores on short stretches.
+    The result is True only if the pieces consist of one repeated character, and are no parts of
+    other pieces. A text then has stretches of this character that do not affect each other. If the
+    first characters of a long stretch become the longest piece before any other merge, this piece
+    stays, and the rest is a shorter stretch. So it is enough to compare list and scores on short
+    stretches.
 
     texts: the pieces, the longest first. pairs: the last pairs of all pieces.
     """

@@ -67,7 +67,7 @@ def describe_around(
 ) -> dict[str, Any] | None:
     """Return the post-processor that adds a vocabulary's `prefix_ids` and `suffix_ids`.
 
-    None if the vocabulary has no such ids.
+    Returns None if the vocabulary has no such ids.
 
     texts: text of each id. By default, special tokens have their own text, and other tokens their
     text in the byte-level alphabet.

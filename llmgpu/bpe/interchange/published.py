@@ -33,11 +33,11 @@ _HARMONY = {
     "<|message|>": 200008,
     "<|call|>": 200012,
 } | {f"<|reserved_{number}|>": number for number in _HARMONY_RESERVED if number != 200018}
-# Encodings with the ranks of another encoding: that encoding's name, and the special tokens added.
+# Encodings that share the ranks of another encoding: its name, and the special tokens to add.
 _VARIANTS = {"p50k_edit": ("p50k_base", _P50K_EDIT), "o200k_harmony": ("o200k_base", _HARMONY)}
 
-# By encoding, the names of models, and beginnings of names. Taken from `tiktoken/model.py` of
-# tiktoken 0.14.
+# The names of the models that use an encoding, by encoding, and beginnings of such names. From
+# `tiktoken/model.py` of tiktoken 0.14.
 MODELS = {
     "r50k_base": "gpt2 gpt-2 text-davinci-001 text-curie-001 text-babbage-001 text-ada-001 davinci "
     "curie babbage ada text-similarity-davinci-001 text-similarity-curie-001 "
@@ -67,7 +67,7 @@ _ADDRESS = "https://openaipublic.blob.core.windows.net/encodings/"
 def encoding_of(name: str) -> str | None:
     """Return the published encoding of this name, or of OpenAI's model of this name.
 
-    "cl100k", "cl100k_base" and "gpt-4-turbo" all give cl100k_base. None for any other name.
+    "cl100k", "cl100k_base" and "gpt-4-turbo" all give cl100k_base. Returns None for any other name.
     """
     for encoding in (*_DIGESTS, *_VARIANTS):
         if name in (encoding, encoding.removesuffix("_base")):
@@ -84,7 +84,7 @@ def encoding_of(name: str) -> str | None:
 def added_tokens(name: str) -> Mapping[str, int]:
     """Return the special tokens by which an encoding differs from the encoding with the same ranks.
 
-    Empty for an encoding with its own ranks, and for any other name.
+    Returns an empty mapping for an encoding with its own ranks, and for any other name.
     """
     return _VARIANTS.get(encoding_of(name) or "", ("", {}))[1]
 
@@ -92,7 +92,7 @@ def added_tokens(name: str) -> Mapping[str, int]:
 def pattern_of(name: str) -> str | None:
     """Return the pattern of a published encoding, or of a model of OpenAI.
 
-    None for any other name.
+    Returns None for any other name.
     """
     encoding = encoding_of(name)
     ranks = _VARIANTS.get(encoding or "", (encoding,))[0]

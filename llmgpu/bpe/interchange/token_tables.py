@@ -84,10 +84,10 @@ def complete(
     merges: str = "its own merges",
     names: str = "its own pattern and special tokens",
 ) -> Callable[[Callable[[str | Path, Note], Vocabulary]], Callable[..., Vocabulary]]:
-    """Return a decorator of `formats.Reader.read` for formats whose single file lacks nothing.
+    """Return a decorator that makes a `formats.Reader.read` for files that need no further facts.
 
-    The decorated function gets the path and the note. Other arguments are refused. Errors name the
-    path.
+    The decorated function takes the path and the note. The decorator refuses the other arguments
+    of `read`, and puts the path in front of the message of a VocabularyError.
 
     file: kind of file, with which the message of a refusal begins. merges, names: the text after
     "FILE has" in this message. `merges` is used if merges.txt is given, `names` if a pattern or

@@ -128,7 +128,7 @@ class GpuGreedyEncoder:
             "long_args": 24,
         }
         create = self._device.create_buffer
-        # A buffer is found by the name that it has in the kernels.
+        # The key of a buffer is the buffer's name in the kernels.
         made = {name: create(name.replace("_", " "), size) for name, size in sizes.items()}
         return self._shared | made
 

@@ -134,7 +134,7 @@ class _RecountLoop:
         create = device.create_buffer
         # An iteration reads one of these two buffers and writes the other.
         self._symbols = [create(f"symbols {k}", symbol_bytes * text_bytes) for k in range(2)]
-        # A buffer is found by the name that it has in the kernels.
+        # The key of a buffer is the buffer's name in the kernels.
         self._buffers = {
             "valid_mask": create("valid mask", 4 * workgroup_size * blocks),
             "block_sums": create("block sums", 4 * blocks),

@@ -15,9 +15,9 @@ in which the package regex would try them:
   is left only by a character that it does not take.
 
 An expression is certain if its automaton never goes back. If all expressions but the last one are
-certain, a list of their states is a state of one automaton. A bound of an expression is the end of
-the text for the later expressions. Other lists of expressions are cut by several automata, each of
-which runs on the stretches of text left by those before it.
+certain, a list of their states is a state of one automaton. At each bound of an expression, a text
+of the later expressions ends, and another begins. Other lists of expressions are cut by several
+automata, each of which runs on the stretches of text left by the automata before it.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-# As in llmgpu/cpu/expressions.c. AHEAD is any other operation.
+# Operations, numbered as in llmgpu/cpu/expressions.c. Any other number is AHEAD, a lookahead.
 _MATCH, _TAKE, _REPEAT, _TRY, _JUMP = range(5)
 NO_LIMIT = 2**31 - 1
 # Flags of a step, as in llmgpu/cpu/automata.c. BOUND is MARK and LAST; BEGIN is STOP and LAST.
 _BOUND, _LAST, _STOP, _BEGIN, _PLACE = 3, 2, 0x80, 0x82, 2
 _MOST_OUTERS = 32  # equal to OUTERS in automata.c
-_MOST_ENTRIES = 1 << 15  # of a table; numbers of entries are uint16
-_MOST_VISITS = 1 << 17  # of instructions, while tables are made
+_MOST_ENTRIES = 1 << 15  # limit of the entries of a table, whose positions are uint16
+_MOST_VISITS = 1 << 17  # limit of the instructions visited while tables are made
 
 _Threads = tuple[tuple[int, int], ...]
-_START: _Threads = ((-1, 0),)  # where a match may start, at a bound
+_START: _Threads = ((-1, 0),)  # at a bound, where a match may start
 _SKIP: _Threads = ((-2, 0),)  # no match starts at the next character
 _GAP: _Threads = ()  # after a character outside of matches
-_States = tuple[_Threads, ...]  # of each expression
-# Three tables. The first two have the number of the next state, and the flags, by state and class;
-# their last column is the end of a text. The third has, by the states of all expressions but the
-# last, the two states in which the last one is at a bound, and skips a character.
+_States = tuple[_Threads, ...]  # the state of each expression
+# Three tables. The first has the number of the next state, the second the flags of the step. Both
+# have a row for each state and a column for each class of characters; the last column is for the
+# end of the text. The third, (2, _MOST_OUTERS), has a column for each list of states of all
+# expressions but the last. Row 0 is the state in which the last expression is at _START, row 1 the
+# state in which it is at _SKIP.
 _Numbered = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]
 # The next states and the flags, see `llmgpu/cpu/automata.c`: uint16 (n,).
 Automaton = tuple[NDArray[np.uint16], NDArray[np.uint16]]
@@ -100,7 +102,7 @@ class _Expression:
         return (begun, _BOUND) if ends else (_GAP, _STOP)
 
     def _move(self, threads: _Threads, bits: int) -> tuple[_Threads, bool]:
-        """Return the states of the automaton after a character, and whether a match ends before it.
+        """Return the threads after a character, and whether a match ends before the character.
 
         bits: the sets that contain the character; 0 at the end of the text.
         """
@@ -139,7 +141,7 @@ class _Expression:
 
 
 def _step(expressions: Sequence[_Expression], state: _States, bits: int) -> tuple[_States, int]:
-    """Return the states of all expressions of an automaton after a character, and the step's flags.
+    """Return the next states of all expressions of an automaton, and the flags of the step.
 
     bits: as for `_Expression.step`.
     """
@@ -198,7 +200,7 @@ def _tables(automaton: _Numbered, classes: NDArray[np.uint8]) -> Automaton:
     both = flags[:, classes, None] | flags[middle][:, :, classes] << 8
     following = np.hstack([following, pairs])
     flags = np.hstack([flags, both.reshape(shape)])
-    # In place of its number, a state has the place of its first entry after the heads.
+    # Replace the number of a state by the position of its first entry, which lies after the heads.
     places = heads.size + following.shape[1] * np.arange(len(following))
     table = np.concatenate([heads.reshape(-1), following.reshape(-1)])
     flags = np.concatenate([np.zeros(heads.size, np.intp), flags.reshape(-1)])
@@ -216,8 +218,8 @@ def automata(
     program: instructions. firsts: the first instruction of each expression. symbols: the bits of
     each class of characters. ascii_classes: uint8 (128,), of the characters of ASCII.
 
-    Also returns uint16 (2, 128): the sum of an entry of each row is the column of two characters of
-    ASCII. None: the tables have no such columns, because these would be too large.
+    Also returns `pairs`, uint16 (2, 128): pairs[0, a] + pairs[1, b] is the column for ASCII
+    character a followed by b. None if the tables have no such columns, which would be too large.
     """
     groups: list[list[_Expression]] = []
     try:

@@ -79,7 +79,7 @@ class Pattern(ABC):
         return np.empty(0, np.int64)
 
     def last_certain_start(self, data: Text) -> int:
-        """Return one of the last of the `certain_starts`; 0 if there is none."""
+        """Return one of the `certain_starts` near the end of the data; 0 if there is none."""
         return int(self.certain_starts(data).max(initial=0))
 
     def last_start(self, text: Text, begin: int) -> int:
@@ -136,7 +136,7 @@ class RulePattern(Pattern):
     def _mark_long(self, data: Text, edges: Positions, mask: Marks) -> int:
         """Mark the first pre-token, which is too long for a block; return the start of the next.
 
-        If the text that decides the end has not been read, the pre-token is taken to end with
+        If the end depends on text that has not been read, the pre-token is taken to end with
         `data`. Starts that are marked after it lie behind the position that `last_start` returns,
         and are not used.
         """
@@ -150,10 +150,10 @@ class RulePattern(Pattern):
         return end + (end == limit < len(data))  # skip the edge, if the pre-token ends at one
 
     def certain_starts(self, data: Text) -> Positions:
-        """Return positions between two kinds of characters that never join.
+        """Return the positions between two characters of kinds that never join.
 
-        The positions are starts by every rule pattern. The function also returns the position of
-        the last of several spaces. Only the characters next to a position decide.
+        By every rule pattern a pre-token starts at these positions. The last of several spaces is
+        such a position, too. Only the characters next to a position decide.
         """
         positions, codes = decode(data, _codes_of(self.unicode))
         complete = positions < len(data) - _INCOMPLETE
@@ -194,7 +194,7 @@ class RulePattern(Pattern):
             first, size = first + cut, size * 2 if cut == 0 else _BLOCK
 
     def _reaches_end(self, text: Text) -> bool:
-        """Whether the first pre-token reaches the last bytes of the text, as the CPU engine finds.
+        """Whether the CPU engine finds that the first pre-token reaches the last bytes of the text.
 
         The engine answers faster than the expression, and without memory.
         """
@@ -218,7 +218,7 @@ class DocumentPattern(Pattern):
     """A pattern by which each document is one pre-token."""
 
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
-        """Mark the starts of documents; continues: the first document began before the text."""
+        """Mark the starts of documents; continues: whether the first one began before the text."""
         mask = np.zeros(len(text), np.bool_)
         mask[0] = not continues
         mask[inner] = True

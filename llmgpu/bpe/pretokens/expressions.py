@@ -6,7 +6,7 @@ any other character is replaced by a byte for its class.
 The end of a match is certain if no later text can change it. The end depends only on the last run
 of characters that a pattern may match together, and on the letters of a contraction. So all ends up
 to the start of the last such run are certain, if they are further from the end of the text than a
-contraction is long. The last bytes of a text are left out of this, because they may begin an
+contraction is long. The last bytes of a text are not considered, because they may begin an
 incomplete character.
 """
 

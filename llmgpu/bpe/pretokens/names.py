@@ -35,7 +35,7 @@ other white space, or other. A pre-token starts where the kind changes, except t
 - letters join a single other character before them that starts a pre-token;
 - newlines join other characters before them.
 
-In a run of white space that is left, pre-tokens start at the first character, after the last
+In the rest of a run of white space, pre-tokens start at the first character, after the last
 newline, and at the last character if this is not a newline and the document goes on. By the fifth
 alternative a run at the end of a document is never divided. Numbers are counted from the first of
 their run. A pre-token also starts at letters after a contraction. An apostrophe opens a contraction

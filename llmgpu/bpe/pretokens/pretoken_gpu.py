@@ -120,7 +120,7 @@ class GpuPretokenizer:
 
 
 def _pack_bits(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Return a bit for each flag, the lowest bit of a byte first, in whole segments."""
+    """Return a bit for each flag, lowest bit of a byte first, padded to whole segments."""
     padded = np.zeros(-(-len(flags) // SEGMENT_BYTES) * SEGMENT_BYTES, np.bool_)
     padded[: len(flags)] = flags
     return np.packbits(padded, bitorder="little")

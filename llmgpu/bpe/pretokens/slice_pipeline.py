@@ -67,7 +67,7 @@ def submitted_slices(
 ) -> Iterator[tuple[_Slot, Slice]]:
     """Yield slots with their submitted slices, in order.
 
-    When the caller asks for the next slice, the slot of the last one is used again.
+    When the caller asks for the next slice, the slot of the previous slice is used again.
 
     slots: slots of earlier texts, to be reused. When all are in use, a slot from `make_slot` is
         added, up to SLOTS. Slots are added only when needed, because allocation takes long.
@@ -95,7 +95,8 @@ def submitted_slices(
 class _Submitter(Generic[_Slot]):
     """Reads slices into free slots and submits them, in one thread.
 
-    free: queue of slots to read into; None in it ends `slices`. `_make_slot` is None after `stop`.
+    free: queue of slots to read into; a None in the queue ends `slices`. `_make_slot` is None after
+    `stop`.
     """
 
     def __init__(

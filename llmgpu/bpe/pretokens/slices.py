@@ -112,7 +112,7 @@ class SliceReader:
     ) -> None:
         """Read slices of `source`, cut where pre-tokens of `pattern` start.
 
-        lookahead: cut anywhere instead, with this many bytes of lookahead.
+        lookahead: if given, slices end anywhere, with this many bytes of lookahead.
         """
         self._source = source
         self._pattern = as_pattern(pattern)

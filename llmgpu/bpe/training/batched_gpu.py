@@ -194,7 +194,7 @@ class _BatchedLoop:
             "hot_list": HOT_BYTES * HOT_CAPACITY,
             "state": STATE.itemsize,
         }
-        # A buffer is found by the name that it has in the kernels.
+        # The key of a buffer is the buffer's name in the kernels.
         self._buffers = {
             name: device.create_buffer(name.replace("_", " "), size) for name, size in sizes.items()
         }
@@ -345,7 +345,7 @@ class _BatchedLoop:
         self._write_capacities(state)
 
     def _compact_list(self, state: NDArray[Any]) -> int:
-        """Remove the positions of merged and too rare pairs; return how many positions are left."""
+        """Remove the positions of merged and too rare pairs; return how many positions remain."""
         pair_count, listed = int(state["pair_count"][0]), int(state["list_length"][0])
         device, buffers = self._device, self._buffers
         counts = device.read(buffers["pair_counts"], pair_count, np.uint32)

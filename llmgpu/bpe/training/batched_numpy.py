@@ -320,7 +320,7 @@ def apply_merges(
     merges: uint32 (S, 3), left symbol, right symbol and result, first merge first. Pairs may be
     absent from the words; results may be symbols that exist already.
     """
-    # No pair is to be merged, and no short word to be dropped.
+    # Return early if there are no merges, and no words of fewer than two symbols to drop.
     if len(merges) == 0 and (np.diff(words.offsets) > 1).all():
         return words
     results = merges[:, 2].astype(np.int64)
@@ -351,7 +351,7 @@ def apply_merges(
 
 MAX_BATCH = 256  # limit of the merges in one pass
 COSTS = Costs(fixed=10 << 20, per_byte=85, per_word=40)
-SHORT_LIST = 1024  # pairs that are ranked for the next batches, and all pairs with equal counts
+SHORT_LIST = 1024  # pairs ranked for the next batches, besides pairs with the count of the last
 
 
 def train(
@@ -418,8 +418,8 @@ def train(
 class Ranking:
     """Chooses the pairs of each batch.
 
-    `_floor` is a lowest count, so that few pairs have to be ranked: while any pair is as frequent,
-    the best-ranked pairs are among the pairs with this count or more.
+    `_floor` is the lowest count of the pairs that are ranked. While any pair is as frequent, the
+    best-ranked pairs are among these, so few pairs have to be sorted.
     """
 
     def __init__(self, pairs: PairIndex, least: int, spellings: Spellings | None) -> None:

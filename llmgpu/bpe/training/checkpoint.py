@@ -76,7 +76,7 @@ class Checkpoint:
     def begin(cls, path: str | Path, run: Run) -> Checkpoint:
         """Create the folder of a new run, or take over the folder of a finished run.
 
-        Raises OutputError if `path` is anything else that exists, or can't be created.
+        Raises OutputError if `path` is another existing file or folder, or can't be created.
         """
         require_name(path)
         folder = Path(path)
@@ -232,7 +232,7 @@ class Checkpoint:
 
 
 def _is_unused(folder: Path) -> bool:
-    """Whether the folder has only a checkpoint's files but no run.json, after an early kill."""
+    """Whether the folder has only files of a checkpoint and no run.json, as after an early kill."""
     if not folder.is_dir():
         return False
     names = os.listdir(folder)

@@ -22,7 +22,7 @@ from llmgpu.progress import Progress, no_progress
 from llmgpu.spelling import spelled
 
 ENGINE_COSTS = Costs(fixed=14 << 20, per_byte=18, per_word=120)
-LITTLE_COSTS = Costs(fixed=176 << 20, per_byte=11.5, per_word=24)  # if few pairs are indexed
+LITTLE_COSTS = Costs(fixed=176 << 20, per_byte=11.5, per_word=24)  # costs if few pairs are indexed
 # Pairs that the engine indexes at a time if memory is short: FEW_PAIRS, and one more for every
 # POSITIONS_A_PAIR positions.
 FEW_PAIRS, POSITIONS_A_PAIR = 1 << 20, 48
@@ -129,7 +129,7 @@ def apply_merges(
     """Merge given pairs everywhere; see `batched_numpy.apply_merges`."""
     if library() is None:
         return batched_numpy.apply_merges(words, merges, progress)
-    # No pair is to be merged, and no short word to be dropped.
+    # Return early if there are no merges, and no words of fewer than two symbols to drop.
     if len(merges) == 0 and (np.diff(words.offsets) > 1).all():
         return words
     most = max(len(words.lengths), int(merges[:, 2].max(initial=0)) + 1)

@@ -146,7 +146,7 @@ class TrainingOptions(DeclaredOptions):
         return size - first - len(self.special_tokens)
 
     def _make_ints(self) -> None:
-        """Convert NumPy integers to Python's; raise TypeError for any other type."""
+        """Convert NumPy integers to int; raise TypeError for any other type."""
         size = "a vocabulary size"
         made: dict[str, Any] = {
             "vocab_size": _as_int(self.vocab_size, size),

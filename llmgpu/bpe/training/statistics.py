@@ -99,10 +99,11 @@ def length_group(length: int) -> str:
 def bytes_a_token(
     vocabulary: Vocabulary, words: DistinctWords, progress: Progress = no_progress
 ) -> Iterator[tuple[int, float]]:
-    """Yield numbers of merges, each with the bytes per token if only so many merges apply.
+    """Yield (n, bytes per token if only the first n merges apply) for several n.
 
-    The numbers are 2^k - 256, ascending, and then the number of all merges. words: words of a text,
-    cut by the vocabulary's pattern. A vocabulary with another match rule than "bpe" yields nothing.
+    The numbers n are 2^k - 256, ascending, and then the number of all merges. words: words of a
+    text, cut by the vocabulary's pattern. A vocabulary with another match rule than "bpe" yields
+    nothing.
 
     Raises VocabularyError for merges that can't be made one after the other, see `seed_symbols`.
     """

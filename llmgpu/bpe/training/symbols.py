@@ -138,7 +138,7 @@ def seed_symbols(seed: Vocabulary, byte_ranks: NDArray[np.uint32]) -> SeedSymbol
     """
     _check_seed(seed)
     ids = np.empty(seed.size, np.uint32)  # the id of each symbol
-    is_byte = np.zeros(seed.size, np.bool_)  # by id
+    is_byte = np.zeros(seed.size, np.bool_)  # whether the token of each id is a byte
     ordinary, spelled = seed.ordinary_ids.tolist(), tuple(seed.tokens)
     # Go backwards, so that the lowest of several ids for the same byte remains.
     of_byte = {spelled[i]: i for i in reversed(ordinary) if len(spelled[i]) == 1}

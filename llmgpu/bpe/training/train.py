@@ -107,7 +107,7 @@ class Training:
     ) -> TrainingResult:
         """Train a byte-level BPE vocabulary on a corpus, or on words counted before.
 
-        checkpoint: records merges; merges recorded before are replayed, not learned again.
+        checkpoint: records the merges. Merges that it already has are replayed, not learned again.
         on_counted: called with the counted words before merging.
 
         Raises:
@@ -146,7 +146,7 @@ class Training:
         """
         device, options = self._plan.counting_device, self._options
 
-        # Tell the memory for the words so far, extrapolated to the text that is left.
+        # Report the memory for the words so far, extrapolated to the rest of the text.
         def estimate(words: int, nbytes: int, left: float = 1.0) -> None:
             memory, likely = (
                 words_memory(self._plan, words * times, nbytes * times, merges=merges)
@@ -176,7 +176,7 @@ class Training:
                     words = counter.count(corpus, self._progress, on_words)
             if compiling is not None:
                 compiling.result()
-        # All words are known: tell the memory for them.
+        # All words are known: report the memory for them.
         estimate(len(words), len(words.data))
         if not may_be_empty:
             _require_text(corpus.text_bytes)
@@ -189,7 +189,7 @@ class Training:
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        """Add the time of the block to the time of a phase."""
+        """Measure a block, and add its duration to the time of the phase `name`."""
         start = time.perf_counter()
         yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
@@ -281,7 +281,7 @@ class Training:
         words: words before the merges. merges: uint32 (M, 3), in symbols. symbols: number of
         symbols in the text after all merges.
         """
-        # Apply the merges to count the symbols that are left. The counts of merges do not give this
+        # Apply the merges to count the remaining symbols. The counts of merges do not give this
         # number, because occurrences of (a, a) overlap.
         # made[k]: number of new tokens after merge k, int64 (M,).
         made = np.cumsum(merges[:, 2] >= self._options.start.size)
@@ -328,10 +328,11 @@ class Training:
         documents: int,
         **facts: Any,
     ) -> TrainingResult:
-        """Make the vocabulary of each size.
+        """Return the result of the training, with a vocabulary of each size.
 
         merges: uint32 (M, 3), ids of the left token, the right token and the result.
         sizes: number of merges, and of symbols in the merged text, by vocabulary size.
+        facts: further fields of the result.
         """
         options = self._options
         # The vocabulary of a size has the first merges, and its own special tokens after them.
@@ -365,7 +366,7 @@ class Training:
 def train_vocabulary(
     source: Corpus | WordCounts, options: TrainingOptions, backend: Backend, **given: Any
 ) -> TrainingResult:
-    """Plan and run a training; see `make_plan` and `Training.run`, which gets `given`."""
+    """Plan a training with `make_plan`, and run it; given: further arguments of `Training.run`."""
     return Training(make_plan(options, backend)).run(source, **given)
 
 

@@ -34,7 +34,7 @@ class ChatTemplate:
             check_text(f"the {name}", text)
 
     def __bool__(self) -> bool:
-        """Whether there is a source, besides the tokens."""
+        """Whether there is a source, not only tokens."""
         return bool(self.source)
 
     def entries(self) -> dict[str, str]:
@@ -47,7 +47,7 @@ class ChatTemplate:
 def take_chat_template(training: dict[str, int | float | str]) -> ChatTemplate | None:
     """Remove the entries of a template from a file's training data, and return the template.
 
-    None if there are no such entries. Raises VocabularyError for entries that
+    Returns None if there are no such entries. Raises VocabularyError for entries that
     `ChatTemplate.entries` can't have written.
     """
     source, packed = training.pop(SOURCE, None), training.pop(TOKENS, "{}")

@@ -88,7 +88,7 @@ class PieceRules:
         return (NORMAL, UNUSED) if self.ranks else (NORMAL, UNUSED, USER)
 
     def literal(self, token: int, text: str) -> str:
-        """Return the text by which texts spell a special token.
+        """Return the spelling of a special token in texts.
 
         token: the id. text: the token's bytes, decoded. If the id is in `marked`, the result has
         U+2581 for each space.

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
-# In `starts`: no symbol ends here, since two symbols have merged across this position.
+# In `starts`: two symbols have merged across this position, so no symbol ends here.
 _NO_PART = -2
 
 

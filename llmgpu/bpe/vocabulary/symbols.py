@@ -97,7 +97,7 @@ class PieceSymbols:
 
     @cached_property
     def pattern(self) -> NeighboursPattern:
-        """The pattern that cuts text where no token can contain both characters at the cut."""
+        """The pattern that cuts text between two characters that are neighbours in no token."""
         fuses = self.rules.fuses and not self.rules.ids_of(BYTE)
         unused = set(self.rules.ids_of(UNUSED))
         known = [

@@ -164,8 +164,9 @@ class Vocabulary:
     def match_facts(self) -> dict[str, str]:
         """The facts about the match rule that a token file records.
 
-        Empty if the rule is "bpe" and the vocabulary's file has the same rule. Otherwise the match
-        rule, and the fingerprint that the vocabulary has with the rule of its file.
+        The dict is empty if the rule is "bpe" and the vocabulary's file has the same rule.
+        Otherwise it has the match rule, and the fingerprint that the vocabulary has with the rule
+        of its file.
         """
         if self.match == "bpe" and self._own_fingerprint == self.fingerprint:
             return {}
@@ -208,7 +209,7 @@ class Vocabulary:
 
     @property
     def _recorded(self) -> dict[str, str]:
-        """The rules for which a file has no field, as text by name; without empty rules.
+        """The rules for which a file has no field, as text by name; empty rules are left out.
 
         A file stores these rules in its training data.
         """
@@ -217,7 +218,7 @@ class Vocabulary:
         return recorded | self._joined(SPECIAL_IDS)
 
     def _joined(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the ids in the named fields, joined by commas; without empty fields."""
+        """Return the ids in each named field as text with commas; empty fields are left out."""
         return {name: ",".join(map(str, ids)) for name in names if (ids := getattr(self, name))}
 
     @property
@@ -317,7 +318,7 @@ class Vocabulary:
     def missing_bytes(self) -> list[int]:
         """The byte values that no ordinary token has, ascending.
 
-        Empty for a vocabulary of SentencePiece's kind, in which any text has ids.
+        The list is empty for a vocabulary of SentencePiece's kind, in which any text has ids.
         """
         if self.pieces is not None:
             return []
@@ -446,9 +447,9 @@ class Vocabulary:
 
 
 def _spells_each_token_once(trie: Trie, vocabulary: Vocabulary) -> bool:
-    """Whether a trie spells each ordinary token exactly once, as the CPU engine finds.
+    """Whether the CPU engine finds that a trie spells each ordinary token exactly once.
 
-    False also without an engine, and if some tokens are equal: the caller then asks
+    Without an engine, or if some tokens are equal, the result is False. The caller then asks
     `validate_trie`.
     """
     if library() is None:

@@ -40,7 +40,7 @@ from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 
 MAX_WORD = 1024
-# Short, because most words of the first slice are new, and the table has to grow for them.
+# Bytes of the first slice: few, because most of its words are new, and the table has to grow.
 FIRST_SLICE_BYTES = 1 << 20
 SLICE_BYTES, SOFTWARE_SLICE_BYTES = 32 << 20, 4 << 20
 COUNT_LIMIT = 1 << 32  # the device's counters have 32 bits

@@ -256,7 +256,8 @@ def _errors_of(path: str | Path) -> Iterator[None]:
 def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
     """Add up one or more word counts, such as the counts of the parts of a corpus.
 
-    Raises InputError, with the names of both files, if the words of two were not counted alike.
+    Raises InputError, with the names of both files, if two counts differ in the pattern, the
+    Unicode version or the separators.
     """
     check_counted_alike(counts)
     accumulator = WordAccumulator()
@@ -271,7 +272,10 @@ def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
 
 
 def check_counted_alike(counts: Sequence[WordCounts]) -> None:
-    """Raise InputError, with the names of both files, unless all words were counted alike."""
+    """Raise InputError, with the names of both files, if two counts can't be added up.
+
+    Counts can be added up if their pattern, Unicode version and separators are equal.
+    """
     first = counts[0]
     for part in counts:
         for what, one, other in (

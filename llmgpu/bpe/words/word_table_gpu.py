@@ -63,7 +63,7 @@ def prepare_kernels(
 class GpuWordTable:
     """A table of distinct words on a device, numbered in the order of insertion.
 
-    generation: changes when buffers are replaced; kernels must then be bound again.
+    generation: a number that changes when buffers are replaced; kernels must then be bound again.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class GpuWordTable:
 
         first_words: number of words for which the first table has room. table_bytes: limit of the
             table's memory.
-        word_arrays: further buffers with an element for each word, zero at first: bytes of an
-            element, by name of the buffer.
-        data_arrays: further buffers with an element for every four bytes of the words: bytes of an
-            element, by name of the buffer.
+        word_arrays: bytes of an element, by name, of further buffers that have an element for each
+            word, zero at first.
+        data_arrays: bytes of an element, by name, of further buffers that have an element for every
+            four bytes of the words.
         """
         self.device, self.kernels = device, kernels
         self.groups = SOFTWARE_GROUPS if device.is_software else GROUPS
