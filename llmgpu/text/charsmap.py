@@ -188,8 +188,8 @@ class SentencePieceRules:
         """Tables by code point: the replacement and the flags; None without keys and symbols.
 
         uint32 and uint8, (0x110000,). `_find` is needed at a character with the flag _SEARCHED, and
-        at one with the flag _FIRST if the next character has the flag _SECOND. There a symbol, a
-        longer key, or a key with a value of another length than 1 may begin.
+        at a character with the flag _FIRST if the next character has the flag _SECOND. A symbol, a
+        longer key, or a key with a value of another length than 1 may begin at these characters.
         """
         if not (self._charsmap or self._symbols):
             return None

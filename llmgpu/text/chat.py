@@ -153,7 +153,7 @@ class Chat(Protocol):
 class Collector:
     """Turns conversations into documents, until a limit of bytes is reached.
 
-    is_full: a conversation did not fit, so all later conversations are left out, too.
+    is_full: whether a conversation did not fit. All later conversations are then left out, too.
     """
 
     def __init__(self, chat: Chat, limit: int | None) -> None:
@@ -229,7 +229,7 @@ class ChatTable(ParquetFile):
     content = "a list of messages"
 
     def __init__(self, source: Source, column: str, collector: Collector) -> None:
-        """Open the file; `column` holds the messages. InputError for other contents."""
+        """Open the file; `column` holds the messages. Raises InputError for other contents."""
         super().__init__(source, column)
         if _TOOLS in self._file.schema_arrow.names:
             self._others = [_TOOLS]

@@ -150,7 +150,10 @@ class Template:
 
 
 def _clean(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message as transformers passes it: no empty fields, reasoning under both names."""
+    """Return a message as transformers passes it, without empty fields.
+
+    The reasoning gets the names "thinking" and "reasoning_content".
+    """
     kept = {name: value for name, value in message.items() if value is not None}
     reasoning = next((kept[name] for name in _REASONING if name in kept), None)
     if reasoning is None:

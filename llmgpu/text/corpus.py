@@ -285,7 +285,7 @@ class Corpus(Closing):
         Returns None if the current document has fewer bytes left, or is not read straight from a
         file.
 
-        before: the range also includes the last `before` bytes that were already returned.
+        before: number of bytes, the last ones already returned, that the range also includes.
         """
         is_direct = isinstance(self._reader, DirectReader) and self._reader.has_begun
         if self.options.limit is not None or not is_direct:
@@ -552,7 +552,7 @@ class FilteredSource:
         self._block = np.empty(least_bytes, np.uint8)
         self._room = 0
         self._ended = False
-        self._has_more = False  # a part of the block that was read last is not filtered yet
+        self._has_more = False  # whether a part of the last block read is not filtered yet
         self._reader = PieceReader(self._pieces())
 
     def read_into(self, buffer: NDArray[np.uint8]) -> Piece:

@@ -46,8 +46,9 @@ class Piece:
     text: uint8 (n,).
     starts: int64, ascending positions in [0, n] at which documents begin. A position is repeated
         for empty documents. All pieces of a text together have exactly one start per document.
-    closed: a document ends at the end of this text; the next byte, if any, begins another document.
-    end: this is the last piece.
+    closed: whether a document ends at the end of this text. The next byte, if any, then begins
+        another document.
+    end: whether this is the last piece.
     """
 
     text: NDArray[np.uint8]
@@ -123,7 +124,8 @@ class TextFilter(Protocol):
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
         """Return the filtered text, up to the first place that later text may still change.
 
-        starts: positions in `text` at which documents begin. final: a document ends with `text`.
+        starts: positions in `text` at which documents begin. final: whether a document ends with
+            `text`.
         """
         ...
 
@@ -182,7 +184,8 @@ class InputPolicy:
     def apply(self, text: NDArray[np.uint8], final: bool) -> NDArray[np.uint8]:
         """Apply the policy to the next bytes of the file; an incomplete sequence is held back.
 
-        final: the file ends with these bytes. Raises InputError for invalid bytes under "strict".
+        final: whether the file ends with these bytes. Raises InputError for invalid bytes under
+        "strict".
         """
         if self.policy == "replace":
             return np.frombuffer(self.replace(text.tobytes(), final), np.uint8)
@@ -191,14 +194,14 @@ class InputPolicy:
         return text
 
     def count(self, block: bytes, final: bool) -> None:
-        """Count invalid sequences in the next bytes of a file; final: the file ends with them."""
+        """Count invalid sequences in the next bytes of a file; final: whether they are the last."""
         self._invalid_in[source_name(self._name)] = None
         self.replace(block, final)
 
     def check(self, text: NDArray[np.uint8], final: bool) -> None:
         """Raise InputError for invalid sequences in the next bytes of a file.
 
-        final: the file ends with these bytes.
+        final: whether the file ends with these bytes.
         """
         for begin in range(0, max(len(text), 1), _CHECK_BYTES):
             block = text[begin : begin + _CHECK_BYTES]
@@ -290,7 +293,7 @@ class DocumentSplitter:
         return self.feed(text, final=True)
 
     def feed(self, block: NDArray[np.uint8], final: bool) -> Piece:
-        """Return the text that later blocks can't change; final: the text ends with this block."""
+        """Return the text that later blocks can't change; final: whether this is the last block."""
         text, cuts = block, NO_TEXT.starts
         if self._longest:
             data = self._held + block.tobytes()

@@ -57,7 +57,7 @@ def generate_text(nbytes: int, seed: int = 0) -> Iterator[bytes]:
 
 
 def _blocks(seed: int, most: int) -> Iterator[bytes]:
-    """Yield the blocks of a seed without end; most: about how many the caller uses at most."""
+    """Yield the blocks of a seed without end; most: upper estimate of the blocks to be used."""
     words = _Words()
     threads = 1 if library() is None else usable_processors()
     group = max(1, min(_GROUP, most // threads))

@@ -90,7 +90,7 @@ def jsonl_lines(
 class _Block:
     """Whole lines of a file: data[begin:end].
 
-    is_last: the file ends here, so the last line may lack its newline. after: value of
+    is_last: whether the file ends here. The last line may then lack its newline. after: value of
     `JsonlFile.position` once the block is used up; None for a stream, where reading counts bytes.
     """
 
@@ -215,7 +215,7 @@ class JsonlFile(JsonlStream):
         return block, self._take_texts(block, block.begin)
 
     def _take_texts(self, block: _Block, begin: int) -> TakenTexts | None:
-        """Return the texts that the engine in C takes from `begin` on; None without the engine."""
+        """Return the texts that the C engine extracts from `begin` on; None without the engine."""
         if self._texts is None:
             return None
         return self._texts.take(block.data, begin, block.end, is_last=block.is_last)
@@ -274,7 +274,7 @@ class JsonlFile(JsonlStream):
     def _take(
         self, block: _Block, policy: InputPolicy, taken: TakenTexts | None
     ) -> Iterator[Piece]:
-        """Yield the texts of a block. The engine in C leaves unusual lines to Python's json."""
+        """Yield the texts of a block. The C engine leaves unusual lines to Python's json."""
         begin, end, lines = block.begin, block.end, b""
         while begin < end:
             # Yield the texts that C has parsed, up to the first line that C has left to Python.

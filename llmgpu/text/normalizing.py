@@ -103,7 +103,8 @@ class Replace(Step[AnyStr]):
 
     def feed(self, text: AnyStr, final: bool) -> AnyStr:
         text = self._held + text
-        # One character is found sooner than a string, and most texts lack the last one.
+        # Search for the last character of the string first: most texts lack it, and a character is
+        # found sooner than a string.
         *before, rest = text.split(self._old) if self._old[-1:] in text else [text]
         lengths = range(min(len(rest), len(self._old) - 1), 0, -1)
         may_begin = (k for k in lengths if self._old.startswith(rest[-k:]))
@@ -234,7 +235,7 @@ class Normalizer:
             self._pairs = list(map(_byte_pair, steps))
 
     def apply(self, text: str, *, follows: bool = False) -> str:
-        """Return a whole document normalized; follows: the document comes after a special token."""
+        """Return a normalized document; follows: whether the document follows a special token."""
         if self._text == NFC:
             return compose(text)
         steps = _StepsFilter(self._makers)

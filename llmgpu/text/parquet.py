@@ -93,7 +93,8 @@ class ParquetFile:
         except InputError:
             self._raw.close()
             raise
-        # Yields the arrays of each row group in order. Threads need preadv and a local file.
+        # `_groups` yields the arrays of each row group in order. Threads need preadv and a local
+        # file.
         shares = isinstance(self._content, FileContent) and hasattr(os, "preadv")
         shares &= self.reads_groups
         most = min(usable_processors(), _AHEAD) if shares else 0
@@ -294,7 +295,7 @@ def _inside(batch: Any, names: Sequence[str]) -> Any:
 
 
 def _raising(error: InputError) -> Iterator[Any]:
-    """Raise an error at the first request for an item."""
+    """Return an iterator that raises an error when the first item is requested."""
     raise error
     yield
 

@@ -177,7 +177,7 @@ def _files_between(
 ) -> Iterator[Source]:
     """Yield the files, or spans of files, in a byte range of the corpus.
 
-    low, high: the range, in bytes of all files end to end. is_last: the range is the last one.
+    low, high: the range, in bytes of all files end to end. is_last: whether it is the last range.
     """
     total = sources.total_bytes
     begin = 0

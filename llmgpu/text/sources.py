@@ -103,15 +103,15 @@ class Selection:
         does not decompress standard input.
     of_input: the format of standard input alone, if input_format is "auto".
     exclude, gitignore: see `llmgpu.text.sources`.
-    skips_binaries: leave out binary files of folders, globs and lists, with a note.
-    lists_skipped: name each left-out file in the note.
+    skips_binaries: whether to leave out binary files of folders, globs and lists, with a note.
+    lists_skipped: whether the note names each file that was left out.
     listed: names from a list, treated like names of files in a folder.
     usual_field: leave out files of folders, globs and lists whose rows lack this field, with a
         note; None to keep all files.
     subset: a key of SUBSETS, None for all files. A file in a folder, a glob or at a URL belongs to
         the subset that its path names. If several folders of the path name one, the last decides.
-    may_be_tokens: files may be token files, so resolving names does not refuse binary files.
-        Reading them as text does.
+    may_be_tokens: whether files may be token files. Resolving names then accepts binary files, but
+        reading them as text does not.
     """
 
     input_format: str = AUTO
@@ -127,7 +127,7 @@ class Selection:
 
 
 class _Reason(NamedTuple):
-    """A reason for leaving files out, as texts of a note: noun for the files, reason, remedy."""
+    """A reason for leaving files out, as texts of a note: a noun for the files, reason, remedy."""
 
     noun: str
     words: str = ""
@@ -476,7 +476,7 @@ class Rule:
     """A line of a .gitignore.
 
     folder: the folder of the .gitignore. expression: a regular expression for names (is_for_names),
-    or else for paths relative to the folder. is_for_folders: the line matches folders only.
+    or else for paths relative to the folder. is_for_folders: whether the line matches folders only.
     ignores: False for a line that begins with "!".
     """
 

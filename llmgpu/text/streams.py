@@ -69,7 +69,7 @@ class Source(NamedTuple):
     remote: opens a file of another machine; None for a local file.
     span: begin and end of the bytes to read; None for the whole file. Of a .parquet, the rows that
         would begin in the span if all rows had the same size.
-    continues: the span begins inside a document.
+    continues: whether the span begins inside a document.
     format: one of `llmgpu.text.sources.INPUT_FORMATS`.
     """
 
@@ -335,10 +335,10 @@ class ByteStream(io.RawIOBase):
     def upcoming(self, least: int, most: int, before: int) -> FileBytes | None:
         """Return the range of the next `least` to `most` bytes without reading them.
 
-        The range never includes the last byte of the file. None if there are fewer bytes, if the
-        stream is compressed or not a regular file, or if invalid UTF-8 has to be counted.
+        The range never includes the last byte of the file. Returns None if there are fewer bytes,
+        if the stream is compressed or not a regular file, or if invalid UTF-8 has to be counted.
 
-        before: the range also includes this number of bytes in front of the next byte.
+        before: number of bytes in front of the next byte that the range also includes.
         """
         if self._is_begin or self.is_invalid or not self.reads_anywhere:
             return None
@@ -564,7 +564,7 @@ def read_mark(read: Callable[[int], bytes]) -> tuple[bytes, str]:
 class Rewound(io.RawIOBase):
     """A pipe from which some bytes were read already; these bytes are read again first.
 
-    head: the bytes that are left to be read again.
+    head: the bytes still to be read again.
     """
 
     def __init__(self, head: bytes, raw: BinaryIO) -> None:

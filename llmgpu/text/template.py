@@ -1,7 +1,8 @@
 r"""Text made of several fields of a row by a template, such as ``{question}\n{answer}``.
 
-``{field}`` is replaced by the value of a field, and ``{a.b}`` by that of the field ``b`` within the
-field ``a``; ``{{`` and ``}}`` are braces. Python's other format specifications are refused.
+``{field}`` is replaced by the value of a field, and ``{a.b}`` by the value of field ``b`` of the
+object in field ``a``; ``{{`` and ``}}`` are braces. Python's other format specifications are
+refused.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _BETWEEN_FIELDS = "\n"
 
 
 class MissingFieldError(InputError):
-    """A row lacks the field, or a table the column."""
+    """A row lacks the field, or a table lacks the column."""
 
 
 class Template(NamedTuple):

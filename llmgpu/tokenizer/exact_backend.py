@@ -208,7 +208,7 @@ class ExactBackend:
     def _cut(self, text: str, special_is_text: bool) -> list[bytes | int] | None:
         """Split a text into stretches to match, and the ids of the added tokens between them.
 
-        None if only the package tokenizers gives the exact ids.
+        Returns None if only the package tokenizers gives the exact ids.
         """
         # Decide whether llmgpu gives the exact ids, and whether to search for added tokens.
         data = str.encode(text)

@@ -69,7 +69,7 @@ class WatchedBackend:
     """A `tokenizers.Tokenizer`, and the `ExactBackend` made from its current state.
 
     is_shared: whether other code may have a reference to the `tokenizers.Tokenizer`, and may change
-    it. reason: why there is no ExactBackend.
+    it. reason: why no ExactBackend can be made.
     """
 
     def __init__(self, library: Any, is_shared: bool) -> None:
@@ -194,7 +194,7 @@ class _Request:
     def room(self, around: Around) -> int | None:
         """Return the number of ids to which texts are truncated, without the ids around a text.
 
-        None if texts are not truncated.
+        Returns None if texts are not truncated.
         """
         if _value(self.truncation_strategy) == "do_not_truncate":
             return None
@@ -275,8 +275,8 @@ class FastTokenizer:
     def _tokenizer(self) -> Any:
         """The `tokenizers.Tokenizer` of this tokenizer.
 
-        Code outside of `_read` that reads it may keep it and change it later. So the read marks the
-        tokenizer as shared.
+        Code outside of `_read` may keep the object and change it later. So reading this property
+        outside of `_read` marks the tokenizer as shared.
         """
         watched = self.__dict__.get("_watched")
         if watched is None:
@@ -299,7 +299,7 @@ class FastTokenizer:
 
     @classmethod
     def convert_to_native_format(cls, *args: Any, **named: Any) -> Any:
-        """Call the method on the base class: it checks whether its class defines `__init__`."""
+        """Call the method on the base class, because it checks if its class defines `__init__`."""
         return cls._base.convert_to_native_format(*args, **named)  # type: ignore[attr-defined]
 
     def _encode_plus(self, text: Any, text_pair: Any = None, *args: Any, **options: Any) -> Any:

@@ -478,7 +478,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     ) -> NDArray[np.uint32]:
         """Return the ids of all documents in files, folders or globs, end to end: uint32 (n,).
 
-        By default each file is a document, and each line of a .jsonl file.
+        By default a document is a file, or a line of a .jsonl file.
 
         Uses 4 bytes of memory per id, and reserves address space for one id per byte of text. If
         address space is limited, or if compression hides the size of the text, uses 8 bytes per id.

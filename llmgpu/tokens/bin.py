@@ -279,7 +279,7 @@ def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np
     dtype: "uint16" or "uint32", for a file that does not name its type.
 
     Raises InputError if the file can't be read, if the type is unknown or differs from `dtype`, or
-    if the length does not fit.
+    if the file's length does not fit the type and the count.
     """
     layout, found, count = LAYOUTS["raw"], _type_in_index(path), None
     with suppress(InputError):  # an InputError means that the file has no header of llm.c
@@ -366,7 +366,7 @@ def _check_offsets(name: str, offsets: list[Any], count: int) -> None:
 def _known_facts(
     name: str, vocabulary_size: int | None, layout: Layout, dtype: str | None
 ) -> tuple[Layout, np.dtype[np.integer] | None, int | None]:
-    """Return layout, type of the numbers and count of ids, with None for an unknown fact."""
+    """Return layout, type of the numbers and count of ids; None for a fact that is unknown."""
     is_stream = name == STANDARD_INPUT or not os.path.isfile(name)
     if has_side_file(name):
         return _side_facts(name, read_side_file(name), dtype, is_stream=is_stream)
@@ -385,10 +385,13 @@ def _known_facts(
 def _side_facts(
     name: str, side: dict[str, Any], asked: str | None, *, is_stream: bool
 ) -> tuple[Layout, np.dtype[np.integer], int]:
-    """Return layout, type of the numbers and count of ids by the side file.
+    """Return the layout, the type of the numbers and the count of ids that a side file states.
 
-    asked: the type that the numbers must have; None for any. Raises InputError for another type,
-    and unless a token file that is no stream agrees with its side file.
+    asked: the type that the numbers must have; None for any. is_stream: whether the token file is a
+    pipe or a device, which can't be compared with its side file.
+
+    Raises InputError for another type than `asked`, and if any other token file disagrees with its
+    side file.
     """
     layout = get_layout(side["layout"])
     dtype = np.dtype(side["dtype"]).newbyteorder("<")
@@ -427,7 +430,7 @@ def _check_header(
     known_dtype: np.dtype[np.integer] | None,
     known_count: int | None,
 ) -> tuple[np.dtype[np.integer], int]:
-    """Return type and number of the tokens by the header of a file.
+    """Return the type of the numbers and the count of ids that the header of a file states.
 
     known_dtype, known_count: the facts of the side file; None without a side file. Raises
     InputError if they differ from the header.
@@ -561,7 +564,7 @@ class BinWriter(NumbersWriter):
 
     @property
     def _starts(self) -> NDArray[np.int64]:
-        """Positions in the file at which documents start: (documents,), made for each use."""
+        """Positions in the file at which documents start: (documents,), a new array at each use."""
         return np.concatenate([np.empty(0, np.int64), *self._offsets])
 
     def _describe(self, path: str) -> dict[str, bytes]:

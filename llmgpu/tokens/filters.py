@@ -105,7 +105,7 @@ def in_chunks(slices: Slices, most: int, overlap: int, spans: NDArray[np.int64])
 
 
 def _chunks_before_last(lengths: NDArray[np.int64], most: int, step: int) -> NDArray[np.int64]:
-    """Return the number of chunks of each document besides the last; lengths: ids per document."""
+    """Return how many chunks each document has before its last; lengths: ids of each document."""
     return np.maximum(0, -(-(lengths - most) // step))
 
 

@@ -121,8 +121,8 @@ def open_writer(
     """Open `path` ("-": standard output) for ids in one of FORMATS.
 
     vocabulary_size: number of ids. fingerprint, match_facts: of the vocabulary, for side files.
-    layout: one of LAYOUTS, for ``bin``. masked: slices have a loss mask, which only ``bin`` stores.
-    force: replace even a file of another kind.
+    layout: one of LAYOUTS, for ``bin``. masked: whether slices have a loss mask, which
+    only ``bin`` stores. force: replace even a file of another kind.
 
     Raises InputError for an unknown format or layout, OutputError if `path` can't be written.
     """

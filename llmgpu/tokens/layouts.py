@@ -27,8 +27,8 @@ class Layout:
     description: text for --help. header_bytes: length of the header. max_tokens: largest number of
         tokens in a file, None for any number.
     make_header: given a type, uint16 or uint32, and a count, returns the header.
-    parse_header: given the header and the name of the file, returns type and number of the tokens;
-        InputError for an invalid header. None for a layout without a header.
+    parse_header: given the header and the name of the file, returns type and number of the tokens,
+        and raises InputError for an invalid header. None for a layout without a header.
     max_ids: largest number of ids in a vocabulary, None for any number.
     has_index: whether an index of Megatron-LM is written, see `llmgpu.tokens.bin`.
     """

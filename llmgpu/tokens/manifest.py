@@ -243,7 +243,7 @@ def merge_shards(
     return write_manifest(output, facts, full or all_shards[:1])
 
 
-_Manifest = tuple[str | Path, dict[str, Any], list[Shard]]  # a path, and what `read_facts` returns
+_Manifest = tuple[str | Path, dict[str, Any], list[Shard]]  # a path, and the result of `read_facts`
 
 
 def _in_order(manifests: Sequence[str | Path]) -> list[_Manifest]:

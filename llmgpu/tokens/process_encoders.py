@@ -195,7 +195,7 @@ class ProcessEncoders:
     ) -> NDArray[np.uint32] | None:
         """Return the ids of a document in one call.
 
-        None if only `encode_documents` can encode the document.
+        Returns None if only `encode_documents` can encode the document.
         """
         is_normalized = self._vocabulary.normalizer is not None
         if (is_normalized and len(text) > HOST_BYTES) or not self.encodes_on_host(len(text)):
@@ -237,7 +237,10 @@ class ProcessEncoders:
             return isinstance(self._open_long(text_bytes), CpuEncoder)
 
     def _encode_plain(self, text: bytes | memoryview) -> NDArray[np.uint32] | None:
-        """Return the ids of a document without special tokens if `encodes_on_host` is True."""
+        """Return the ids of a document without special tokens. `encodes_on_host` must be True.
+
+        Returns None if only `encode_documents` can encode the document.
+        """
         coder = self.coder(encodes=True)
         if coder is not None:
             given = text if isinstance(text, bytes) else bytes(text)

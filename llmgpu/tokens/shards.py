@@ -83,7 +83,7 @@ class ShardNames:
     def _listed(self, expression: str) -> list[str]:
         """Return the paths beside the output whose file names match a regular expression, sorted.
 
-        expression: {stem} and {suffix} are replaced by those of the output's name.
+        expression: {stem} and {suffix} stand for the stem and the suffix of the output's name.
         """
         folder, stem = os.path.split(self._stem)
         own = expression.format(stem=re.escape(stem), suffix=re.escape(self._suffix))

@@ -73,7 +73,7 @@ class TokenSink(Closing):
         """
 
     def prepare(self, piece: EncodedSlice) -> EncodedSlice:
-        """Return the slice to be given to `write`, with its `content` if that depends on ids alone.
+        """Return the slice for `write`; its `content` is set if it depends on the ids alone.
 
         Several threads may call `prepare` at a time. Raises OutputError as `write` does.
         """
