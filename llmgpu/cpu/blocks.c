@@ -3,7 +3,7 @@
  *
  * A block begins where a pre-token starts, so the text before it does not matter. A class of bytes
  * is a set of bits, and a rule is a few operations on whole sets. `set << 1` has the bits after the
- * bytes of a set. Adding the first bits of runs to the runs carries to the bits after the runs.
+ * bytes of a set. Adding the first bits of runs to the runs carries into the bits after the runs.
  * Starts at the end of a block may depend on the bytes that follow. They are left to the next
  * block, which begins at the last certain start. ASCII is classified 16 bytes at a time, other
  * letters and other signs one by one. Text that these rules don't decide is left to pretokens.c.
@@ -46,9 +46,9 @@ static inline uint64_t equal(__m128i bytes, char byte)
     return (uint64_t)(unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(byte)));
 }
 
-/* Add the characters beyond ASCII, with bytes in `beyond`, up to one that is not decided: a number,
- * white space, invalid UTF-8, a character cut off by the block's end, and with o200k also a mark or
- * a letter without case. */
+/* Classify the characters whose bytes are in `beyond`, up to the first that these rules don't
+ * decide: a number, white space, invalid UTF-8, a character cut off by the block's end, and with
+ * o200k also a mark or a letter without case. */
 static inline void add_beyond(const Pattern *pattern, const uint8_t *p, const uint8_t *end,
                               uint64_t beyond, Classes *classes)
 {

@@ -58,8 +58,8 @@ static uint8_t *copy_spaced(uint8_t *out, const uint8_t *p, const uint8_t *end)
     return out;
 }
 
-/* Return the start of the first added token from p on, and set its id and length; return `end`
- * without a token, and set the length 0. */
+/* Return the start of the first added token from p on, and set its id and length. If there is no
+ * token, return `end` and set the length to 0. */
 static const uint8_t *next_token(const Documents *documents, const uint8_t *p, const uint8_t *end,
                                  uint32_t *id, int64_t *length)
 {
@@ -72,8 +72,8 @@ static const uint8_t *next_token(const Documents *documents, const uint8_t *p, c
     return end;
 }
 
-/* Write the ids of a text with added tokens; return their number, or a failure. room: bytes for a
- * stretch, and padding. is_copied: whether the stretches have to be copied there. */
+/* Write the ids of a text with added tokens; return their number, or a failure. room: memory for a
+ * stretch and padding. is_copied: whether each stretch has to be copied into `room`. */
 static int64_t encode_stretches(Encoder *encoder, const Documents *documents, const uint8_t *p,
                                 const uint8_t *end, uint8_t *room, int is_copied, uint32_t *ids)
 {

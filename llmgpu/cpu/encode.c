@@ -127,8 +127,9 @@ static int64_t write_batch(Encoder *encoder, Batch *batch)
     return failure;
 }
 
-/* Add the words between `at` and the first `count` of `ends`, until one is too long for a slot or
- * the batch is full; return the number of words. */
+/* Add words to a batch: the first begins at `at`, and they end at the first `count` of `ends`. Stop
+ * before a word that is too long for a slot, or when the batch is full; return the number of words
+ * added. */
 static inline int64_t add_words(Batch *batch, const uint8_t *text, int64_t at, const int64_t *ends,
                                 int64_t count)
 {

@@ -92,16 +92,16 @@ typedef struct {
 
 #define MOST_EXPRESSIONS 16
 
-/* The first instruction of an expression, and the bits of which the first character of a match has
- * one. has_ascii: whether a character of ASCII has one of them. */
+/* The first instruction of an expression, and a set of bits: the first character of a match has at
+ * least one of them. has_ascii: whether a character of ASCII has one of them. */
 typedef struct {
     int32_t at;
     uint32_t bits;
     int has_ascii;
 } FirstStep;
 
-/* The tables of automata.c: a head, then for each state and column the next state and the flags. A
- * state is the number of its first entry. */
+/* The tables of automata.c: a head, then for each state and column the next state and the flags. The
+ * number of a state is the position of its first entry. */
 typedef struct {
     const uint16_t *next, *flags;
 } Automaton;
@@ -117,7 +117,7 @@ typedef struct {
 
 /* Expressions that cut text one after the other: by automata, or without these by instructions.
  * bits, ascii: the bits of each class of characters, and of each character of ASCII.
- * num_classes: also the column of the end of a text.
+ * num_classes: the number of classes, which is also the column of the end of a text.
  * pairs: pairs[0][a] + pairs[1][b] is the column of the characters a and b of ASCII; NULL without
  *     such columns. */
 typedef struct {
@@ -214,10 +214,10 @@ static inline int has_block(const uint8_t *p, const uint8_t *last, const uint8_t
     return HAS_BLOCKS && (last - p >= BLOCK || (last == end && last - p >= LEAST_BLOCK));
 }
 
-/* Return the bits of the bytes, of the block at p, at which a pre-token certainly ends, by the rules
- * of gpt2, cl100k and o200k (blocks.c). A pre-token starts at p. 0 if no end is certain, for other
- * rules, and for text at which pretokens.c is faster. end: where the document ends; no returned
- * bit is at or after `end`. */
+/* Return a bit for each byte of the block at p at which a pre-token certainly ends, by the rules of
+ * gpt2, cl100k and o200k (blocks.c). A pre-token must start at p. Return 0 if no end is certain, for
+ * other rules, and for text at which pretokens.c is faster. end: where the document ends; no
+ * returned bit is at or after `end`. */
 uint64_t block_ends(const Pattern *pattern, const uint8_t *p, const uint8_t *end);
 
 /* ---- Tables of distinct words (words.c) ---- */
@@ -332,9 +332,9 @@ static inline void add_word(Word *word, const uint8_t *start, int64_t length, co
     __builtin_prefetch(slots + (word->hash & mask));
 }
 
-/* Set the words in the block at *p, up to its last certain end, to which *p moves, and prefetch their
- * slots. Return the place of the next word; `word` if no end is certain. end: where the document
- * ends. */
+/* Add the words of the block at *p to an array, at `word`, and prefetch their slots. The words end at
+ * the last certain end in the block, to which *p moves. Return the place after the last word, which
+ * is `word` if no end is certain. end: where the document ends. */
 static inline Word *add_block(const Pattern *pattern, const uint8_t **p, const uint8_t *end,
                               Word *word, const Slot *slots, uint64_t mask)
 {
@@ -352,8 +352,7 @@ static inline Word *add_block(const Pattern *pattern, const uint8_t **p, const u
 /* Make room for `needed` items of `size` bytes in an array; return 0 or NO_MEMORY. */
 int grow(void **items, int64_t *room, int64_t needed, size_t size);
 
-/* Return zeros in memory of large pages, if possible; NULL without memory. `free_pages` frees
- * it. */
+/* Return zeroed memory, in large pages if possible; NULL without memory. `free_pages` frees it. */
 void *zero_pages(size_t bytes);
 void free_pages(void *pages, size_t bytes);
 
@@ -470,7 +469,7 @@ int64_t marks_of(const Pattern *pattern, const uint8_t *text, int64_t length, co
  * or TOO_SLOW. `ids` has room for an id for each byte, and 3 more. encoder->shared must be set. */
 int64_t encode_copy(Encoder *encoder, const uint8_t *text, int64_t length, uint32_t *ids);
 
-/* Do the same with a document that has padding. */
+/* Write the ids of a document that has padding; otherwise like `encode_copy`. */
 int64_t encode_padded(Encoder *encoder, const uint8_t *text, int64_t length, uint32_t *ids);
 
 /* Write the ids of a document that has neither padding nor marks (parts.c). */

@@ -18,9 +18,9 @@
  *
  * MATCH: the expression matches. TAKE: take b to c characters with one of the bits a, as many as
  * there are. REPEAT: the same, but take fewer if the rest does not match. TRY: go on with the next
- * instruction if the character has one of the bits a, and else, or if the rest does not match, at
- * instruction b. JUMP: go on at instruction b. AHEAD: go on at instruction b if the next
- * instructions match here (a = 1), or if they do not (a = 0). */
+ * instruction if the character has one of the bits a; if it has none, or if the rest does not
+ * match, go on at instruction b. JUMP: go on at instruction b. AHEAD: go on at instruction b if the
+ * next instructions match here (a = 1), or if they do not (a = 0). */
 enum operation { MATCH, TAKE, REPEAT, TRY, JUMP, AHEAD };
 
 #define ANYTHING (-1) /* bits a of a TRY that may match without a character */
@@ -204,8 +204,8 @@ static void set_leads(Lead *leads)
     leads[0xED] = (Lead){0xE0C0, 0x8080, 0x0F, 0}; /* no surrogate */
 }
 
-/* Let a pattern with expressions cut by `count` automata, of which each cuts the stretches left by
- * those before it. The arrays must outlive the pattern.
+/* Let a pattern with expressions cut by `count` automata, one after the other: each cuts the
+ * stretches left by the automata before it. The arrays must outlive the pattern.
  *
  * next, flags: the tables of the automata, end to end. places: int64_t (count,), where each table
  * starts. num_classes, pairs: see `Expressions`. */
@@ -226,7 +226,8 @@ API void llmgpu_pattern_set_automata(Pattern *pattern, const uint16_t *next, con
 /* Let a pattern without a rule cut by expressions; return 0, or NO_MEMORY.
  *
  * code: instructions, which must outlive the pattern. first: int32_t (levels, 2), for each
- * expression its first instruction, and the bits of which the first character of a match has one.
+ * expression its first instruction, and a set of bits: the first character of a match has at least
+ * one of them.
  * bits: uint32_t (256,), the bits of each class in pattern->classes. */
 API int llmgpu_pattern_set_expressions(Pattern *pattern, const Instruction *code,
                                        const int32_t *first, int64_t levels, const uint32_t *bits)

@@ -47,7 +47,7 @@ TEXT_PADDING = 16
 # length of the random hash key: nobody can prepare words that collide under an unknown key
 _HASH_KEY_BYTES = 32
 SHORT_TEXT = 1 << 10  # longest text, in bytes, for whose ids memory is kept
-# default number of threads with NumPy: between NumPy's operations only one thread at a time runs
+# most threads by default with NumPy: between NumPy's operations only one thread at a time runs
 MOST_NUMPY_THREADS = 4
 PAIR_PARTS = 32  # pairs are found for 1 / PAIR_PARTS of the tokens at a time
 MANY_IDS = 1 << 22  # from this number of ids on, copying would take too much memory
@@ -73,7 +73,7 @@ def _declare_functions(loaded: ctypes.CDLL) -> None:
 
 
 def _type_of(declared: str) -> Any:
-    """Return the type of a result or of a parameter; every pointer is an address."""
+    """Return the ctypes type of a declared result or parameter; a pointer is an address."""
     return c_void_p if "*" in declared else _NUMBERS[declared.split()[0]]
 
 
@@ -154,7 +154,7 @@ class EngineObject:
     _library: ctypes.CDLL
 
     def __init__(self, kind: str, *arguments: Any, beside: EngineObject | None = None) -> None:
-        """Make an object of a kind.
+        """Make an object with the library's function ``llmgpu_KIND_new``.
 
         beside: another object, whose library is used in place of the installed library.
         """
@@ -208,9 +208,9 @@ def _shortened(ids: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:
 
 
 def bytes_of(text: Any) -> memoryview | None:
-    """Return the bytes of a str of ASCII, which are valid as long as the str; else None.
+    """Return the bytes of an ASCII str, valid as long as the str lives; None for any other str.
 
-    Encoding a long str takes new memory in each call, whose pages the system clears.
+    `str.encode` would take new memory in each call, whose pages the system has to clear.
     """
     is_usual = type(text) is str and text.isascii()
     return _view_memory(_utf8_of(text, None), len(text), _READ_ONLY) if is_usual else None
@@ -268,9 +268,9 @@ class CPattern(EngineObject):
         """Let a pattern with expressions cut by automata, one after the other.
 
         tables: for each automaton the next states and the flags, uint16 (n,), see
-            `llmgpu/cpu/automata.c`. num_classes: of characters.
-        pairs: uint16 (2, 128), the sum of an entry of each row is the column of two characters of
-            ASCII; None without such columns.
+            `llmgpu/cpu/automata.c`. num_classes: number of classes of characters.
+        pairs: uint16 (2, 128), pairs[0, a] + pairs[1, b] is the column for ASCII character a
+            followed by b; None if the tables have no such columns.
         """
         joined = [np.concatenate(arrays) for arrays in zip(*tables, strict=True)]
         places = np.cumsum([0, *(len(table) for table, _ in tables[:-1])])

@@ -169,8 +169,8 @@ static int has_parts(const Vocabulary *vocabulary, const uint8_t *token, int64_t
     return 0;
 }
 
-/* Return whether a pair of rank `rank` or a later rank makes a part; id: the part's id, and its
- * rank. */
+/* Return whether any pair that makes a part has rank `rank` or a later rank; id: the part's id,
+ * which is the rank of these pairs. */
 static int ranks_after(const Vocabulary *vocabulary, const uint8_t *part, int64_t length,
                        uint32_t id, uint32_t rank)
 {
@@ -250,8 +250,8 @@ typedef struct {
     int64_t count, first, size;
 } Window;
 
-/* Merge the part of a word in a window. which: the index of the array, of two, into which the
-   tokens are written. */
+/* Merge the stretch of a word in a window. which: 0 or 1, the array in the scratch memory into which
+   the tokens are written. */
 static int merge_window(const Vocabulary *vocabulary, Scratch *scratch, const uint8_t *word,
                         int64_t length, int which, Window *window)
 {

@@ -5,11 +5,10 @@
  * the lowest rank is searched anew after every merge. long_words.c merges longer words.
  *
  * A word may be cut before a byte of 0xC0 or more if no token has the byte before the cut, this
- * byte
- * and the byte after it as neighbours: then neither a merge nor a longest token crosses the cut.
- * Some tokens are never the result of merges: a word becomes such a token only if the whole word
- * spells it. A part of a word must not spell such a token, so no word is cut at the ends of these
- * tokens.
+ * byte and the byte after it as neighbours: then neither a merge nor a longest token crosses the
+ * cut. Some tokens are never the result of merges: a word becomes such a token only if the whole
+ * word spells it. A part of a word must not spell such a token, so no word is cut at the ends of
+ * these tokens.
  */
 #include "matching.h"
 
@@ -213,8 +212,8 @@ API uint32_t llmgpu_find_token(const Vocabulary *vocabulary, const uint8_t *text
 /* Write every way to cut a token into two tokens; return the number of ways.
  *
  * data, offsets, tokens, count: the arguments with which the vocabulary was made.
- * pairs: uint32_t (cuts, 3), the ids of the parts and of the token, ascending by token, then by
- *     cut; has room for all cuts. Of equal tokens only the lowest id counts. */
+ * pairs: uint32_t (cuts, 3), left id, right id and the token's id, ascending by token, then by cut;
+ *     has room for all cuts. Of equal tokens only the lowest id counts. */
 API int64_t llmgpu_vocabulary_pairs(const Vocabulary *vocabulary, const uint8_t *data,
                                     const int64_t *offsets, const int64_t *tokens, int64_t count,
                                     uint32_t *pairs)
@@ -252,7 +251,7 @@ static inline uint32_t keyed(uint32_t number, uint32_t key)
 
 /* Insert pairs into a hash table at the slots where wgsl/encode/02_merge.wgsl looks them up.
  *
- * pairs: uint32_t (count, 4), ids of the parts, rank and result; no pair occurs twice.
+ * pairs: uint32_t (count, 4), left id, right id, rank and result; no pair occurs twice.
  * table: uint32_t (slots, 4), every number is `empty` before. slots: a power of 2 above count.
  * key: uint32_t (4), of the device's hashes; the engine's own tables have another key. */
 API void llmgpu_insert_pairs(const uint32_t *pairs, int64_t count, uint32_t *table, int64_t slots,

@@ -217,8 +217,9 @@ static int gain_pairs(Trainer *trainer, const uint32_t *list, int64_t size, uint
     return 0;
 }
 
-/* Return the most room in the pool that lists of pairs with `merged` need. If `merged` is not a new
- * symbol, such pairs may exist. Their lists are copied, and the list of (merged, merged) twice. */
+/* Return the most room in the pool that the lists of pairs with the symbol `merged` need. If it is
+ * not a new symbol, such pairs may exist. Their lists are copied, and the list of (merged, merged)
+ * twice. */
 static int64_t needed_room(const Trainer *trainer, uint32_t merged, int is_new)
 {
     const Side *sides[2] = {&trainer->left, &trainer->right};
@@ -309,8 +310,8 @@ API int64_t llmgpu_trainer_train(Trainer *trainer, int64_t merges, int64_t work,
 }
 
 /* Make given merges: uint32_t (count, 3), left symbol, right symbol and result. Return 0,
- * NO_MEMORY, or WRONG_MERGE for a part that does not exist, a result beyond the limit, or a result
- * that is an existing symbol of another length than its parts. */
+ * NO_MEMORY, or WRONG_MERGE for a left or right symbol that does not exist, a result beyond the
+ * limit, or a result that is an existing symbol of another length than the two together. */
 API int llmgpu_trainer_merge(Trainer *trainer, const uint32_t *merges, int64_t count)
 {
     for (const uint32_t *each = merges; each < merges + 3 * count; each += 3) {

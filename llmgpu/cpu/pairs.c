@@ -30,7 +30,8 @@ static int grow_pairs(Trainer *trainer)
     return make_pair_table(trainer, 2 * (trainer->mask + 1));
 }
 
-/* Return the pair of a key. A new pair has no occurrences. NO_PAIR without memory. */
+/* Return the pair of a key. A missing pair is made, without occurrences. Return NO_PAIR without
+ * memory. */
 uint32_t find_or_add(Trainer *trainer, uint64_t key)
 {
     uint32_t *entry = entry_of(trainer, key);

@@ -47,8 +47,8 @@ typedef struct {
     TextPart **waiting;
 } Work;
 
-/* Return bytes of the text with padding after them, which are first read if the text is in a file;
- * NULL after a failure. */
+/* Return the bytes of the text from `from` to `end`, with padding after them; the bytes of a file
+ * are read first. Return NULL after a failure. */
 static const uint8_t *read_text(Work *work, Encoder *encoder, int64_t from, int64_t end,
                                 int64_t *failure)
 {
@@ -111,7 +111,8 @@ static int64_t cut_inside(Work *work, Encoder *encoder, int64_t from, int64_t at
     }
 }
 
-/* Return where to end a part of at most `size` bytes; of more bytes if it can't be cut earlier. */
+/* Return the end of a part of at most `size` bytes. If the text can't be cut in them, the part is
+ * longer. */
 static int64_t part_end(Work *work, Encoder *encoder, int64_t size)
 {
     const Text *text = work->text;

@@ -4,8 +4,8 @@
  * - A character is a letter, a number, white space or other. A byte that is not part of a valid
  *   UTF-8 sequence (RFC 3629) is a character of kind other.
  * - The next pre-token is found in one pass over its text and a bounded look-ahead. Only white
- *   space is
- *   passed over up to three times: to the last newline, to the last character, and that character.
+ *   space is passed over up to three times: to the last newline, to the last character, and that
+ *   character.
  * - ASCII letters, of which most text consists, are passed over eight at a time.
  */
 #include "engine.h"

@@ -137,7 +137,8 @@ static TARGET void NAME(norm)(const Norm *p, int64_t row)
         out[i] = x[i] * r * weight[i];
 }
 
-/* Add to a row of the gradient of x, and to for_weight, a partial sum of the weight's gradient. */
+/* Add to a row of the gradient of x, and to `for_weight`, which has a partial sum of the weight's
+ * gradient. */
 static TARGET void NAME(norm_backward)(const Norm *p, int64_t row, float *restrict for_weight)
 {
     int64_t n = p->width;

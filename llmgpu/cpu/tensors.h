@@ -1,5 +1,5 @@
 /* The declarations that the files for language models share: threads, and products by NumPy's
- *     library.
+ * library.
  *
  * Arrays are float, in C order, unless a comment says otherwise. The bits of a result depend
  * neither on the number of threads nor on the processor's vectors. The bits of a product depend on
@@ -45,8 +45,8 @@ typedef struct {
     int has_64_bits;
 } Blas;
 
-/* A matrix: its first element, whether it is stored transposed, and the elements from row to
- * row. */
+/* A matrix: its first element, whether it is stored transposed, and the number of elements from the
+ * start of a stored row to the start of the next. */
 typedef struct {
     const float *data;
     int is_transposed;

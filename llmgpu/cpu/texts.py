@@ -25,7 +25,10 @@ _BLOCK_IDS = 1 << 16  # ids counted at a time, so that their spans fit in the pr
 
 
 def spell_cells(count: int, separator: bytes) -> NDArray[np.uint64]:
-    """Return the spellings of the first `count` ids, up to CELL_IDS, for `format_ids`: (count,)."""
+    """Return the spellings of ids 0 .. count - 1 for `format_ids`, uint64 (count,).
+
+    count: at most CELL_IDS. separator: the byte before an id.
+    """
     ids = np.arange(count, dtype=np.uint64)
     cells = np.full(count, ord(separator), np.uint64)
     for digits in range(1, len(str(CELL_IDS))):
@@ -193,7 +196,7 @@ class JsonlTexts:
         """Return the texts of the lines from `begin` on. Any thread may call this.
 
         data: uint8, with TEXT_PADDING bytes after `end`; the first padding byte is overwritten.
-        is_last: the file ends at `end`.
+        is_last: whether the file ends at `end`.
 
         Stops before a line that Python's `json` might refuse or read differently.
         """

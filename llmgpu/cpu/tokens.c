@@ -119,9 +119,9 @@ API int64_t llmgpu_lay_out_trie(const uint8_t *data, const int64_t *offsets, con
     return made;
 }
 
-/* Append the results of merges to tokens, and return the number of tokens then. Return -1 for a
- * merge of a token that does not exist, for a result that is neither the next token nor an existing
- * one, and if tokens would have more than `most` bytes in all.
+/* Append the results of merges to tokens, and return the new number of tokens. Return -1 for a merge
+ * of a token that does not exist, for a result that is neither the next token nor an existing one,
+ * and if tokens would have more than `most` bytes in all.
  *
  * merges: uint32_t (count, 3), left, right and result. data: NULL to compute only the offsets.
  *     offsets: has room for a token for each merge. */
@@ -147,7 +147,7 @@ API int64_t llmgpu_append_merges(const uint32_t *merges, int64_t count, uint8_t 
     return tokens;
 }
 
-/* Return whether each merge spells its result. A result has as many bytes as its parts together. */
+/* Return whether each merge spells its result. A result has as many bytes as the two merged tokens. */
 API int llmgpu_merges_spell(const uint32_t *merges, int64_t count, const uint8_t *data,
                             const int64_t *offsets)
 {

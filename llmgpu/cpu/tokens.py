@@ -62,8 +62,8 @@ def append_merges(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
     """Return bytes and offsets of tokens followed by the results of merges.
 
-    merges: uint32 (M, 3), the ids of two parts and of the result. The result is the next id, or the
-        id of an existing token.
+    merges: uint32 (M, 3), the ids of the left token, the right token and the result. The result is
+        the next id, or the id of an existing token.
 
     Returns None for a merge of an unknown id, for any other result, and for more than `most` bytes
     in all.

@@ -86,8 +86,8 @@ static int count_one(Trainer *trainer, uint64_t key, uint32_t at, int64_t weight
     return trainer->num_pairs > trainer->pair_limit ? TOO_MANY : 0;
 }
 
-/* Remove the pairs that occur less often than `kept`. Double `kept` until half of the room is
- * enough for the others. The most frequent pair always stays. Return 0 or NO_MEMORY. */
+/* Remove the pairs that occur less often than `kept`, and double `kept` until the remaining pairs
+ * fill at most half of the room. The most frequent pair always stays. Return 0 or NO_MEMORY. */
 static int forget_rare_pairs(Trainer *trainer)
 {
     for (;; trainer->kept *= 2) {
@@ -105,8 +105,8 @@ static int forget_rare_pairs(Trainer *trainer)
     }
 }
 
-/* Count the pairs of the words. If there are too many pairs at a time, count shares of them in more
- * passes. Return 0 or NO_MEMORY. */
+/* Count the pairs of the words. If there are too many pairs to be counted at once, count a share of
+ * them in each of several passes. Return 0 or NO_MEMORY. */
 static int count_pairs(Trainer *trainer)
 {
     int failed = TOO_MANY;

@@ -163,7 +163,7 @@ PyObject *coder_decode_batch(PyObject *self, PyObject *args)
 
 /* ---- Offsets and names ---- */
 
-/* Write the characters of each token of a text: its first one, and the end. */
+/* Write the range of characters of each token of a text: the first character, and the end. */
 static void write_spans(const Facts *facts, const Numbers *numbers, const uint8_t *p, int64_t *row)
 {
     int64_t characters = 0;

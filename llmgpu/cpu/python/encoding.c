@@ -192,7 +192,8 @@ static PyObject *rows_of(Coder *self, const uint32_t *ids, const int64_t *starts
 
 /* ---- Single texts ---- */
 
-/* Call find_cuts, once, if places to cut words speed up a text; return 0 after an error. */
+/* Call find_cuts once, before the first text for which cutting words saves time; return 0 after an
+ * error. */
 static int find_cuts(Coder *self, const Taken *text)
 {
     int leads = 0; /* bytes of a sample that begin a character beyond ASCII */
@@ -275,8 +276,8 @@ PyObject *coder_encode(PyObject *self, PyObject *const *args, Py_ssize_t count)
 
 /* ---- Batches ---- */
 
-/* Append a text to joined ones, which are followed by padding; return 0 without memory. room: the
- * bytes of memory that the joined texts have. */
+/* Append a text to the joined texts, which padding follows; return 0 without memory. room: the bytes
+ * of memory allocated for the joined texts. */
 static int append(Taken *joined, int64_t *room, const Taken *text)
 {
     int64_t needed = joined->length + text->length + TEXT_PADDING;

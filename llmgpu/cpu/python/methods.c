@@ -3,7 +3,7 @@
 
 enum method { ENCODE, COUNT_IDS, DECODE, DECODE_BYTES, TOKEN_TO_ID, METHODS };
 
-PyObject *coder_name; /* of an attribute */
+PyObject *coder_name; /* the name of the attribute that has the coder */
 
 static PyObject *replaced[METHODS], *names_of_methods[METHODS]; /* NULL for functions that stay */
 static PyMethodDef tokenizer_methods[METHODS];
