@@ -19,7 +19,7 @@ def _leave(number: int, frame: "FrameType | None") -> None:
     except Exception:  # the signal came while Python imported this module or json
         line = "interrupted"
     try:
-        if sys.stderr is not None:  # else descriptor 2 may be another file's
+        if sys.stderr is not None:  # otherwise descriptor 2 may belong to another file
             os.write(2, f"{line}\n".encode())
     except OSError:
         pass

@@ -28,8 +28,8 @@ def parse_amount(text: str, units: Mapping[str, int], name: str, one: str, examp
     """Return the number spelled by a text. An amount such as 1.5KB is rounded down to whole bytes.
 
     units: size of each unit, by the unit's name in capitals.
-    name, one, examples: for the error message: the kind of amount ("size"), the smallest unit
-        ("byte") and valid spellings.
+    name, one, examples: words of the error message: the kind of amount ("size"), the smallest
+        unit ("byte") and valid spellings.
 
     Raises InputError for a text that is not a number with a known unit, for an amount below 1, and
     for a fraction of the smallest unit.

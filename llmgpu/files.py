@@ -267,8 +267,8 @@ class OutputFile:
     def commit(self, *, is_last: bool = True) -> None:
         """Finish the file, and give it its final name.
 
-        is_last: sync the folder. The other files of an output are committed with False before the
-        last.
+        is_last: whether to sync the folder. If an output has several files, only the last commit
+        needs to sync it.
         """
         try:
             self.finish()

@@ -130,8 +130,9 @@ def read_wgsl(name: str) -> str:
 def constant(file: str, name: str) -> int:
     """Return the value of a u32 constant in a WGSL file, or the default of a u32 override.
 
-    file: a path below wgsl/; included files are not read. DeviceError if the file does not declare
-        `name`.
+    file: a path below wgsl/; included files are not read.
+
+    Raises DeviceError if the file does not declare `name`.
     """
     constants = _declared(file).constants
     if name not in constants:
@@ -145,8 +146,10 @@ def struct_dtype(file: str, name: str) -> np.dtype[np.void]:
     Offsets and size follow WGSL's specification, section "Alignment and Size". A vector or an array
     becomes a subarray, an atomic becomes its integer.
 
-    file: a path below wgsl/; included files are not read. DeviceError if the file does not declare
-        the struct, or if a field's type has no fixed layout.
+    file: a path below wgsl/; included files are not read.
+
+    Raises DeviceError if the file does not declare the struct, or if a field's type has no fixed
+    layout.
     """
     declared = _declared(file)
     if name not in declared.structs:
@@ -233,7 +236,7 @@ class _Declared:
     def layout(self, kind: str) -> tuple[np.dtype[np.void], int]:
         """Return the dtype of a WGSL type and its alignment in bytes.
 
-        DeviceError for an unknown type, and for an array whose elements need padding.
+        Raises DeviceError for an unknown type, and for an array whose elements need padding.
         """
         kind = _ATOMIC.sub(r"\1", kind.strip())
         if kind in self.structs:

@@ -29,14 +29,14 @@ class Option(NamedTuple):
     flags: spellings of the option; a field without flags is an argument of the command.
     kind: int, float, bool, str, the allowed names, a key of `llmgpu.cli.values.KINDS` ("count",
         "text"), or a type of click.
-    many: the option is repeatable, and its value is a tuple.
+    many: whether the option is repeatable. Its value is then a tuple.
     least, most: smallest and largest number allowed. below: a number must be less than this bound.
     default_words: describes a default that follows from other options; may be "". The value is None
         until the default is computed.
     by_preset: defaults of the presets that have a default of their own.
     needs: the option has no effect unless one of these options is given.
     needs_words: end of the message, after the flag, if none of the options in `needs` is given.
-    may_change: a resumed run may have another value.
+    may_change: whether a resumed run may have another value.
     section: heading in --help, by default the heading of the class.
     settings: further arguments for click.
     """
@@ -72,8 +72,8 @@ class Option(NamedTuple):
 class Group(NamedTuple):
     """The declaration of a field that holds the options of another dataclass.
 
-    as_values: the field holds a dictionary of values by field name in place of an object of the
-    class. Such a group has defaults that are computed later from other options.
+    as_values: whether the field holds a dictionary of values by field name in place of an object of
+    the class. Such a group has defaults that are computed later from other options.
     """
 
     kind: type

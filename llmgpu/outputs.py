@@ -110,7 +110,7 @@ class Output:
     """A file to be written.
 
     path: name. kind: one of the kinds of this module; None if the writer itself checks the replaced
-    file. is_chosen: the user chose the name, so a file of the same kind may be replaced.
+    file. is_chosen: whether the user chose the name. A file of the same kind may then be replaced.
     """
 
     path: str
@@ -186,7 +186,7 @@ def _check_replaceable(output: Output) -> None:
 
 
 def _describe_kept(path: str, kind: str) -> str | None:
-    """Return words for a file that not even an output of the same kind may replace.
+    """Describe an existing file that even an output of the same kind may not replace.
 
     Returns None for any other file.
     """
@@ -215,7 +215,7 @@ def _is_terminal(path: str) -> bool:
 
 
 def _identity(path: str, *, is_input: bool) -> object:
-    """Return a value that is equal for all names of a file; None for a device or a piped input."""
+    """Return a key that all names of a file share; None for a device or a piped input."""
     try:
         if path in (_STANDARD_INPUT, STANDARD_OUTPUT):
             stream = sys.stdin if is_input else sys.stdout

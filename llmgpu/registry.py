@@ -24,8 +24,9 @@ def imported(place: str) -> Any:
 class Entry(NamedTuple):
     """A row of a `Registry`.
 
-    place: where the object is defined, see `imported`. summary: a description for --help. fields:
-    arguments for the class at `place`; None if the object itself is at `place`.
+    place: the module and the name of the object, as `imported` takes them. summary: a description
+    for --help. fields: arguments for the class at `place`; None if the object itself is at
+    `place`.
     """
 
     place: str

@@ -104,7 +104,9 @@ def _measure(
 def _groups(
     pair: Sequence[Vocabulary], used: Sequence[NDArray[np.int64]] | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Count the ids of both vocabularies by script and by length of the token: a row for each.
+    """Count the ids of both vocabularies by script and by length of the token.
+
+    Returns rows by the keys of GROUPS; a row is about one script or length.
 
     used: for each vocabulary, the number of occurrences in the text of each id, int64 (ids,). If
     given, a row also has the tokens and bytes of the text with the row's script or length.

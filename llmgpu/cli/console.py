@@ -57,9 +57,9 @@ class Reporter(Closing):
     def __init__(self, *, quiet: bool, prints_data: bool = False) -> None:
         """Begin without bars.
 
-        quiet: print no lines. prints_data: the command prints data to standard output. If standard
-        output is a terminal, no bar is shown: the data itself shows the progress, and redrawing a
-        bar would erase the data.
+        quiet: print no lines. prints_data: whether the command prints data to standard output. On
+        a terminal no bar is then shown: the data itself shows the progress, and redrawing a bar
+        would erase the data.
         """
         self.quiet = quiet
         self._shows_progress = not (quiet or (prints_data and is_terminal(sys.stdout)))
@@ -84,7 +84,7 @@ class Reporter(Closing):
         memory: the estimate for the job. The memory that the process had before the job is added.
         If the sum is less than a tenth of the free memory, nothing is reported.
 
-        is_small: the job is too small for a report; only `needed_bytes` is set.
+        is_small: whether the job is too small for a report. Only `needed_bytes` is then set.
         """
         needed = memory.host + self._process
         peak = peak_memory() or 0

@@ -206,8 +206,8 @@ def read_prompts(path: str, name_of_field: str | None, *, chat: bool = False) ->
 
     path: a file, or "-" for standard input. name_of_field: the field of JSON lines. If it is None,
     the suffix decides: a file with a suffix in JSON_ENDINGS has JSON lines with the field "prompt"
-    ("messages" with chat), and any other file has lines of text. chat: a line of text is a user's
-    message, and a field is a list of messages.
+    ("messages" with chat), and any other file has lines of text. chat: whether a line of text is
+    a user's message, and a field a list of messages.
 
     Raises InputError for a file that can't be read, is not UTF-8 or has no prompts.
     """

@@ -51,7 +51,7 @@ class HelpFormatter(click.HelpFormatter):
 
 
 def _fitted(text: str, width: int) -> str:
-    """Break the lines of the raw paragraphs of a text to a width in characters."""
+    """Break the lines of a text's raw paragraphs at a width in characters."""
     paragraphs = text.split("\n\n")
     for number, paragraph in enumerate(paragraphs):
         if paragraph.lstrip(" \n").startswith(_RAW):

@@ -303,7 +303,7 @@ def _rows(vocabulary: Vocabulary, asked: InfoCommand) -> Iterator[_Row]:
 
 
 def _print_rows(vocabulary: Vocabulary, asked: InfoCommand) -> None:
-    """Print the rows whose id's token matches --search, up to --first rows, one per line."""
+    """Print up to --first rows, one per line: the rows of tokens that match --search."""
     from llmgpu.bpe.vocabulary.spelling import readable
 
     wanted, tokens = _searched(asked.search), vocabulary.tokens

@@ -186,8 +186,8 @@ class _Tokenizing:
     parts reads only the sources of its part. firsts: for --split-by position, the index in `files`
     of each split's first file. size: estimated bytes of text; None if unknown.
     in_chat: totals of the conversations: text bytes, documents, and ids that the loss includes.
-    taken: totals of the text that --chunk-tokens and --max-tokens leave. All totals are complete at
-        the end of the text.
+    taken: totals of the text that remains after --chunk-tokens and --max-tokens. All totals are
+        complete at the end of the text.
     """
 
     def __init__(

@@ -450,7 +450,10 @@ def _find_start(
 
 
 def _as_trained(vocabulary: Vocabulary, chat_template: str | None) -> Vocabulary:
-    """Return a run's vocabulary, without tokens around texts: a run adds only the separator."""
+    """Return a vocabulary with a chat template, and without tokens around texts.
+
+    A run adds only the separator to a text.
+    """
     return replace(with_chat_template(vocabulary, chat_template), prefix_ids=(), suffix_ids=())
 
 

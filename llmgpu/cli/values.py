@@ -124,7 +124,7 @@ class Aliased(click.Choice[str]):
 
 
 class PatternName(Aliased):
-    """The name of a pattern. If the name is that of an encoding, the error names its pattern."""
+    """The name of a pattern. For the name of an encoding, the error names its pattern."""
 
     def __init__(self) -> None:
         super().__init__(PATTERNS, ALIASES)
