@@ -332,9 +332,9 @@ static inline void add_word(Word *word, const uint8_t *start, int64_t length, co
     __builtin_prefetch(slots + (word->hash & mask));
 }
 
-/* Add the words of the block at *p to an array, at `word`, and prefetch their slots. The words end at
- * the last certain end in the block, to which *p moves. Return the place after the last word, which
- * is `word` if no end is certain. end: where the document ends. */
+/* Add the words of the block at *p to an array, at `word`, and prefetch their slots. The last word
+ * ends at the last certain end in the block, to which *p moves. Return the place after the last
+ * word, which is `word` if no end is certain. end: where the document ends. */
 static inline Word *add_block(const Pattern *pattern, const uint8_t **p, const uint8_t *end,
                               Word *word, const Slot *slots, uint64_t mask)
 {

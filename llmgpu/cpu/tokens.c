@@ -147,7 +147,7 @@ API int64_t llmgpu_append_merges(const uint32_t *merges, int64_t count, uint8_t 
     return tokens;
 }
 
-/* Return whether each merge spells its result. A result has as many bytes as the two merged tokens. */
+/* Return whether each merge spells its result. A result must be as long as its two tokens together. */
 API int llmgpu_merges_spell(const uint32_t *merges, int64_t count, const uint8_t *data,
                             const int64_t *offsets)
 {
