@@ -157,7 +157,14 @@ class GpuAttention(GpuRecorder, AttentionOperations):
             return
         # The kernel of the gradients of queries stores the weights of scores for the other kernel.
         self._over_tiles(
-            of_queries, groups, shape, units, {"stores": 1}, **inputs, grad_q=grad.q, weights=weights
+            of_queries,
+            groups,
+            shape,
+            units,
+            {"stores": 1},
+            **inputs,
+            grad_q=grad.q,
+            weights=weights,
         )
         inputs = {name: inputs[name] for name in ("q", "grad_out", "delta")} | {"weights": weights}
         self._over_tiles(f"{of_keys}_stored", key_groups, shape, units, **inputs, **outputs)
