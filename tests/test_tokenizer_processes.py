@@ -123,13 +123,31 @@ def test_a_device_that_was_opened_in_vain_is_not_that_of_a_forked_process(tmp_pa
     run_forking(code, tmp_path, LLMGPU_DRIVER="wgpu")  # Dawn is not opened before it is needed
 
 
-LOCKED = """
-import os, signal, threading, time
+# Runs `case` for each tuple of `cases` in a forked process, which has imported NumPy and opened no
+# device, and fails with the tuples whose process does not end with 0.
+IN_PROCESSES = """
+import os, signal, sys, threading, time
 from llmgpu import Tokenizer, backend
 from llmgpu.bpe.encoding import encoder_c, encoder_gpu
 from llmgpu.bpe.vocabulary import vocabulary
+from llmgpu.errors import LlmgpuError
 from llmgpu.gpu import adapters
 
+def run(cases):
+    failed = []
+    for each in cases:
+        process = os.fork()
+        if not process:
+            try: case(*each)
+            finally: os._exit(1)
+        if os.waitpid(process, 0)[1]: failed.append(each)
+    sys.exit(f"failed: {failed}" if failed else 0)
+
+backend._may_have_gpu = lambda: True
+Tokenizer.load("v.bin").encode("low ")  # imports NumPy
+"""
+
+LOCKED = """
 lock = threading.Lock()
 def slow(function):
     def call(*given, **named):
@@ -138,125 +156,111 @@ def slow(function):
             return function(*given, **named)
     return call
 
-backend._may_have_gpu = lambda: True
-{module}.{function} = slow({module}.{function})
 def encode(device):
     try: Tokenizer.load("v.bin", device).encode("low " * 30_000)
     except Exception: pass
 
-Tokenizer.load("v.bin").encode("low ")  # imports NumPy
-if {is_thread}:
-    threading.Thread(target=encode, args=({device!r},)).start()
-    while not lock.locked(): time.sleep(0.001)
-else: encode({device!r})
-child = os.fork()
-if child: os._exit(os.waitpid(child, 0)[1] != 0)
-signal.alarm(60)
-Tokenizer.load("v.bin").encode("low ")
-with lock: os._exit(0)
+def case(device, module, function, is_thread):
+    setattr(globals()[module], function, slow(getattr(globals()[module], function)))
+    if is_thread:
+        threading.Thread(target=encode, args=(device,)).start()
+        while not lock.locked(): time.sleep(0.001)
+    else: encode(device)
+    child = os.fork()
+    if child: os._exit(os.waitpid(child, 0)[1] != 0)
+    signal.alarm(60)
+    Tokenizer.load("v.bin").encode("low ")
+    with lock: os._exit(0)
 """
 
 
-@pytest.mark.parametrize("is_thread", [False, True])
-@pytest.mark.parametrize(
-    ("device", "function"),
-    [
-        ("auto", "encoder_gpu.pack_pairs"),
-        ("auto", "backend._has_wgpu"),
-        ("no such GPU", "encoder_gpu.pack_pairs"),
-        ("no such GPU", "backend._has_wgpu"),
-        ("auto", "adapters.load_driver"),
-        ("gpu", "adapters.load_driver"),
-        ("cpu", "encoder_c.CSliceEncoder"),
-        ("gpu", "encoder_gpu.GpuEncoder"),
-        ("cpu", "vocabulary._check_merges"),
-    ],
-)
-def test_a_process_is_forked_once_encoders_are_open(
-    tmp_path: Path, device: str, function: str, *, is_thread: bool
-) -> None:
+SLOW_FUNCTIONS = [
+    ("auto", "encoder_gpu", "pack_pairs"),
+    ("auto", "backend", "_has_wgpu"),
+    ("no such GPU", "encoder_gpu", "pack_pairs"),
+    ("no such GPU", "backend", "_has_wgpu"),
+    ("auto", "adapters", "load_driver"),
+    ("gpu", "adapters", "load_driver"),
+    ("cpu", "encoder_c", "CSliceEncoder"),
+    ("gpu", "encoder_gpu", "GpuEncoder"),
+    ("cpu", "vocabulary", "_check_merges"),
+]
+
+
+@pytest.mark.parametrize("is_gpu", [False, True])
+def test_a_process_is_forked_once_encoders_are_open(tmp_path: Path, *, is_gpu: bool) -> None:
     """It would wait forever for a lock that nobody holds there."""
     if sys.platform == "win32":
         pytest.skip("this system has no fork")
-    if device == "gpu":
+    if is_gpu:
         require_adapter()
     vocabulary().save(tmp_path / "v.bin")
-    module, _, function = function.partition(".")
-    code = LOCKED.format(module=module, function=function, device=device, is_thread=is_thread)
+    functions = [each for each in SLOW_FUNCTIONS if (each[0] == "gpu") == is_gpu]
+    cases = [(*each, is_thread) for each in functions for is_thread in (False, True)]
+    code = f"{IN_PROCESSES}{LOCKED}run({cases})"
     run_forking(code, tmp_path, LLMGPU_GPU_FROM="1kB", LLMGPU_DRIVER="wgpu")
 
 
 FORKS = """
-import os, signal, sys, threading, time
-from llmgpu import Tokenizer, backend
-from llmgpu.errors import LlmgpuError
+# The engine encodes the longest text in several threads. A device is to be opened, and used little.
+counts = {"cpu": (30_000, 5_000, 10), "auto": (3_000, 1_000, 10), "gpu": (3_000, 1_000, 10)}
+texts = {device: ["low lower lowest " * count for count in counts[device]] for device in counts}
+encode_on_cpu = Tokenizer.load("v.bin", "cpu").encode
+expected = {device: [encode_on_cpu(text).tolist() for text in texts[device][1:]]
+            for device in counts}
 
-backend._may_have_gpu = lambda: True
-device, forks = sys.argv[1], int(sys.argv[2])
-texts = ["low lower lowest " * count for count in (30_000, 5_000, 10)]
-expected = [Tokenizer.load("v.bin", "cpu").encode(text).tolist() for text in texts[1:]]
-
-def child(tokenizer):
+def child(device, tokenizer):
     signal.alarm(60)  # it would wait forever for a lock that nobody holds there
     try:
         tokenizer = tokenizer or Tokenizer.load("v.bin", device)
-        found = [tokenizer.encode(text).tolist() for text in texts[1:]]
+        found = [tokenizer.encode(text).tolist() for text in texts[device][1:]]
     except LlmgpuError as error:
         os._exit(device == "auto" or "was forked" not in str(error))
-    os._exit(found != expected)
+    os._exit(found != expected[device])
 
-def encode():
-    while not has_ended.is_set():
-        try:
-            tokenizer = Tokenizer.load("v.bin", device)
-            begun.release()
-            for text in texts: tokenizer.encode(text)
-        except LlmgpuError: pass
+def case(device, forks, seconds):
+    has_ended = threading.Event()
 
-has_ended, begun = threading.Event(), threading.Semaphore(0)
-kept = Tokenizer.load("v.bin") if forks > 1 else None
-threads = [threading.Thread(target=encode) for _ in range(8 if forks > 1 else 1)]
-for thread in threads: thread.start()
-children = []
-for number in range(forks):
-    time.sleep(0.02 if forks > 1 else float(sys.argv[3]))
-    children.append(os.fork())
-    if not children[-1]: child(kept)
-    if kept is not None: kept.encode(texts[1])
-ended = [os.waitpid(each, 0)[1] for each in children]
-has_ended.set()
-for thread in threads: thread.join()
-sys.exit(any(ended))
+    def encode():
+        while not has_ended.is_set():
+            try:
+                tokenizer = Tokenizer.load("v.bin", device)
+                for text in texts[device]: tokenizer.encode(text)
+            except LlmgpuError: pass
+
+    kept = Tokenizer.load("v.bin") if forks > 1 else None
+    threads = [threading.Thread(target=encode) for _ in range(8 if forks > 1 else 1)]
+    for thread in threads: thread.start()
+    children = []
+    for number in range(forks):
+        time.sleep(seconds)
+        children.append(os.fork())
+        if not children[-1]: child(device, kept)
+        if kept is not None: kept.encode(texts[device][1])
+    ended = [os.waitpid(each, 0)[1] for each in children]
+    has_ended.set()
+    for thread in threads: thread.join()
+    os._exit(any(ended))
 """
 
 
-def run_forks(folder: Path, *arguments: str) -> None:
+def run_forks(folder: Path, cases: list[tuple[str, int, float]]) -> None:
     if sys.platform == "win32":
         pytest.skip("this system has no fork")
     vocabulary().save(folder / "v.bin")
-    (folder / "forks.py").write_text(FORKS)
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "forks.py", *arguments],
-        cwd=folder,
-        env=environment() | {"LLMGPU_GPU_FROM": "50kB", "LLMGPU_DRIVER": "wgpu"},
-        check=True,
-        timeout=200,
-    )
+    code = f"{IN_PROCESSES}{FORKS}run({cases})"
+    run_forking(code, folder, LLMGPU_GPU_FROM="10kB", LLMGPU_DRIVER="wgpu")
 
 
-@pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_a_process_forks_while_eight_threads_encode(tmp_path: Path, device: str) -> None:
-    run_forks(tmp_path, device, "10")
+def test_a_process_forks_while_eight_threads_encode(tmp_path: Path) -> None:
+    run_forks(tmp_path, [("auto", 10, 0.02), ("cpu", 10, 0.02)])
 
 
 @pytest.mark.parametrize("device", ["auto", "gpu"])
-@pytest.mark.parametrize("seconds", [0.0, 0.03, 0.1, 0.2, 0.3])
-def test_a_process_forks_while_a_device_is_being_opened(
-    tmp_path: Path, device: str, seconds: float
-) -> None:
+def test_a_process_forks_while_a_device_is_being_opened(tmp_path: Path, device: str) -> None:
     if device == "gpu":
         require_adapter()
-    run_forks(tmp_path, device, "1", str(seconds))
+    run_forks(tmp_path, [(device, 1, seconds) for seconds in (0.0, 0.03, 0.1, 0.2, 0.3)])
 
 
 def test_a_device_is_selected_once_though_the_first_text_fails(
