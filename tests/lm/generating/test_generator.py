@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.gpu.device import Device
 from llmgpu.lm.config import ModelConfig, RopeScaling
-from llmgpu.lm.generating.generator import PROMPT_ROWS, Generator, Request
+from llmgpu.lm.generating.generator import Generator, Request
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import Operations, open_operations
@@ -20,11 +21,20 @@ from llmgpu.lm.options import SamplingOptions
 from tests.lm.samples import logits_after, read_weights
 from tests.reference.lm.llama import Llama
 
+# More than FEW_ROWS of the products. Software takes long for each row.
+PROMPT_ROWS = 24
 CONFIG = ModelConfig(
     vocab_size=300, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, seq_len=PROMPT_ROWS + 20
 )
 GREEDY = SamplingOptions(temperature=0)
 IDS = np.random.default_rng(1).integers(0, CONFIG.vocab_size, CONFIG.seq_len).tolist()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_blocks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llmgpu.lm.generating.generator.PROMPT_ROWS", PROMPT_ROWS)
+        yield
 
 
 def make_model(operations: Operations, config: ModelConfig = CONFIG) -> Model:
