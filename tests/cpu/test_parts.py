@@ -62,7 +62,7 @@ def joined(encoder: object, source: Corpus) -> tuple[NDArray[np.uint32], list[in
 def test_ids_of_documents_do_not_depend_on_threads(pattern: str, seed: int) -> None:
     rng = random.Random(f"{pattern} {seed}")
     vocabulary = vocabulary_of(pattern)
-    documents = [random_text(rng, rng.choice([0, 1, 5, 60, 400])) for _ in range(12)]
+    documents = [random_text(rng, rng.choice([0, 1, 5, 60, 300])) for _ in range(8)]
     expected, starts = joined(NumpyEncoder(vocabulary), corpus_from_bytes(documents))
     for slice_bytes, threads in ((40, 4), (300, 3), (3000, 16), (1 << 16, 5), (1, 4)):
         encoder = cutting_cpu_encoder(vocabulary, slice_bytes, threads)

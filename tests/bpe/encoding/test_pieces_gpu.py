@@ -53,10 +53,10 @@ def vocabulary_of(pieces: tuple[Piece, ...], folder: Path) -> Vocabulary:
     return open_vocabulary(path)
 
 
-def random_documents(draw: random.Random) -> list[bytes]:
+def random_documents(draw: random.Random, count: int = 40) -> list[bytes]:
     """Return texts in the vocabulary's spelling, some of them not UTF-8."""
     documents = []
-    for _ in range(40):
+    for _ in range(count):
         text = random_text(draw, OTHERS).replace(MARK, " ").encode()
         at = draw.randrange(len(text) + 1)
         documents.append(text[:at] + draw.choice([b"", *BROKEN]) + text[at:])
@@ -75,8 +75,8 @@ def test_ids_are_those_of_the_host(
         rules = replace(vocabulary.pieces, fuses=False)
         vocabulary = replace(vocabulary, pieces=rules)
     draw = random.Random(seed)
-    documents = random_documents(draw)
-    more = random_documents(draw)
+    documents = random_documents(draw, 16)
+    more = random_documents(draw, 16)
     on_host = NumpyEncoder(vocabulary)
     expected = encode(on_host, documents)
     # A repeated text has known words: two times half of it are many slices of 64 bytes.

@@ -34,6 +34,8 @@ from tests.conftest import require_adapter
 from tests.reference import bpe as reference
 
 KERNELS = 10  # the recount folder's, and that which marks where pre-tokens start
+SMALL_GROUP = 16
+SMALL_TILE = recount_gpu.RUN_TILE * recount_gpu.SYMBOLS_PER_THREAD * SMALL_GROUP  # symbols
 # Runs, ties, byte 0, boundaries of all kinds.
 TEXT = st.lists(st.sampled_from(b"aab \n0!\x00\xc3"), max_size=300).map(bytes)
 DOCUMENTS = st.lists(TEXT, min_size=1, max_size=3).filter(any)
@@ -147,16 +149,15 @@ def test_runs_over_several_blocks_keep_their_starts(
     assert (trained.counts.tolist(), trained.symbols) == replay(documents, pairs, "none")
 
 
-@pytest.mark.parametrize("before", [5, 262_142, 262_143])
+@pytest.mark.parametrize("before", [5, SMALL_TILE // 2 - 2, SMALL_TILE // 2 - 1])
 def test_runs_over_several_tiles_of_blocks_keep_their_starts(
     any_device: Device, before: int
 ) -> None:
-    tile = recount_gpu.RUN_TILE * recount_gpu.SYMBOLS_PER_THREAD * 64
     # The long run has a number of letters that two merges halve without a rest: a start at an odd
     # distance from the right one costs a merge. The run before it moves its start with each merge.
-    text = b"a" * before + b"b" + b"a" * (4 * tile + 4) + b"cb"
+    text = b"a" * before + b"b" + b"a" * (4 * SMALL_TILE + 4) + b"cb"
     symbols = np.frombuffer(text, np.uint8).astype(np.int64)
-    options = {"merges": 4, "pattern": "none", "workgroup_size": 64}
+    options = {"merges": 4, "pattern": "none", "workgroup_size": SMALL_GROUP}
     trained = train(any_device, [text], **options)  # type: ignore[arg-type]
     for number, ((left, right), count) in enumerate(
         zip(trained.pairs.tolist(), trained.counts.tolist(), strict=True)
