@@ -93,6 +93,11 @@ def cl100k_path() -> Path:
 
 def train_peer(**model: Any) -> Tokenizer:
     """A tokenizer as GPT-2's, trained by the library itself."""
+    return Tokenizer.from_str(_trained_peer(**model))
+
+
+@functools.cache
+def _trained_peer(**model: Any) -> str:
     made = Tokenizer(models.BPE(**model))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -104,7 +109,7 @@ def train_peer(**model: Any) -> Tokenizer:
         show_progress=False,
     )
     made.train_from_iterator([words(3, 4_000, 400).decode(), *texts(3, 300)], trainer)
-    return made
+    return made.to_str()
 
 
 def assert_same_ids(vocabulary: Vocabulary, peer: Tokenizer, count: int = 150) -> None:

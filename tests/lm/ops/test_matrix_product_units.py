@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise, product
 from typing import Any
 
@@ -39,11 +40,11 @@ class Product:
     settings: dict[str, int]
     inner: int
 
-    @property
+    @cached_property
     def text(self) -> str:
         return compose("lm/03_matrix_product_units.wgsl", {}, self.settings).text
 
-    @property
+    @cached_property
     def in_pairs(self) -> Product:
         """The same product, with lines loaded for two steps at once if `inner` allows it."""
         even = self.inner % (2 * self.tile.inner) == 0
