@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from base64 import b64encode
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import click
 import pytest
 
 from llmgpu.cli import COMMANDS, cli
-from tests.cli.conftest import COMMAND, Run, environment, fails
+from tests.cli.conftest import COMMAND, Run, environment, fails, run_here
 
 CPU = ("--device", "cpu")
 
@@ -238,6 +239,30 @@ def test_outputs_have_files_of_their_own(
     assert content_of(vocab.parent) == before
 
 
+@pytest.fixture(scope="module")
+def files_of_all_kinds(
+    tmp_path_factory: pytest.TempPathFactory, corpus_text: bytes, vocab_bytes: bytes
+) -> Path:
+    folder = tmp_path_factory.mktemp("kinds")
+    (folder / "corpus.txt").write_bytes(corpus_text)
+    for name in ("v.bin", "v2.bin"):
+        (folder / name).write_bytes(vocab_bytes)
+    (folder / "text.txt").write_text("a text\n")
+    (folder / "own.json").write_text('{"name": "of somebody"}')
+    (folder / "gpt2").mkdir()
+    (folder / "gpt2" / "vocab.json").write_text('["a"]')
+    for command in (
+        "bpe-train corpus.txt --counts-only --save-counts counts --device cpu",
+        "export v.bin --to tiktoken -o ranks",
+        "tokenize --vocab v.bin corpus.txt --device cpu -o ids",
+        "tokenize --vocab v.bin corpus.txt --device cpu -o ids.bin --format bin",
+        "tokenize --vocab v.bin corpus.txt --device cpu -o shards.bin --format bin"
+        " --shard-tokens 2K",
+    ):
+        assert run_here(folder, tuple(command.split()), b"").returncode == 0
+    return folder
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [
@@ -278,23 +303,10 @@ def test_outputs_have_files_of_their_own(
     ],
 )  # fmt: skip
 def test_files_of_another_kind_are_kept(
-    llmgpu: Run, vocab: Path, write: str, message: str | None
+    llmgpu: Run, vocab: Path, files_of_all_kinds: Path, write: str, message: str | None
 ) -> None:
     folder = vocab.parent
-    (folder / "v2.bin").write_bytes(vocab.read_bytes())
-    (folder / "text.txt").write_text("a text\n")
-    (folder / "own.json").write_text('{"name": "of somebody"}')
-    (folder / "gpt2").mkdir()
-    (folder / "gpt2" / "vocab.json").write_text('["a"]')
-    for command in (
-        "bpe-train corpus.txt --counts-only --save-counts counts --device cpu",
-        "export v.bin --to tiktoken -o ranks",
-        "tokenize --vocab v.bin corpus.txt --device cpu -o ids",
-        "tokenize --vocab v.bin corpus.txt --device cpu -o ids.bin --format bin",
-        "tokenize --vocab v.bin corpus.txt --device cpu -o shards.bin --format bin"
-        " --shard-tokens 2K",
-    ):
-        assert llmgpu(*command.split()).returncode == 0
+    shutil.copytree(files_of_all_kinds, folder, dirs_exist_ok=True)
     before = content_of(folder)
     name = write.split()[0]
     device = CPU if name in ("bpe-train", "tokenize", "bench") else ()
