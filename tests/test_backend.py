@@ -194,45 +194,56 @@ def begin(opening):
 
 backend.Opening.begin = begin
 from llmgpu.cli import main
-main()
+for command in sys.argv[1:]:
+    sys.argv[1:] = command.split()
+    try: main()
+    except SystemExit: pass
 """
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("bpe-train small --device gpu", "gpu False"),
-        ("tokenize --vocab v.bin small --device gpu", "gpu False"),
-        ("count --vocab v.bin small --device gpu", "gpu False"),
-        ("compare-vocabs v.bin w.bin --on large", "auto False"),
-        ("generate folder --prompt a", "auto False"),
-        ("score folder small", "auto False"),
-        ("bpe-train small", ""),
-        ("bpe-train large", "auto False"),
-        ("bpe-train small small large --limit 1999", ""),
-        ("bpe-train large --checkpoint folder --resume", ""),
-        ("tokenize --vocab v.bin small small", "auto False"),
-        ("tokenize --vocab v.bin small missing", ""),
-        ("tokenize --vocab v.bin large --decode", ""),
-        ("tokenize --vocab v.bin ids --decode --device gpu", ""),
-    ],
-)
-def test_a_device_that_will_be_used_is_opened_before_numpy_is_imported(
-    command: str, said: str, tmp_path: Path
-) -> None:
-    (tmp_path / "small").write_bytes(b"x" * 1000)
-    (tmp_path / "large").write_bytes(b"x" * 2000)
+def says_when(folder: Path, *commands: str) -> tuple[str, str]:
+    """Return what commands write that run one after the other in one process."""
+    (folder / "small").write_bytes(b"x" * 1000)
+    (folder / "large").write_bytes(b"x" * 2000)
     done = subprocess.run(
-        [sys.executable, "-c", SAYS_WHEN, *command.split()],
-        cwd=tmp_path,
+        [sys.executable, "-c", SAYS_WHEN, *commands],
+        cwd=folder,
         env=os.environ | {"LLMGPU_GPU_FROM": "2000"},
         capture_output=True,
         text=True,
     )
-    if said:
-        assert (done.stdout, done.stderr) == (f"{said}\n", "")
-    else:  # without a vocabulary the command fails, if not before it begins to open a device
-        assert not done.stdout.endswith("False\n")
+    return done.stdout, done.stderr
+
+
+def test_a_device_that_will_be_used_is_opened_before_numpy_is_imported(tmp_path: Path) -> None:
+    commands = {
+        "bpe-train small --device gpu": "gpu",
+        "tokenize --vocab v.bin small --device gpu": "gpu",
+        "count --vocab v.bin small --device gpu": "gpu",
+        "compare-vocabs v.bin w.bin --on large": "auto",
+        "generate folder --prompt a": "auto",
+        "score folder small": "auto",
+        "bpe-train large": "auto",
+        "tokenize --vocab v.bin small small": "auto",
+    }
+    said = "".join(f"{wanted} False\n" for wanted in commands.values())
+    assert says_when(tmp_path, *commands) == (said, "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bpe-train small",
+        "bpe-train small small large --limit 1999",
+        "bpe-train large --checkpoint folder --resume",
+        "tokenize --vocab v.bin small missing",
+        "tokenize --vocab v.bin large --decode",
+        "tokenize --vocab v.bin ids --decode --device gpu",
+    ],
+)
+def test_a_device_that_may_not_be_used_is_not_opened_early(command: str, tmp_path: Path) -> None:
+    # Without a vocabulary the command fails, if not before it begins to open a device.
+    assert not says_when(tmp_path, command)[0].endswith("False\n")
 
 
 def test_no_variable_is_set_while_a_device_is_opened_and_numpy_imported() -> None:

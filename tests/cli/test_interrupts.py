@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -161,7 +162,7 @@ def tokenizing(*options: str) -> list[str]:
 
 def wait_for_file(child: subprocess.Popen[bytes], folder: Path, known: set[str]) -> None:
     while set(os.listdir(folder)) == known and child.poll() is None:
-        pass
+        time.sleep(1e-3)
 
 
 @pytest.mark.parametrize("number", SIGNALS)

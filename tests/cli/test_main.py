@@ -197,29 +197,33 @@ def test_suggested_names_are_those_of_commands_and_options() -> None:
     assert set(VALUE_NAMES) <= values
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        ("llmgpu info ", "file,"),
-        ("llmgpu tokenize --vocab v", "file,v"),
-        ("llmgpu tokenize --vo", "plain,--vocab"),
-        ("llmgpu export v.bin --to ti", "plain,tiktoken"),
-        ("llmgpu tok", "plain,tokenize"),
-    ],
-)
-def test_words_are_completed(words: str, found: str) -> None:
-    count = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+COMPLETING = """
+import os, sys
+from llmgpu.cli import main
+
+lines, sys.argv[:] = sys.argv[1:], ["llmgpu"]
+for line in lines:
+    os.environ.update(COMP_WORDS=line, COMP_CWORD=str(line.count(" ")))
+    try: main()
+    except SystemExit: pass
+"""
+
+
+def test_words_are_completed() -> None:
+    lines = {
+        "llmgpu info ": "file,",
+        "llmgpu tokenize --vocab v": "file,v",
+        "llmgpu tokenize --vo": "plain,--vocab",
+        "llmgpu export v.bin --to ti": "plain,tiktoken",
+        "llmgpu tok": "plain,tokenize",
+    }
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys; sys.argv[0] = 'llmgpu'; from llmgpu.cli import main; main()",
-        ],
-        env=environment() | count | {"_LLMGPU_COMPLETE": "bash_complete"},
+        [sys.executable, "-c", COMPLETING, *lines],
+        env=environment() | {"_LLMGPU_COMPLETE": "bash_complete"},
         capture_output=True,
         text=True,
     )
-    assert done.stdout == f"{found}\n"
+    assert done.stdout == "".join(f"{found}\n" for found in lines.values())
 
 
 def test_a_pipe_is_read_if_nothing_is_named(llmgpu: Run, corpus: Path, vocab: Path) -> None:

@@ -173,7 +173,7 @@ def test_empty_stdin(llmgpu: Run, vocab: Path, device_name: str) -> None:
 
 
 def test_a_closed_pipe_is_no_error(corpus: Path, vocab: Path, device_name: str) -> None:
-    corpus.write_bytes(corpus.read_bytes() * 30)
+    corpus.write_bytes(corpus.read_bytes() * 10)
     command = (
         f"cat corpus.txt | {shlex.join(COMMAND)} tokenize --vocab v.bin -q --line-documents "
         f"--device {device_name} | head -1"
