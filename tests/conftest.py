@@ -33,6 +33,9 @@ from hypothesis import settings
 
 from llmgpu.backend import list_adapters
 from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
+from llmgpu.bpe.plain import recount_gpu
+from llmgpu.bpe.training import batched_gpu
+from llmgpu.bpe.words import word_table_gpu
 from llmgpu.bpe.words.count_gpu import GpuWordCounter
 from llmgpu.errors import LlmgpuError
 from llmgpu.gpu.adapters import (
@@ -55,6 +58,8 @@ IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 NOBODY = 65534
 SLOW_SECONDS = 900  # time limit of a test marked slow; of the others: see pyproject.toml
 FIRST_WORDS = 1 << 13  # of word tables of devices
+PAIR_SLOTS = 1 << 13  # of the first table of pairs that are counted again for each merge
+GROUPS = 8  # workgroups that share a table of words or of pairs
 MAX_WORKERS = 16  # each of them opens the adapter
 # Examples of a property test in `make test`, and in `make test-slow`, which runs them all again.
 QUICK_EXAMPLES, FULL_EXAMPLES = 6, 30
@@ -232,11 +237,20 @@ def nothing_waits_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def tables_are_small_at_first() -> Iterator[None]:
-    """Let word tables of devices begin small and grow: software clears large ones slowly."""
+    """Let tables of devices begin small and grow, and few workgroups share each of them.
+
+    Software takes long for slots and workgroups without a word or a pair.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        for owner in (GpuEncoder, GpuWordCounter):
-            defaults: Any = owner.__init__.__kwdefaults__
-            patch.setitem(defaults, "first_words", FIRST_WORDS)
+        for function, name, size in (
+            (GpuEncoder.__init__, "first_words", FIRST_WORDS),
+            (GpuWordCounter.__init__, "first_words", FIRST_WORDS),
+            (recount_gpu.train, "table_slots", PAIR_SLOTS),
+        ):
+            defaults: Any = function.__kwdefaults__
+            patch.setitem(defaults, name, size)
+        for module in (word_table_gpu, batched_gpu):
+            patch.setattr(module, "SOFTWARE_GROUPS", GROUPS)
         yield
 
 
