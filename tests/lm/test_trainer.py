@@ -322,22 +322,23 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_explained(
     assert "is not finite" in str(error)
 
 
-@pytest.mark.parametrize("first", [2**32 - 1, 2**62])
-def test_steps_near_the_limits_of_counters(operations: Operations, first: int) -> None:
+def test_steps_near_the_limits_of_counters(operations: Operations) -> None:
     """Late steps are all alike: their moments need no correction."""
     trainers = []
-    for step in (10**4, first):
+    for step in (10**4, 2**32 - 1, 2**62):
         trainer = reference_trainer(operations)
         trainer.step = step
         for batch in reference_setup().batches[:2]:
             trainer.take_step([batch], 1e-3)
         assert trainer.step == step + 2
         trainers.append(trainer)
-    early, late = ([r.loss for r in t.results(2)] for t in trainers)
-    assert early == late and not any(r.is_bad for r in trainers[1].results(2))
-    expected = read_weights(trainers[0].model)
-    for name, values in read_weights(trainers[1].model).items():
-        np.testing.assert_array_equal(values, expected[name])
+    expected, *late = ([r.loss for r in trainer.results(2)] for trainer in trainers)
+    assert late == [expected, expected]
+    weights = read_weights(trainers[0].model)
+    for trainer in trainers[1:]:
+        assert not any(result.is_bad for result in trainer.results(2))
+        for name, values in read_weights(trainer.model).items():
+            np.testing.assert_array_equal(values, weights[name])
 
 
 def test_a_batch_without_targets_changes_only_by_decay(operations: Operations) -> None:

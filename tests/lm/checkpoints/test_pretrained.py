@@ -41,16 +41,29 @@ def logits_of(saved: SavedModel, operations: Operations) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("files", [1, 3])
 def test_logits_are_those_of_the_float64_model(
-    operations: Operations, tmp_path: Path, kind: str, files: int
+    operations: Operations, tmp_path: Path, kind: str
 ) -> None:
     config = kind_of_model(kind)
     weights = weights_of(config)
-    saved = open_model(write_folder(tmp_path / "m", config, weights, files=files))
+    saved = open_model(write_folder(tmp_path / "m", config, weights, files=1))
     assert (saved.config, saved.eos_id, saved.stop_ids) == (config, 262, {262})
     expected = Llama(config, weights).forward(np.array([IDS]))[0, -1, :263]
     np.testing.assert_allclose(logits_of(saved, operations), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_several_files_are_those_of_one(tmp_path: Path, kind: str) -> None:
+    config = kind_of_model(kind)
+    weights = weights_of(config)
+    one, three = (
+        open_model(write_folder(tmp_path / str(files), config, weights, files=files))
+        for files in (1, 3)
+    )
+    assert (three.config, three.eos_id, three.stop_ids) == (config, 262, {262})
+    assert set(three.weights) == set(one.weights)
+    for name in one.weights:
+        np.testing.assert_array_equal(three.weights[name], one.weights[name])
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])

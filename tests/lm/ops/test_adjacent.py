@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmgpu.lm.ops import optimizer
 from llmgpu.lm.ops.adjacent import adjacent_runs, adjacent_tensors, joined
 from llmgpu.lm.ops.operations import GpuOperations, Operations
-from llmgpu.lm.ops.optimizer import HYPER, NORM_BUFFERS, NORM_PARTIALS, NORMS_AT_ONCE, WeightUpdate
+from llmgpu.lm.ops.optimizer import HYPER, NORM_BUFFERS, NORMS_AT_ONCE, WeightUpdate
 from llmgpu.lm.ops.recording import Program
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.optimizers.adamw import ADAMW, Moments
@@ -107,6 +108,7 @@ def test_zeros_leave_out_the_neighbours(operations: Operations) -> None:
         np.testing.assert_array_equal(operations.read(tensor), expected)
 
 
+@pytest.mark.usefixtures("few_partial_norms")
 def test_norms_of_many_gradients_are_those_of_each(operations: Operations) -> None:
     """More runs than buffers, a run of more gradients than a dispatch has, and short ones."""
     count = NORMS_AT_ONCE + 3
@@ -115,7 +117,8 @@ def test_norms_of_many_gradients_are_those_of_each(operations: Operations) -> No
     shapes |= {"odd": (13,), "last": (4, 32)}
     gradients = adjacent_tensors(operations, shapes)
     filled(operations, gradients)
-    partials, alone = (poisoned(operations, name, (len(shapes), NORM_PARTIALS)) for name in "ab")
+    sizes = (len(shapes), optimizer.NORM_PARTIALS)
+    partials, alone = (poisoned(operations, name, sizes) for name in "ab")
     run(operations, lambda: operations.reduce_norms(gradients, partials))
 
     def one_by_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 import pytest
@@ -237,12 +238,15 @@ def test_ids_are_drawn_from_the_largest_logits(operations: Operations, k: int) -
         assert operations.read(found)[:, 0, 1].tolist() == ids.tolist()
         for row, token in enumerate(ids):
             options = (factors[row], top_p[row], k)
-            assert token in drawn_ids(logits[row].astype(np.float64), uniform, *options)
+            assert token in drawn_ids(tuple(logits[row].tolist()), uniform, *options)
     moved = places + np.array([[5], [0]], np.uint32) * (places[1] < 99)
     np.testing.assert_array_equal(operations.read(new.places), moved)
 
 
-def drawn_ids(logits: Array, uniform: float, factor: float, top_p: float, k: int) -> set[int]:
+@cache
+def drawn_ids(
+    logits: tuple[float, ...], uniform: float, factor: float, top_p: float, k: int
+) -> set[int]:
     """Return the ids that may be drawn: one, or several where sums are within rounding."""
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[:k]
     weights = [math.exp((logits[i] - logits[order[0]]) * factor) for i in order]
