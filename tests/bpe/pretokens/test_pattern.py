@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmgpu.bpe.pretokens import blocks, byte_classes, expressions
 from llmgpu.bpe.pretokens.byte_classes import _BLOCK
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern, start_mask
@@ -116,9 +117,12 @@ def test_every_pair_of_bytes() -> None:
 
 
 @pytest.mark.parametrize("pattern", PATTERN_NAMES)
-def test_text_longer_than_a_block(pattern: str) -> None:
+def test_text_longer_than_a_block(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = 1 << 13
+    for module in (blocks, byte_classes, expressions):
+        monkeypatch.setattr(module, "_BLOCK", block)
     rng = np.random.default_rng(5)
-    text = rng.choice(np.frombuffer(b"  \nab01.\xc3", np.uint8), _BLOCK * 2 + 3).tobytes()
+    text = rng.choice(np.frombuffer(b"  \nab01.\xc3", np.uint8), block * 3 + 3).tobytes()
     assert mask_of(text, pattern, [0]) == reference.pre_token_starts([text], pattern)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -85,14 +86,20 @@ def test_a_file_of_many_pieces(
     assert dict(listed(words)) == expected(documents, pattern)
 
 
+@cache
+def text_of_many_words() -> tuple[bytes, Counter[bytes]]:
+    text = hostile_text(7, 60_000)
+    return text, expected([text], "gpt2")
+
+
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 18, 1 << 21])
 def test_tables_that_are_full_are_moved_to_runs(memory_bytes: int) -> None:
-    text = hostile_text(7, 60_000)
+    text, by_word = text_of_many_words()
     words = count_words(
         corpus_from_bytes(text), "gpt2", threads=2, memory_bytes=memory_bytes, slice_bytes=20_000
     )
     counted = listed(words)
-    assert dict(counted) == expected([text], "gpt2")
+    assert dict(counted) == by_word
     assert counted == sorted(counted)
 
 
