@@ -6,6 +6,7 @@ import json
 import random
 import runpy
 import tracemalloc
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from tokenizers import normalizers
 
 from llmgpu.errors import VocabularyError
+from llmgpu.text import normalizing
 from llmgpu.text.corpus import MOST_BYTES as FILTER_BYTES
 from llmgpu.text.corpus import FilteredSource
 from llmgpu.text.documents import Piece
@@ -138,15 +140,20 @@ def in_slices(steps: list[dict[str, Any]], data: bytes, seed: int) -> bytes:
     return made + filtering.feed(np.empty(0, np.uint8), none, True).text.tobytes()
 
 
+@cache
+def long_documents() -> list[str]:
+    rng = random.Random(3)
+    alphabets = (*ALPHABETS, "a\u0301", "ab ")
+    return ["".join(rng.choices(alphabet, k=100_000)) for alphabet in alphabets]
+
+
 @pytest.mark.parametrize("steps", CASES)
 def test_long_documents_are_those_of_tokenizers(steps: list[dict[str, Any]]) -> None:
     normalizer, library = Normalizer(json.dumps(steps)), theirs(steps)
-    rng = random.Random(3)
-    for alphabet in (*ALPHABETS, "a\u0301", "ab "):
-        text = "".join(rng.choices(alphabet, k=100_000))
+    for seed, text in enumerate(long_documents()):
         expected = library.normalize_str(text)
         assert normalizer.apply(text) == expected
-        assert in_slices(steps, text.encode(), rng.randrange(99)).decode() == expected
+        assert in_slices(steps, text.encode(), seed).decode() == expected
 
 
 def test_steps_that_multiply_end_with_an_error_in_little_memory() -> None:
@@ -173,15 +180,17 @@ def test_steps_that_multiply_end_with_an_error_in_little_memory() -> None:
         in_slices([replace("a", "a" * 65)], b"b" * 65_536 + b"a" * 65_536, 5)
 
 
-def test_held_text_counts_as_the_blocks_that_it_is() -> None:
-    spaces = 1_500_000  # 4.5 MB as \u2581, more than one block may become
+def test_held_text_counts_as_the_blocks_that_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normalizing, "BLOCK_BYTES", 1 << 13)
+    monkeypatch.setattr(normalizing, "MOST_BYTES", 1 << 19)
+    spaces = 190_000  # 570 KB as \u2581, more than one block may become
     steps = [strip(True, True), replace(" ", "\u2581")]
     for seed in range(3):
         made = in_slices(steps, b" a" + b" " * spaces + b"b  ", seed)
         assert made.decode() == "a" + "\u2581" * spaces + "b"
     with pytest.raises(VocabularyError, match=r"step 2 .* Replace"):
         in_slices([strip(True, True), replace(" ", " " * 99)], b"a" + b" " * spaces + b"b", 1)
-    marks = "a" + "\u0323" * 2_500_000
+    marks = "a" + "\u0323" * 320_000
     assert in_slices([NFC, LOWERCASE], marks.encode(), 1).decode() == "\u1ea1" + marks[2:]
 
 
