@@ -26,8 +26,11 @@ IN_C = """
 import hashlib
 import sys
 import threading
+from llmgpu.cli import interrupts
 from llmgpu.cli.interrupts import handled_signals, last_act
 from llmgpu.files import atomic_output
+
+interrupts.GRACE_SECONDS = 0.2
 
 lock = threading.Lock()
 lock.acquire()
