@@ -155,15 +155,25 @@ def content_of(path: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def make_inputs(llmgpu: Run, vocab: Path) -> dict[str, bytes]:
-    """Make the files that commands take besides; return a content for each input that is read."""
-    folder = vocab.parent
+@pytest.fixture(scope="module")
+def files_of_a_vocabulary(
+    tmp_path_factory: pytest.TempPathFactory, corpus_text: bytes, vocab_bytes: bytes
+) -> Path:
+    """A folder with a corpus, a vocabulary and files that commands take besides."""
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "corpus.txt").write_bytes(corpus_text)
+    (folder / "v.bin").write_bytes(vocab_bytes)
     for command in (
         "bpe-train corpus.txt --device cpu --counts-only --save-counts counts",
         "bpe-train corpus.txt --device cpu --pattern gpt2 --vocab-size 270 -o gpt2.bin",
         "export gpt2.bin --to gpt2 -o .",
     ):
-        assert llmgpu(*command.split()).returncode == 0
+        assert run_here(folder, tuple(command.split()), b"").returncode == 0
+    return folder
+
+
+def contents_of_inputs(folder: Path) -> dict[str, bytes]:
+    """Return a content for each input that is read; others are vocabularies."""
     return {
         "{} --device cpu": b"text",
         "--corpus {}": b"text",
@@ -193,9 +203,12 @@ LINKS: list[Callable[[Path, Path], None]] = [
 
 
 @pytest.mark.parametrize("command", sorted({name for name, *_ in pairs()}))
-def test_an_input_is_never_written_over(llmgpu: Run, vocab: Path, command: str) -> None:
+def test_an_input_is_never_written_over(
+    llmgpu: Run, vocab: Path, files_of_a_vocabulary: Path, command: str
+) -> None:
     folder = vocab.parent
-    contents = make_inputs(llmgpu, vocab)
+    shutil.copytree(files_of_a_vocabulary, folder, dirs_exist_ok=True)
+    contents = contents_of_inputs(folder)
     (folder / "run").mkdir()
     (folder / "run" / "run.lock").touch()
     for name, read, file, write in pairs():
