@@ -136,8 +136,8 @@ class _Job:
         self.given, self.workers, self.report = given, workers, report
         # Find the files of text or ids.
         corpus = given.files.named(given.corpus)
-        if given.resume and not (corpus or os.path.lexists(given.output)):
-            raise InputError(f"{given.output} does not exist, so there is no run to resume")
+        if given.resume and not corpus:
+            _require_run(given.output)
         corpus = corpus or required_input(report, "CORPUS: text or token files")
         selection = replace(given.files.selection(), may_be_tokens=True)
         self.corpora = resolve_corpora(corpus, selection, given.training["corpus_weights"])
@@ -407,6 +407,17 @@ def _written(folder: str, force: bool) -> list[Output]:
     found = [path for pattern in patterns for path in Path(folder).glob(pattern)]
     inside = [file for path in found if path.is_dir() for file in path.rglob("*")]
     return [Output(str(path), None) for path in (*found, *inside)]
+
+
+def _require_run(folder: str) -> None:
+    """Raise InputError if a folder has no run to resume."""
+    if not os.path.lexists(folder):
+        raise InputError(f"{folder} does not exist, so there is no run to resume")
+    if not (os.path.lexists(os.path.join(folder, OPTIONS_NAME)) or list_checkpoints(folder)):
+        raise InputError(
+            f"{folder} has neither {OPTIONS_NAME} nor a checkpoint, so there is no run to resume: "
+            "start one, with --force if the last was interrupted before it stored its options"
+        )
 
 
 def _find_start(

@@ -73,6 +73,9 @@ def test_resuming_needs_only_the_folder(
         assert refused.returncode == 1, refused.stderr
         assert (folder / "run" / "options.toml").read_bytes() == before
     fails(llmgpu("train", "-o", "nope", "--resume"), 1, "nope does not exist, so there is no run")
+    (folder / "begun").mkdir()
+    message = "begun has neither options.toml nor a checkpoint, so there is no run to resume"
+    fails(llmgpu("train", "-o", "begun", "--resume"), 1, message)
     finished = llmgpu("train", "-o", "run", "--resume")
     assert finished.returncode == 0 and b"nothing to do" in finished.stderr
     assert llmgpu("train", "-o", "run", "--resume", "--steps", "5").returncode == 0
