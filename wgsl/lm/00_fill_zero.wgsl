@@ -1,7 +1,7 @@
 // fill_zero: writes zeros into memory of any type.
 //
 // binding 0  words  read_write  the tensor as 4-byte words, four per element
-// binding 1  dims   uniform     words of the tensor, bits to keep in the last of them
+// binding 1  dims   uniform     number of words, mask of the bits that stay in the last word
 // dispatch: one thread per four words
 //
 // A tensor of 1-byte or 2-byte elements can end inside a word. The rest of that word is not part of

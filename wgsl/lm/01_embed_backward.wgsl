@@ -1,10 +1,11 @@
-// embed_backward: the gradient of an embedding table by atomic additions, one element per thread.
+// embed_backward: computes the gradient of an embedding table by atomic additions, one element of
+// grad_out per thread.
 //
 //   grad_table[v, d] += sum over s with tokens[s] == v of grad_out[s, d]
 //
 // binding 0  tokens      read        (N,)
 // binding 1  grad_out    read        (N, C)
-// binding 2  grad_table  read_write  (V, C), f32 as its bits
+// binding 2  grad_table  read_write  (V, C), bits of f32 numbers
 // binding 3  dims        uniform     N, C, V
 // dispatch: one thread per element
 // source: embed_backward. Training uses 01_embed_backward_grouped.wgsl, whose sums have a fixed

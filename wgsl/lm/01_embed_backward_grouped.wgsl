@@ -1,9 +1,10 @@
-// embed_backward_grouped: sums of grad_out over equal tokens within each slice, see
-// grouped_gradient.wgsl.
+// embed_backward_grouped: adds up grad_out over equal tokens within each slice of SLICE sorted
+// positions, see grouped_gradient.wgsl.
 //
-// binding 0  starts    read        (N + 1,) sorted position where group g starts; N after the last
-// binding 1  rows      read        (N,) token of group g; 0xffffffff after the last
-// binding 2  sums      read_write  (V, C) added to
+// binding 0  starts    read        (N + 1,) entry g: sorted position at which group g starts; N in
+//   entries after the last group
+// binding 1  rows      read        (N,) entry g: token of group g; 0xffffffff after the last group
+// binding 2  sums      read_write  (V, C) gradient of the table, to which the kernel adds
 // binding 3  pieces    read_write  (slices, 2, C) sums of groups that reach beyond the slice
 // binding 4  dims      uniform     N, C, V, slices
 // binding 5  order     read        (N,) position in the batch of each sorted position
@@ -33,7 +34,7 @@ fn embed_backward_grouped(
     var group = group_of(begin);
     var sum = 0.0;
     for (var position = begin; position < end; position += 4u) {
-        let values = four_gradients(position, end, column); // loads that do not wait for stores
+        let values = four_gradients(position, end, column); // all loads precede the next store
         for (var k = 0u; k < 4u; k++) {
             sum += values[k];
             let next = position + k + 1u;
@@ -63,7 +64,9 @@ fn gradient(position: u32, end: u32, column: u32) -> f32 {
     return select(0.0, value, is_finite(value));
 }
 
-// Add a group's sum to its row if all of the group is in the slice, otherwise leave it as a piece.
+// Adds the sum of a group to its row of `sums` if all positions of the group are in the slice.
+// Otherwise stores the sum in `pieces`, from which embed_backward_join adds it. `next` is the
+// sorted position after the group's last position in the slice.
 fn finish_in_slice(slice: u32, group: u32, next: u32, column: u32, sum: f32) {
     if (starts[group] < slice * SLICE) {
         pieces[2u * slice * dims.y + column] = sum;

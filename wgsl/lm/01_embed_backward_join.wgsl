@@ -1,10 +1,11 @@
-// embed_backward_join: adds up the sums of tokens that lie in several slices, see
-// grouped_gradient.wgsl.
+// embed_backward_join: adds up the partial sums of each token whose positions lie in several
+// slices, see grouped_gradient.wgsl.
 //
-// binding 0  starts  read        (N + 1,) sorted position where group g starts; N after the last
-// binding 1  rows    read        (N,) token of group g; 0xffffffff after the last
-// binding 2  sums    read_write  (V, C) added to
-// binding 3  pieces  read_write  (slices, 2, C) as embed_backward_grouped leaves them
+// binding 0  starts  read        (N + 1,) entry g: sorted position at which group g starts; N in
+//   entries after the last group
+// binding 1  rows    read        (N,) entry g: token of group g; 0xffffffff after the last group
+// binding 2  sums    read_write  (V, C) gradient of the table, to which the kernel adds
+// binding 3  pieces  read_write  (slices, 2, C) partial sums that embed_backward_grouped stored
 // binding 4  dims    uniform     N, C, V, slices
 // dispatch: one thread per slice and column, for the group that starts in the slice and ends after it
 //!include lm/grouped_gradient.wgsl
@@ -19,7 +20,7 @@ fn embed_backward_join(
     let slice = i / dims.y;
     let column = i % dims.y;
     if (slice + 1u >= dims.w) {
-        return; // nothing is beyond the last slice
+        return; // no group reaches beyond the last slice
     }
     let group = group_of((slice + 1u) * SLICE - 1u);
     let last = (starts[group + 1u] - 1u) / SLICE; // slice in which the group ends

@@ -1,11 +1,11 @@
-// embed_backward_rows: the gradient of an embedding table by atomic additions, one row per
-// workgroup.
+// embed_backward_rows: computes the gradient of an embedding table by atomic additions, one row of
+// grad_out per workgroup.
 //
 //   grad_table[v, d] += sum over s with tokens[s] == v of grad_out[s, d]
 //
 // binding 0  tokens      read        (N,)
 // binding 1  grad_out    read        (N, C)
-// binding 2  grad_table  read_write  (V, C), f32 as its bits
+// binding 2  grad_table  read_write  (V, C), bits of f32 numbers
 // binding 3  dims        uniform     N, C, V
 // dispatch: one workgroup per token
 //!include lm/atomic_gradient.wgsl

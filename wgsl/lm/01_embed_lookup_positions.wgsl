@@ -42,7 +42,7 @@ fn embed_lookup_positions(
     let token = tokens[s];
     let position = positions[s];
     for (var column = local_index % LANES; column < dims.y; column += 4u * LANES) {
-        // Start eight loads before anything is stored.
+        // The thread starts all eight loads before its first store.
         //!for k in 0..4
         let sum_{k} = sum_at(token, position, column + {k}u * LANES);
         //!end

@@ -1,14 +1,14 @@
-// rms_norm: root-mean-square normalisation of rows.
+// rms_norm: divides each row by its root mean square, and multiplies it by a weight per column.
 //
 //   r = 1 / sqrt(mean(x^2) + epsilon),  out = x * r * weight
 //
-// Sums are f32; squares of elements beyond 1e19 overflow. Memory-bound: a row is read from memory
-// once, and a second time from the caches.
+// Sums are f32, so the squares of elements beyond 1e19 overflow. The kernel is memory-bound. It
+// reads a row from memory once, and a second time from the caches.
 //
 // binding 0  x            read        (N, C)
 // binding 1  weight       read        (C,)
 // binding 2  out          read_write  (N, C)
-// binding 3  inverse_rms  read_write  (N,)
+// binding 3  inverse_rms  read_write  (N,) r of each row
 // binding 4  dims         uniform     N, C
 // binding 5  params       uniform     epsilon
 // dispatch: one workgroup for WORKGROUP_SIZE / ROW_THREADS rows, each of which has ROW_THREADS

@@ -1,4 +1,5 @@
-// rms_norm_backward: the gradient of rms_norm's input, and partial sums of its weight's gradient.
+// rms_norm_backward: computes the gradient of the input of rms_norm, and partial sums of the
+// gradient of its weight.
 //
 //   with d = sum over the row of grad_out * weight * x:
 //   grad_x += r * (grad_out * weight - x * r^2 * d / C)
@@ -9,8 +10,9 @@
 // binding 2  inverse_rms  read        (N,) r, as rms_norm stores it
 // binding 3  grad_out     read        (N, C)
 // binding 4  grad_x       read_write  (N, C), added to
-// binding 5  partials     read_write  rows of C, of which P are the workgroups' parts of grad_weight
-// binding 6  dims         uniform     N, C, rows of a workgroup, first row of partials
+// binding 5  partials     read_write  rows of C; each of the P workgroups writes one row, the sum
+//   of grad_weight over its rows of x
+// binding 6  dims         uniform     N, C, rows of x per workgroup, row of partials of workgroup 0
 // dispatch: P workgroups
 //!include common/reduce.wgsl
 

@@ -1,24 +1,26 @@
-// rms_norm_backward_half: the gradients of rms_norm as 02_rms_norm_backward.wgsl computes them, and
-// the gradient of its input in half precision, too.
+// rms_norm_backward_half: computes the gradients of rms_norm like 02_rms_norm_backward.wgsl, and
+// also stores the gradient of the input rounded to half precision.
 //
 //   with d = sum over the row of grad_out * weight * x:
 //   grad_x += r * (grad_out * weight - x * r^2 * d / C),  rounded = grad_x
 //   grad_weight += sum over all rows of grad_out * x * r
 //
-// The rounding here saves a pass over grad_x. Four columns are one element.
+// A kernel that only rounds would have to read grad_x once more. An element holds four columns.
 //
-// A row has ROW_THREADS threads, which keep `vectors` vectors of it in registers each, so that a row
-// is read once. The same threads take one row after the other, and keep the sums of their columns. At
-// the end, the sums of the workgroup's threads for the same columns are added up.
+// ROW_THREADS threads share a row. Each of them keeps `vectors` vectors of the row in registers, so
+// that the row is read once. The threads process one row after the other, and each thread keeps the
+// sums of grad_weight for its columns. At the end, the workgroup adds up the sums of the threads
+// that have the same columns.
 //
 // binding 0  x            read        (N, C), four per element; C is a multiple of 4
 // binding 1  weight       read        (C,), four per element
 // binding 2  inverse_rms  read        (N,) r, as rms_norm stores it
 // binding 3  grad_out     read        (N, C), four per element
 // binding 4  grad_x       read_write  (N, C), four per element, added to
-// binding 5  partials     read_write  rows of C, four per element, of which P are the workgroups' parts
-//                                      of grad_weight
-// binding 6  dims         uniform     N, C / 4, rows of a workgroup, first row of partials
+// binding 5  partials     read_write  rows of C, four per element; each of the P workgroups writes
+//   one row, the sum of grad_weight over its rows of x
+// binding 6  dims         uniform     N, C / 4, rows of x per workgroup, row of partials of
+//   workgroup 0
 // binding 7  rounded      read_write  (N, C), half precision, four per element
 // dispatch: P workgroups
 // limits: ROW_THREADS is a power of two, and ROW_THREADS * vectors at least C / 4; the rows of a
@@ -48,7 +50,7 @@ fn rms_norm_backward_half(
 ) {
     let group = flat_group(workgroup, workgroups);
     let thread = local_index % ROW_THREADS;
-    let together = WORKGROUP_SIZE / ROW_THREADS; // rows at a time
+    let together = WORKGROUP_SIZE / ROW_THREADS; // rows that the workgroup processes at a time
     //!for k in 0..vectors
     let weight_{k} = weight[min(thread + {k}u * ROW_THREADS, dims.y - 1u)];
     var sum_{k} = vec4<f32>();
@@ -80,7 +82,7 @@ fn rms_norm_backward_half(
         //!end
     }
 
-    // Add up the sums of the threads for the same columns, in order.
+    // Add up the sums of the threads that have the same columns, in the order of the threads.
     //!for k in 0..vectors
     sh_sums[local_index] = sum_{k};
     workgroupBarrier();

@@ -1,14 +1,14 @@
-// rms_norm_half: rms_norm of 02_rms_norm.wgsl, rounded to half precision.
+// rms_norm_half: computes rms_norm like 02_rms_norm.wgsl, and rounds the output to half precision.
 //
 //   r = 1 / sqrt(mean(x^2) + epsilon),  out = x * r * weight
 //
-// A row has ROW_THREADS threads, which keep `vectors` vectors of it in registers each, so that a row
-// is read once.
+// ROW_THREADS threads share a row. Each of them keeps `vectors` vectors of the row in registers, so
+// that the row is read once.
 //
 // binding 0  x            read        (N, C), four per element; C is a multiple of 4
 // binding 1  weight       read        (C,), four per element
 // binding 2  out          read_write  (N, C), half precision, four per element
-// binding 3  inverse_rms  read_write  (N,)
+// binding 3  inverse_rms  read_write  (N,) r of each row
 // binding 4  dims         uniform     N, C / 4
 // binding 5  params       uniform     epsilon
 // dispatch: one workgroup for WORKGROUP_SIZE / ROW_THREADS rows

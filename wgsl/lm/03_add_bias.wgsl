@@ -1,4 +1,4 @@
-// add_bias: add a row to all rows of a matrix.
+// add_bias: adds a row to all rows of a matrix.
 //
 //   x[n, o] += bias[o]
 //

@@ -1,16 +1,16 @@
-// add_columns: add the sums of the rows of matrices to rows.
+// add_columns: adds up the rows of each of several matrices.
 //
-//   sums[first of m + c] += sum over r of rows[m, r, c]
+//   sums[firsts[m] + c] += sum over r of rows[m, r, c]
 //
-// It makes the gradient of a bias, and adds up the parts of the gradients of norms' weights that
-// rms_norm_backward leaves, of many norms at once. Each column has WORKGROUP_SIZE / COLUMNS threads,
-// which stride over its rows; the threads' sums are then added in order. An element is a number, or a
-// vector of them.
+// The result is the gradient of a bias, or the gradients of the weights of many norms, from the
+// partial sums that rms_norm_backward stores. WORKGROUP_SIZE / COLUMNS threads share a column, and
+// stride over its rows. One thread then adds their sums in order. An element is a number, or a
+// vector of four numbers.
 //
 // binding 0  rows    read        (M, R, C) elements
-// binding 1  sums    read_write  rows of C elements, added to
-// binding 2  dims    uniform     R, C, workgroups of a matrix, M
-// binding 3  firsts  uniform     (MATRICES,) first element of each matrix's row in sums
+// binding 1  sums    read_write  rows of C elements, to which the kernel adds
+// binding 2  dims    uniform     R, C, workgroups per matrix, M
+// binding 3  firsts  uniform     (MATRICES,) x: index in sums of the first element for matrix m
 // dispatch: one workgroup for COLUMNS columns of a matrix
 //!include common/workgroup.wgsl
 //!override numbers = 4

@@ -1,13 +1,14 @@
-// add_partials: add up the partial sums of a matrix product, in a fixed order.
+// add_partials: adds up the partial sums of a matrix product, in a fixed order.
 //
-// Where a product has few tiles, several workgroups take a part of the inner dimension each
-// (03_matrix_product.wgsl); this makes one product of their partial sums. A thread loads a vector of
-// every part before it adds the first two, so that it waits for memory once.
+// If a product has few tiles, 03_matrix_product.wgsl splits the inner dimension into `parts` ranges
+// of terms, and stores one matrix of partial sums per range. This kernel adds up these matrices. A
+// thread loads its vectors of all matrices before it adds the first two, so that it waits for
+// memory once.
 //
 // binding 0  partials  read        (parts, elements), a vector per element
-// binding 1  residual  read        (elements), a vector per element; anything where it is not added
+// binding 1  residual  read        (elements), a vector per element; only read for ADD_RESIDUAL
 // binding 2  product   read_write  (elements), a vector per element
-// binding 3  dims      uniform     vectors, code of the addend
+// binding 3  dims      uniform     vectors of the product, code of the addend (addend.wgsl)
 // dispatch: one thread per vector of `numbers` elements, 4 or 1
 //!include lm/addend.wgsl
 //!include lm/elements.wgsl
@@ -39,7 +40,8 @@ fn add_partials(
         if (dims.y == ADD_TO_PRODUCT) {
             addend = product[i];
         }
-        var sum = {vector}(); // 0, which an addend of 0 does not change
+        // A sum that starts at +0 is never -0, so an addend of 0 does not change its bits.
+        var sum = {vector}();
         //!for part in 0..parts
         sum += part_{part};
         //!end

@@ -1,12 +1,12 @@
-// linear_few_rows: a linear layer of few rows.
+// linear_few_rows: computes a linear layer for an input of few rows.
 //
 //   out = x weight^T (+ residual); products and sums are f32
 //
 // binding 0  x         read        (N, I)
 // binding 1  weight    read        (O, I), in half precision if `half` is set
-// binding 2  residual  read        (N, O); anything where it is not added
+// binding 2  residual  read        (N, O); only read for ADD_RESIDUAL
 // binding 3  out       read_write  (N, O)
-// binding 4  dims      uniform     N, O, I, code of the addend
+// binding 4  dims      uniform     N, O, I, code of the addend (addend.wgsl)
 // dispatch: one workgroup per element of out
 //!include lm/element_type.wgsl
 //!include lm/few_rows.wgsl

@@ -1,12 +1,12 @@
-// linear_few_rows_fours: a linear layer of few rows, in rows of whole vectors.
+// linear_few_rows_fours: computes a linear layer for an input of few rows, four numbers at a time.
 //
 //   out = x weight^T (+ residual); products and sums are f32
 //
 // binding 0  x         read        (N, I), four per element; I is a multiple of 4
 // binding 1  weight    read        (O, I), four per element, in half precision if `half` is set
-// binding 2  residual  read        (N, O); anything where it is not added
+// binding 2  residual  read        (N, O); only read for ADD_RESIDUAL
 // binding 3  out       read_write  (N, O)
-// binding 4  dims      uniform     N, O, I / 4, code of the addend
+// binding 4  dims      uniform     N, O, I / 4, code of the addend (addend.wgsl)
 // dispatch: one workgroup for WORKGROUP_SIZE / ROW_THREADS elements of out
 //!include lm/few_rows_fours.wgsl
 

@@ -1,9 +1,9 @@
-// A product of two matrices with float32 sums: a linear layer and its gradients.
+// Computes a product of two matrices with float32 sums, for a linear layer and its gradients.
 //
 //   product = left right (+ product) (+ residual)
 //
 //   linear:                  out          = x weight^T (+ residual)
-//   linear_backward_input:   grad_x       = grad_out weight, or is added to
+//   linear_backward_input:   grad_x       = grad_out weight (+ grad_x)
 //   linear_backward_weight:  grad_weight += grad_out^T x
 //
 // x, grad_x (N, I); weight, grad_weight (O, I); out, grad_out, residual (N, O).
@@ -11,49 +11,54 @@
 // Blocked product in registers (V. Volkov and J. Demmel, Benchmarking GPUs to tune dense linear
 // algebra, SC 2008):
 // - A workgroup computes a tile of the product, e.g. 64 x 128. It walks along the inner dimension
-//   in steps of e.g. 16 terms: both factors' parts of a step are copied to workgroup memory, then
-//   each thread adds the terms of its own 8 x 8 elements, so that one number out of workgroup
-//   memory serves 8 multiplications. The next step's parts are loaded meanwhile.
-// - All sums of a thread must stay in registers. A local array that is indexed in a loop may live
-//   in memory instead, which costs a factor of ten, so loops over sums are written out: one
-//   variable for each row and four columns.
-// - If a product has few tiles, each of several workgroups adds a part of the inner dimension and
-//   stores partial sums (03_add_partials.wgsl).
-// - Products of stacks of matrices are computed at once, each with all its terms.
+//   in steps of e.g. 16 terms. For each step, it copies 64 x 16 elements of the left factor and
+//   16 x 128 elements of the right factor to workgroup memory. Each thread then adds the terms of
+//   its 8 x 8 elements of the product, so that each number that it reads from workgroup memory
+//   serves 8 multiplications. Meanwhile the elements of the next step are loaded into registers.
+// - All sums of a thread must stay in registers. A compiler may keep a local array that is indexed
+//   in a loop in memory, which makes the kernel ten times slower. So directives unroll the loops
+//   over sums, and each variable holds the sums of four columns of one row.
+// - If a product has few tiles, the inner dimension is split into parts. Each workgroup computes
+//   the partial sums of one tile over one part, and 03_add_partials.wgsl adds them up.
+// - If the factors are stacks of matrices, one dispatch computes the products of all matrices. The
+//   inner dimension is then not split.
 //
 // binding 0  left      read        (rows, inner)
 // binding 1  right     read        (inner, columns)
 // binding 2  product   read_write  (rows, columns) for each part, or for each matrix of a stack
-// binding 3  dims      uniform     rows, columns, inner, terms of a part or matrices of a stack
-// binding 4  residual  read        (rows, columns), only if it is added
+// binding 3  dims      uniform     rows, columns, inner, terms per part or matrices per stack
+// binding 4  residual  read        (rows, columns), only bound if `residual` is set
 // dispatch: one workgroup for each tile of each part or matrix
 // limits: rows and columns of a tile are multiples of 4 thread_rows and 8 thread_columns; threads
 //   load a whole number of four elements of each factor for a step
 
-// The entry point, named after the operation, as kernels are timed by name.
+// The name of the entry point is the name of the operation, because timings list kernels by name.
 //!override name = matrix_product
-// A tile, its step along the inner dimension, and the elements of a thread.
+// Rows and columns of a tile, terms of a step, and rows and columns of a thread's elements.
 //!override rows = 32
 //!override columns = 32
 //!override inner = 16
 //!override thread_rows = 4
 //!override thread_columns = 4
-// Is a factor (or its transpose, in memory) contiguous along the inner dimension; is it float16;
-// are four neighbours loaded at once, because their dimension is a multiple of 4?
+// For each factor:
+// - contiguous: 1 if the factor is contiguous in memory along the inner dimension, and 0 if it is
+//   contiguous along the rows or columns of the product;
+// - half: 1 if the elements are float16;
+// - vectors: 1 if the contiguous dimension is a multiple of 4, so that a load takes 4 elements.
 //!override left_contiguous = 1
 //!override left_half = 0
 //!override left_vectors = 0
 //!override right_contiguous = 1
 //!override right_half = 0
 //!override right_vectors = 0
-// Are four neighbours of the product stored at once?
+// 1 if the product's rows are multiples of 4, so that a thread stores 4 elements at once.
 //!override vectors = 0
-// Is the inner dimension a multiple of the step, so that no load has to be compared with its end?
+// 1 if the inner dimension is a multiple of the step, so that loads need no check against its end.
 //!override whole_inner = 0
-// Is the product's old value added, or another matrix?
+// accumulate: 1 if the old product is added. residual: 1 if the matrix `residual` is added.
 //!override accumulate = 0
 //!override residual = 1
-// Are there stacks of matrices?
+// 1 if the factors are stacks of matrices.
 //!override stacked = 0
 
 //!let threads_down = {rows / thread_rows}
@@ -79,11 +84,13 @@ enable f16;
 @group(0) @binding(4) var<storage, read> residual: array<{element}>;
 //!end
 
-// term / 4, term % 4, element / 4: an index that is a plain number needs no bounds check.
+// The indices are term / 4, term % 4 and element / 4 of the tile. The first two are literals where
+// the tiles are read, so that compilers add no bounds checks for them.
 var<workgroup> left_tile: array<array<array<vec4<f32>, {rows / 4}>, 4>, {inner / 4}>;
 var<workgroup> right_tile: array<array<array<vec4<f32>, {columns / 4}>, 4>, {inner / 4}>;
 
-// Four neighbours of a factor, from a row's `column` on.
+// Loads four adjacent elements of a row of a factor in memory, from `column` on. row_start is the
+// index of the row's first element.
 //!for side outer in left x, right y
 fn load_{side}(row_start: u32, column: u32) -> vec4<f32> {
   //!if {side}_vectors
@@ -106,7 +113,8 @@ fn load_{side}(row_start: u32, column: u32) -> vec4<f32> {
   //!let addends = + product[{index}] if accumulate
   //!let addends = {addends} + residual[{index}] if residual
 //!end
-// Store four neighbours of the product.
+// Stores four adjacent elements of a row of the product, from `column` on, unless they are outside.
+// `part` is the number of the part of the inner dimension, or of the matrix in a stack.
 fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {
     let start = part * dims.x * dims.y + row * dims.y + column;
 //!if vectors
@@ -122,8 +130,9 @@ fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {
 //!end
 }
 
-// Where a thread's load `q` of a side goes: its outer and its inner index. The contiguous index of
-// the two counts fours.
+// Sets at_outer and at_inner for load `q` of a thread: the position of the loaded elements in the
+// tile of `side`, along the rows or columns of the product, and along the inner dimension. The
+// position along the contiguous dimension counts vectors of four elements.
 //!block load_place
   //!let number = (local_index + {q * threads}u)
   //!if {side}_contiguous
@@ -135,7 +144,7 @@ fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {
   //!end
 //!end
 
-// Load both factors' parts of the step that begins at `start`.
+// Loads a thread's elements of both factors for the step that begins at term `start`.
 //!block load_step
   //!for side outer first width in {sides}
     //!for q in 0..width * inner / 4 / threads
@@ -153,7 +162,7 @@ fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {
     //!end
   //!end
   //!if !whole_inner
-        // Elements beyond the last term are zeros.
+        // Replace elements beyond the last term by zeros.
         if ({start} + {inner}u > dims.z) {
     //!for side outer first width in {sides}
       //!for q in 0..width * inner / 4 / threads
@@ -170,7 +179,7 @@ fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {
   //!end
 //!end
 
-// Store the loaded elements into workgroup memory.
+// Stores the loaded elements in workgroup memory.
 //!block store_step
   //!for side outer first width in {sides}
     //!for q in 0..width * inner / 4 / threads
@@ -192,8 +201,8 @@ fn {name}(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
 ) {
-    // The workgroup's tile. Workgroups that follow one another go along the dimension with fewer
-    // tiles, so that they share loads of the other factor.
+    // Find the tile of the workgroup. Consecutive workgroups take adjacent tiles along the
+    // dimension with fewer tiles, so that they load the same elements of one factor from the cache.
     let group = workgroup.y * workgroups.x + workgroup.x;
     let tiles_down = (dims.x + {rows - 1}u) / {rows}u;
     let tiles_across = (dims.y + {columns - 1}u) / {columns}u;
@@ -209,8 +218,8 @@ fn {name}(
     let tile_column = select(place % tiles_across, place / tiles_down, down);
     let row0 = tile_row * {rows}u;
     let column0 = tile_column * {columns}u;
-    // The thread's place in the tile. 32 threads, which run in step, are a block of 4 x 8, so that
-    // they share loads of both factors.
+    // Find the thread's first row and column in the tile, in units of 4. The 32 threads of a
+    // subgroup form a block of 4 x 8 threads, so that they share loads of both factors.
     let block = local_index / 32u;
     let lane = local_index % 32u;
     let thread_row = block / {threads_across / 8}u * 4u + lane / 8u;
@@ -222,8 +231,8 @@ fn {name}(
         var sums_{i}_{j} = vec4<f32>();
   //!end
 //!end
-        // Beyond the product's last row or column, elements inside are loaded: their sums are never
-        // stored.
+        // Loads beyond the last row or column of the product are clamped to the last one. The sums
+        // of clamped loads are never stored.
 //!for side outer first width in {sides}
   //!for q in 0..width * inner / 4 / threads
     //!include load_place
@@ -251,7 +260,7 @@ fn {name}(
 //!include store_step
         workgroupBarrier();
         for (var term = first; term < end; term += {inner}u) {
-            // The next step is loaded while this one is added.
+            // The elements of the next step are loaded while the terms of this step are added.
             let next = term + {inner}u;
             if (next < end) {
 //!let start = next

@@ -1,64 +1,71 @@
-// A product of two half-precision matrices on matrix units, with float32 sums.
+// Computes a product of two half-precision matrices on matrix units, with float32 sums.
 //
 //   product = left right (+ product) (+ residual)
 //
-// The same products as 03_matrix_product.wgsl, for devices that multiply small matrices, one a
-// subgroup (WGSL's subgroup matrices; Vulkan's VK_KHR_cooperative_matrix; tensor cores). Blocks,
-// registers and padding are arranged as in NVIDIA's CUTLASS:
-// - A workgroup computes a tile of the product, and each of its subgroups a block of that, in
-//   subgroup matrices of sums. In steps of the inner dimension, both factors' parts go to workgroup
-//   memory in their order in memory: units read a transposed factor column by column.
-// - The next step's parts are loaded into registers while this step's are multiplied.
-// - Lines in workgroup memory are 16 bytes longer than their contents, so that the rows of a matrix
-//   lie in different banks.
-// - Sums are stored by way of workgroup memory, a line of neighbours at once.
+// The kernel computes the same products as 03_matrix_product.wgsl, on devices where a subgroup
+// multiplies small matrices (WGSL's subgroup matrices; Vulkan's VK_KHR_cooperative_matrix; tensor
+// cores). Tiles, registers and padding are arranged like in NVIDIA's CUTLASS:
+// - A workgroup computes a tile of the product. Each of its subgroups computes a block of the tile,
+//   and keeps the sums in subgroup matrices. The workgroup walks along the inner dimension in
+//   steps, and copies the elements of both factors for a step to workgroup memory. Their order
+//   does not change: a subgroup loads the matrices of a transposed factor in column-major order.
+// - The elements of the next step are loaded into registers while this step is multiplied.
+// - A line is a run of elements in workgroup memory that are adjacent in one row of a factor in
+//   memory. Lines are padded by 16 bytes, so that the rows of a matrix lie in different banks.
+// - Sums pass through workgroup memory, so that neighbouring threads store neighbouring elements
+//   (matrix_product_sums.wgsl).
 //
 // binding 0  left      read        (rows, inner)
 // binding 1  right     read        (inner, columns)
 // binding 2  product   read_write  (rows, columns) for each part, or for each matrix of a stack
-// binding 3  dims      uniform     rows, columns, inner, terms of a part or matrices of a stack
-// binding 4  residual  read        (rows, columns), only if it is added
+// binding 3  dims      uniform     rows, columns, inner, terms per part or matrices per stack
+// binding 4  residual  read        (rows, columns), only bound if `residual` is set
 // dispatch: one workgroup for each tile of each part or matrix; of a symmetric product only for the
 //   tiles on the diagonal and below it
 // limits: a subgroup's block is made of whole matrices, and threads load a whole number of vectors
 //   of each factor for a step; half-precision products have even columns, and nothing is added to
 //   them
 
-// The entry point, named after the operation, as kernels are timed by name.
+// The name of the entry point is the name of the operation, because timings list kernels by name.
 //!override name = matrix_product
-// A tile, its step along the inner dimension, the block of a subgroup, and the threads of one.
+// Rows and columns of a tile, terms of a step, rows and columns of a subgroup's block, and threads
+// of a subgroup.
 //!override rows = 64
 //!override columns = 64
 //!override inner = 32
 //!override subgroup_rows = 32
 //!override subgroup_columns = 32
 //!override lanes = 32
-// Vectors of 16 bytes in workgroup memory, and matrices of sums that are stored side by side.
+// Sizes of left_tile and right_tile in vectors of 16 bytes, and the number of adjacent matrices of
+// sums that a subgroup stores at once.
 //!override left_size = 320
 //!override right_size = 320
 //!override together = 2
-// Is a factor (or its transpose, in memory) contiguous along the inner dimension; are its lines
-// multiples of 8 halves, which are loaded at once?
+// For each factor:
+// - contiguous: 1 if the factor is contiguous in memory along the inner dimension, and 0 if it is
+//   contiguous along the rows or columns of the product;
+// - vectors: 1 if the contiguous dimension is a multiple of 8, so that a load takes 8 halves.
 //!override left_contiguous = 1
 //!override left_vectors = 0
 //!override right_contiguous = 1
 //!override right_vectors = 0
-// Are the product's lines multiples of 16 bytes, which are stored at once?
+// 1 if the product's rows are multiples of 16 bytes, so that a thread stores 16 bytes at once.
 //!override aligned = 0
-// Are dimensions multiples of the tile's?
+// 1 if the rows, the columns and the inner dimension of the product are multiples of the tile's
+// rows and columns and of the step.
 //!override whole_rows = 0
 //!override whole_columns = 0
 //!override whole_inner = 0
-// Is the product's old value added, or another matrix?
+// accumulate: 1 if the old product is added. residual: 1 if the matrix `residual` is added.
 //!override accumulate = 0
 //!override residual = 1
-// Is the product in half precision, two numbers per word?
+// 1 if the product is in half precision, two numbers per word.
 //!override half = 0
-// Are there stacks of matrices?
+// 1 if the factors are stacks of matrices.
 //!override stacked = 0
-// Is the product symmetric: a matrix times its own transpose?
+// 1 if the product is symmetric: a matrix times its own transpose.
 //!override symmetric = 0
-// Are sums long, without parts and of an even number of steps?
+// 1 if the inner dimension is long, is not split into parts, and has an even number of steps.
 //!override long_sums = 0
 //!include lm/matrix_units.wgsl
 
@@ -74,16 +81,17 @@
   //!let addend = residual if residual
 //!end
 //!let adds = {accumulate || residual}
-// Matrices are loaded with their addends where a tile is inside. Elsewhere these are added late.
+// If the product is aligned, the matrices of sums start with the addends in tiles that are inside
+// the product. Tiles that reach beyond its edge add the addends when they store their sums.
 //!let adds_late = {aligned && edges && adds}
-// Lines are loaded for two steps at once if they are whole, and eight threads load one of 128
-// bytes.
+// If both factors are contiguous along the inner dimension and need no bounds checks, threads load
+// two steps at once, and eight threads load one line of 128 bytes.
 //!let whole_lines = {left_contiguous && left_vectors && right_contiguous && right_vectors}
 //!let whole_steps = {!edges && whole_inner && 2 * inner == 64 && threads % 64 == 0}
 //!let pairs = {long_sums && whole_lines && whole_steps && !stacked}
 //!let sides = left x row0 {rows} {whole_rows}, right y column0 {columns} {whole_columns}
-// lines and vectors of a factor's part in workgroup memory; stride: vectors from a line to the
-// next.
+// lines: lines of a factor in workgroup memory. line_vectors: vectors of 8 halves in a line.
+// stride: vectors from the start of a line to the start of the next.
 //!for side outer first width whole in {sides}
   //!let {side}_lines = {inner}
   //!let {side}_line_vectors = {width / 8}
@@ -113,7 +121,8 @@ var<workgroup> right_tile: array<vec4<u32>, {right_size}>;
 //!include lm/matrix_product_sums.wgsl
 
 //!if !pairs
-// Eight neighbours of a factor, from a line's `column` on.
+// Loads eight adjacent halves of a row of a factor in memory, from `column` on. line_start is the
+// index of the row's first element.
   //!for side outer in left x, right y
 fn load_{side}(line_start: u32, column: u32) -> vec4<u32> {
     //!if {side}_vectors
@@ -137,8 +146,9 @@ fn load_{side}(line_start: u32, column: u32) -> vec4<u32> {
 
 //!include store
 
-// The line and the vector of a thread's load `q` of a side. If all loads of a thread have one place
-// in their lines, the text says so: the compiler then keeps one address for all of them.
+// Sets `line` and `vector` for load `q` of a thread: the line in the tile of `side`, and the vector
+// in the line. If `vector` is the same for all loads of a thread, its expression does not contain
+// q, so that the compiler keeps one address for all loads.
 //!block load_place
   //!if threads % {side}_line_vectors == 0
     //!let line = ({side}_line + {q * threads / {side}_line_vectors}u)
@@ -149,7 +159,7 @@ fn load_{side}(line_start: u32, column: u32) -> vec4<u32> {
   //!end
 //!end
 
-// Load both factors' parts of the step that begins at `start`.
+// Loads a thread's vectors of both factors for the step that begins at term `start`.
 //!block load_step
   //!for side outer first width whole in {sides}
     //!for q in 0..{side}_lines * {side}_line_vectors / threads
@@ -169,7 +179,7 @@ fn load_{side}(line_start: u32, column: u32) -> vec4<u32> {
       //!if !whole_inner
             {side}_{q} = select(vec4<u32>(), {side}_{q}, {inside});
         //!if {side}_contiguous && !{side}_vectors
-            // If the factor's row or column ends inside this vector, the halves beyond it are zero.
+            // If the inner dimension ends inside the vector, the halves beyond its end become 0.
           //!let column = {start} + {vector} * 8u
           //!for j component in 0 x, 1 y, 2 z, 3 w
             //!let low = select(0u, 0xffffu, {column} + {2 * j}u < dims.z)
@@ -183,7 +193,7 @@ fn load_{side}(line_start: u32, column: u32) -> vec4<u32> {
   //!end
 //!end
 
-// Store the loaded vectors into workgroup memory.
+// Stores the loaded vectors in workgroup memory.
 //!block store_step
   //!for side in left, right
     //!for q in 0..{side}_lines * {side}_line_vectors / threads
@@ -193,11 +203,11 @@ fn load_{side}(line_start: u32, column: u32) -> vec4<u32> {
   //!end
 //!end
 
-// Load both factors' parts of two steps at once. A line of one step is half of a cache line, and
-// looking for it takes as long as for a whole one. So eight threads load a line of both steps. The
-// threads of its first half and of its second half change places at every other load: of two
-// loads a thread has the first step's part of one line and the second step's part of another, and
-// all threads store for either step.
+// Loads a thread's vectors of both factors for two steps. A line of one step is half of a cache
+// line, and loading half a cache line takes as long as loading a whole one. So eight threads load
+// the vectors of both steps of a line: threads 0 to 3 load the first step, and threads 4 to 7 the
+// second. At every other load the two halves swap roles. So of two loads, each thread has one
+// vector of the first step and one of the second, and all threads store vectors of either step.
 //!block load_pairs
   //!for side in left, right
     //!for q in 0..2 * {side}_lines * {side}_line_vectors / threads
@@ -206,7 +216,8 @@ fn load_{side}(line_start: u32, column: u32) -> vec4<u32> {
   //!end
 //!end
 
-// Store the loaded vectors of the first or the second of two steps.
+// Stores the loaded vectors of one of two steps in workgroup memory: of the first step, or of the
+// second if `second` is set.
 //!block store_half
   //!for side in left, right
     //!for n in 0..{side}_lines * {side}_line_vectors / threads
@@ -222,7 +233,7 @@ fn load_{side}(line_start: u32, column: u32) -> vec4<u32> {
   //!end
 //!end
 
-// Multiply the factors' parts that are in workgroup memory.
+// Multiplies the elements of both factors in workgroup memory, and adds the products to the sums.
 //!block multiply
   //!for n in 0..inner / unit_inner
     //!let term = {n * unit_inner}
@@ -247,8 +258,8 @@ fn load_{side}(line_start: u32, column: u32) -> vec4<u32> {
                 let r{j} = subgroupMatrixLoad<Right, row_major>(&right_tile, {place});
       //!end
     //!end
-                // To and fro along the rows: each multiplication shares a matrix with the one
-                // before.
+                // Every other row of matrices is walked backwards, so that each multiplication
+                // shares a matrix with the multiplication before.
     //!for i in 0..down
       //!for n in 0..across
         //!let j = {n}
@@ -269,8 +280,8 @@ fn {name}(
     @builtin(subgroup_id) subgroup: u32,
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
-    // The workgroup's tile. Workgroups that follow one another go down a band of 8 rows of tiles,
-    // so that they share loads.
+    // Find the tile of the workgroup. Consecutive workgroups take the tiles of a band of 8 rows of
+    // tiles, column by column, so that they load the same elements of both factors from the cache.
     let group = workgroup.y * workgroups.x + workgroup.x;
     let tiles_down = (dims.x + {rows - 1}u) / {rows}u;
 //!if symmetric
@@ -287,7 +298,8 @@ fn {name}(
     let part = group / tiles;
     let place = group % tiles;
 //!if symmetric
-    // Row r of tiles begins at place r (r + 1) / 2. The root may be rounded up or down.
+    // Row r of the tiles begins at tile r (r + 1) / 2. The root may be rounded up or down, so the
+    // row that it gives is corrected by one if necessary.
     let root = u32((sqrt(f32(8u * place + 1u)) - 1.0) / 2.0);
     let is_later = u32((root + 1u) * (root + 2u) / 2u <= place);
     let tile_row = root + is_later - u32(root * (root + 1u) / 2u > place);
@@ -300,8 +312,8 @@ fn {name}(
     let row0 = (band_row + in_band % band_rows) * {rows}u;
     let column0 = in_band / band_rows * {columns}u;
 //!end
-    // The first row and column, in the tile, of the block that this subgroup computes. The remainder
-    // lets the compiler prove that the block lies inside the tile.
+    // own_row and own_column are the first row and column of the subgroup's block in the tile. The
+    // remainder lets the compiler prove that the block lies inside the tile.
 //!let blocks_across = {columns / subgroup_columns}
     let own_row = subgroup / {blocks_across}u % {rows / subgroup_rows}u * {subgroup_rows}u;
     let own_column = subgroup % {blocks_across}u * {subgroup_columns}u;
@@ -321,8 +333,8 @@ fn {name}(
 //!end
 //!include start_sums
 //!if pairs
-        // A thread loads from two lines, and eight threads store into two, which are so far from
-        // one another that their vectors lie in different banks.
+        // A thread loads vectors of even_line and odd_line. Eight threads store into two lines at
+        // once, which are so far apart that their vectors lie in different banks.
   //!let pair_lines = {threads / 8}
         let is_low = local_index % 8u < 4u;
         let even_line = local_index / 8u;
@@ -351,8 +363,8 @@ fn {name}(
         for (var term = begin; term < end; term += {2 * inner}u) {
   //!include multiply
             workgroupBarrier();
-            // The condition always holds: without a branch here, compilers mix the steps, which
-            // then take 1 to 2 % longer.
+            // This condition is always true. Without the branch, compilers interleave the two
+            // steps, which makes the kernel 1 to 2 % slower.
             if (term + {inner}u < end) {
   //!let half_line = second_line
   //!let second = 1
@@ -374,9 +386,9 @@ fn {name}(
             workgroupBarrier();
         }
 //!else
-        // The line of a thread's first load. A quarter of a subgroup stores at once. If it stores
-        // into several lines, these are so far from one another that their vectors lie in different
-        // banks.
+        // Find the line of a thread's first load. The hardware stores the vectors of a quarter of a
+        // subgroup at once. If a quarter stores into several lines, the lines are so far apart that
+        // their vectors lie in different banks.
   //!for side in left, right
     //!let vectors = {{side}_line_vectors}
     //!let line = local_index / {vectors}u
@@ -386,8 +398,8 @@ fn {name}(
     //!end
         let {side}_line = {line};
   //!end
-        // Beyond the product's last row or column, elements inside are loaded: their sums are never
-        // stored.
+        // Loads beyond the last row or column of the product are clamped to the last one. The sums
+        // of clamped loads are never stored.
   //!for side outer first width whole in {sides}
     //!for q in 0..{side}_lines * {side}_line_vectors / threads
       //!include load_place
@@ -409,8 +421,8 @@ fn {name}(
   //!include store_step
         workgroupBarrier();
         for (var term = begin; term < end; term += {inner}u) {
-            // A round stores what it loads: compilers move loads to the round that uses them, and
-            // there nothing would hide how long they take.
+            // Each iteration stores the vectors that it loads. If the next iteration stored them,
+            // compilers would move the loads there, and no multiplication would hide their latency.
             let next = term + {inner}u;
             if (next < end) {
   //!let start = next

@@ -1,4 +1,5 @@
-// join_heads: the gradient of split_heads.
+// join_heads: computes the gradient of split_heads. It rotates the gradients of queries and keys
+// back, and joins the gradients of queries, keys and values in one tensor.
 //
 //   x[i], x[i + D/2] = q[i] cos + q[i + D/2] sin, q[i + D/2] cos - q[i] sin; the same for k; x = v
 //
@@ -10,7 +11,7 @@
 // binding 5  positions  read        (N,)
 // binding 6  grad_x     read_write  (N, R), half precision, a vector per element
 // binding 7  params     uniform     sizes
-// dispatch: one thread per vector of pairs of columns, `fours` times four; D/2 is a multiple of them
+// dispatch: one thread per 4 * `fours` pairs of columns; D/2 is a multiple of 4 * `fours`
 //!include lm/packed_heads.wgsl
 //!include lm/four_halves.wgsl
 

@@ -17,7 +17,7 @@ struct RotaryParams {
     pairs: u32, // N * heads * D/2
     heads: u32,
     half_width: u32, // D/2
-    inverse: u32, // 1 to turn back
+    inverse: u32, // 1 to rotate by the opposite angle
 }
 
 @group(0) @binding(0) var<storage, read_write> x: array<f32>;
@@ -35,7 +35,7 @@ fn rotary(
     let pair = flat_element(workgroup, workgroups, local_index);
     if (pair < params.pairs) {
         let column = pair % params.half_width;
-        let head = pair / params.half_width; // of all rows
+        let head = pair / params.half_width; // index among the heads of all rows
         let angle = positions[head / params.heads] * params.half_width + column;
         let sine = select(sines[angle], -sines[angle], params.inverse == 1u);
         let left_ix = head * 2u * params.half_width + column;

@@ -1,13 +1,14 @@
-// rotary_half: rotary position embedding as in 04_rotary.wgsl, rounded to half precision.
+// rotary_half: computes the rotary position embedding like 04_rotary.wgsl, and rounds the result to
+// half precision.
 //
 //   out[i], out[i + D/2] = x[i] cos - x[i + D/2] sin, x[i + D/2] cos + x[i] sin
 //
-// binding 0  x          read        (N, heads * D)
-// binding 1  cosines    read        (positions, D/2)
-// binding 2  sines      read        (positions, D/2)
+// binding 0  x          read        (N, heads * D), four per element
+// binding 1  cosines    read        (positions, D/2), four per element
+// binding 2  sines      read        (positions, D/2), four per element
 // binding 3  positions  read        (N,)
 // binding 4  out        read_write  (N, heads * D), half precision, four per element
-// binding 5  params     uniform     sizes, of four pairs each
+// binding 5  params     uniform     sizes, in vectors of four pairs
 // dispatch: one thread per four pairs of columns; D is a multiple of 8
 //!include lm/elements.wgsl
 //!include lm/four_halves.wgsl
@@ -16,7 +17,7 @@ struct RotaryParams {
     fours: u32, // N * heads * D/8
     heads: u32,
     half_width: u32, // D/8
-    inverse: u32, // 1 to turn back
+    inverse: u32, // 1 to rotate by the opposite angle
 }
 
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
@@ -35,7 +36,7 @@ fn rotary_half(
     let four = flat_element(workgroup, workgroups, local_index);
     if (four < params.fours) {
         let column = four % params.half_width;
-        let head = four / params.half_width; // of all rows
+        let head = four / params.half_width; // index among the heads of all rows
         let angle = positions[head / params.heads] * params.half_width + column;
         let cosine = cosines[angle];
         let sine = select(sines[angle], -sines[angle], params.inverse == 1u);

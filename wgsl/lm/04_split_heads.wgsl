@@ -11,7 +11,7 @@
 // binding 5  k          read_write  (N, K * D), half precision, a vector per element
 // binding 6  v          read_write  (N, K * D), half precision, a vector per element
 // binding 7  params     uniform     sizes
-// dispatch: one thread per vector of pairs of columns, `fours` times four; D/2 is a multiple of them
+// dispatch: one thread per 4 * `fours` pairs of columns; D/2 is a multiple of 4 * `fours`
 //!include lm/packed_heads.wgsl
 //!include lm/four_halves.wgsl
 

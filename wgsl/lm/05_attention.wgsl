@@ -1,11 +1,12 @@
-// attention: causal attention with grouped heads.
+// attention: computes causal attention with grouped heads.
 //
 //   out[t] = sum over starts[t] <= u <= t of p[t, u] v[u],
 //   p[t, u] = exp(scale q[t] . k[u] - log_sum_exp[t])
 //
 // Head h of H uses head h / (H / K) of the K heads of keys and values; scale = 1 / sqrt(D). Scores
-// are never stored: with m the largest score so far, sums of exp(score - m) are kept, and rescaled
-// when m grows (M. Milakov, N. Gimelshein, arXiv 1805.02867; T. Dao et al., FlashAttention, 2205.14135).
+// are never stored. With m the largest score of a row so far, the kernel keeps sums of
+// exp(score - m), and rescales them when m grows (M. Milakov, N. Gimelshein, arXiv 1805.02867;
+// T. Dao et al., FlashAttention, arXiv 2205.14135).
 //
 // binding 0  params       uniform     sizes
 // binding 1  q            read        (N, H * D)
@@ -13,13 +14,14 @@
 // binding 3  v            read        (N, K * D)
 // binding 4  out          read_write  (N, H * D)
 // binding 5  log_sum_exp  read_write  (N, H)
-// binding 6  starts       read        (N,) first position that a row sees; ascends in a sequence
-// dispatch: one workgroup per block of BLOCK_ROWS queries of a head, the longest ones first
+// binding 6  starts       read        (N,) first key that a row sees; never decreases in a sequence
+// dispatch: one workgroup per block of BLOCK_ROWS queries of a head; blocks that see most keys
+//   first
 //!include lm/attention_tiles.wgsl
 
 const LOWEST: f32 = -3.0e38; // the score of a key that the query does not attend to
 
-// A number of each of the thread's own rows.
+// A number for each of the thread's eight rows: rows 0 to 3 in `upper`, rows 4 to 7 in `lower`.
 struct RowNumbers {
     upper: vec4<f32>,
     lower: vec4<f32>,
@@ -60,8 +62,8 @@ fn attend(query: Corner, keys: Corner, local_index: u32) {
     let end = min(query.row + BLOCK_ROWS, params.seq);
     let least_start = starts[query.sequence + query.row];
     let largest_start = starts[query.sequence + end - 1u];
-    // Rows may see nothing of their first blocks. Their sums there are finite, and multiplied by
-    // 0 at the first score that they see.
+    // A row may see no key of the first blocks. Its sums over these blocks are finite, and they are
+    // multiplied by 0 at the first block with a key that the row sees.
     let begin = least_start / BLOCK_ROWS * BLOCK_ROWS;
     for (var first = begin; first < end; first += BLOCK_ROWS) {
         let key = moved(keys, first, 0u);
@@ -93,6 +95,7 @@ fn attend(query: Corner, keys: Corner, local_index: u32) {
     }
 }
 
+// Returns the scores with LOWEST for keys that a query does not see.
 fn hide_others(scores: Block, query: Corner, key: Corner, local_index: u32) -> Block {
     let keys = lane_rows(key.row, local_index);
     let rows = upper_rows(query.row, local_index);
@@ -118,7 +121,8 @@ fn hide_row(scores: vec4<f32>, query: Corner, keys: vec4<u32>, row: u32) -> vec4
     return select(vec4<f32>(LOWEST), scores, seen);
 }
 
-// The largest score of each row: of the old maximum and the maxima of all lanes of the group.
+// Returns the largest score of each row: the maximum of `before` and of the scores of all lanes of
+// the thread's group.
 fn max_of_lanes(before: RowNumbers, scores: Block, local_index: u32) -> RowNumbers {
     exchange(RowNumbers(row_max(scores.upper), row_max(scores.lower)), local_index);
     var largest = before;
@@ -129,6 +133,7 @@ fn max_of_lanes(before: RowNumbers, scores: Block, local_index: u32) -> RowNumbe
     return largest;
 }
 
+// Returns the sum of each row over all lanes of the thread's group.
 fn sum_of_lanes(value: RowNumbers, local_index: u32) -> RowNumbers {
     exchange(value, local_index);
     var sum = RowNumbers();
@@ -139,7 +144,7 @@ fn sum_of_lanes(value: RowNumbers, local_index: u32) -> RowNumbers {
     return sum;
 }
 
-// Store the thread's numbers for the threads of its group.
+// Stores the thread's numbers in workgroup memory, where the threads of its group read them.
 fn exchange(value: RowNumbers, local_index: u32) {
     workgroupBarrier();
     sh_tiles[local_index / 2u][local_index % 2u * 2u] = value.upper;
@@ -147,7 +152,7 @@ fn exchange(value: RowNumbers, local_index: u32) {
     workgroupBarrier();
 }
 
-// The number that a lane of the group stored.
+// Returns the numbers that a lane of the thread's group stored.
 fn exchanged(lane: u32, local_index: u32) -> RowNumbers {
     let other = local_index / LANES * LANES + lane;
     let first = other % 2u * 2u;
@@ -174,7 +179,8 @@ fn scale_rows(rows: mat4x4<f32>, factors: vec4<f32>) -> mat4x4<f32> {
     );
 }
 
-// exp(scale * (score - largest)); the difference first, since large scores have few digits after it.
+// Returns exp(scale * (score - largest)). The difference is computed before the product, because
+// the product of the scale and a large score would be rounded to few digits after the point.
 fn exponentials(scores: mat4x4<f32>, largest: vec4<f32>) -> mat4x4<f32> {
     return mat4x4<f32>(
         exp2(params.log2_scale * (scores[0] - largest.x)),
@@ -184,7 +190,8 @@ fn exponentials(scores: mat4x4<f32>, largest: vec4<f32>) -> mat4x4<f32> {
     );
 }
 
-// All lanes of a group have the same numbers: the first lane stores them.
+// Stores log_sum_exp of the thread's rows. All lanes of a group have the same numbers, so only the
+// first lane stores them.
 fn store_log_sums(query: Corner, largest: RowNumbers, sum: RowNumbers, local_index: u32) {
     if (local_index % LANES == 0u) {
         let rows = upper_rows(query.row, local_index);

@@ -1,14 +1,14 @@
-// attention_cached: attention of new rows to a cache of keys and values, for generation.
+// attention_cached: computes attention of new rows to a cache of keys and values, for generation.
 //
 //   out[n] = sum over u <= position[n] of p[n, u] v[s + u],  p[n, u] ~ exp(scale q[n] . k[s + u])
 //
-// where s is the row of the cache at which the sequence of n starts. Heads are grouped and sums kept as
-// in 05_attention.wgsl, a workgroup's size of keys at a time.
+// where s is the row of the cache at which the sequence of n starts. Heads are grouped, and sums
+// are rescaled, as in 05_attention.wgsl. A workgroup processes WORKGROUP_SIZE keys at a time.
 //
 // binding 0  params  uniform     sizes; seq is L
 // binding 1  q       read        (N, H * D)
 // binding 2  cache   read        (L, 2 * K * D), keys and values
-// binding 3  places  read        (2, N), positions and starts
+// binding 3  places  read        (2, N), positions and the rows of the cache where sequences start
 // binding 4  out     read_write  (N, H * D)
 // dispatch: one workgroup per head of a row
 //!include common/reduce.wgsl
@@ -42,10 +42,12 @@ fn attention_cached(
     }
 }
 
-// One key a thread for scores; for the result one column / 4 and every `slices`-th key a thread.
-// first_key: of the sequence and head, counted in heads of the cache.
+// Computes attention of one head of a row. A thread computes the score of one key. For the result,
+// it adds up four columns, 4 * `column` and on, of every `slices`-th value. The cache has 2 *
+// kv_heads heads per row, and first_key and `step` count heads: first_key is the first key of the
+// sequence.
 fn attend_to_cache(query: u32, first_key: u32, keys: u32, local_index: u32) {
-    let step = 2u * params.kv_heads; // from a key to the next
+    let step = 2u * params.kv_heads; // heads from a key to the next
     let first_value = first_key + params.kv_heads;
     let slices = WORKGROUP_SIZE / HEAD_QUADS;
     let slice = local_index / HEAD_QUADS;

@@ -1,14 +1,15 @@
-// Causal attention with grouped key/value heads on matrix units, in half precision.
+// Computes causal attention with grouped key/value heads on matrix units, in half precision.
 //
 //   out = softmax(q k^T / sqrt(D)) v, over the keys from a row's start to the row itself
 //   log_sum_exp = log of the sum of exp(q k^T / sqrt(D)) over these keys
 //
-// FlashAttention (T. Dao et al., arXiv 2205.14135): scores are never stored whole; running maxima
-// and sums are kept, in float32. Exponentials are divided by the exponential of the largest score
-// of a row. Sums in matrices can't be scaled row by row, so the maximum is only replaced when a row
-// has a score 8 powers of two larger; the sums are then scaled by way of workgroup memory (as in
-// FlashAttention-4). Weights are at most 2^8, far from the largest half-precision number. A NaN
-// among them is in their sum, too.
+// As in FlashAttention (T. Dao et al., arXiv 2205.14135), only the scores of one step of keys are
+// stored at a time. The kernel keeps a running maximum of the scores of each row, and running sums,
+// in float32. A weight is exp(score) divided by exp(maximum). Sums in subgroup matrices can't be
+// scaled row by row. So the maximum is only replaced when the exponential of a score is more than
+// 2^8 times the exponential of the maximum. The sums then pass through workgroup memory, where
+// they are scaled (as in FlashAttention-4). So weights are at most 2^8, far below the largest
+// half-precision number. If a weight is NaN, the sum of the weights of its row is NaN, too.
 //
 // binding 0  params       uniform     sizes, see attention_sizes.wgsl
 // binding 1  q            read        (N, H, D), 8 halves an element
@@ -18,7 +19,7 @@
 // binding 5  log_sum_exp  read_write  (N, H)
 // binding 6  starts       read        (N), the first key that each row sees
 // dispatch: one workgroup for `rows` queries of each head
-// limits: D, steps and rows are whole numbers of matrices and of vectors of 8 halves
+// limits: D, `step` and `rows` are multiples of the sizes of matrices and of 8
 
 //!let inputs = 1 q heads, 2 k kv_heads, 3 v kv_heads
 //!let arrays = scores vec4<u32> 4, weights vec4<u32> 8
@@ -26,8 +27,8 @@
 //!let order = row_major
 //!include lm/attention_units.wgsl
 
-// A row's largest exponent of 2 starts at `lowest`. Exponents of masked scores are far below `lowest`,
-// and exponents of all other scores are above.
+// The maximum of a row, as an exponent of 2, starts at `lowest`. The exponents of masked scores
+// are far below `lowest`, and the exponents of all other scores are above it.
 //!let lowest = -1.0e30
 //!let masked = -3.0e38
 //!let own = q
@@ -39,7 +40,7 @@
 @group(0) @binding(4) var<storage, read_write> out: array<vec4<u32>>;
 @group(0) @binding(5) var<storage, read_write> log_sum_exp: array<f32>;
 @group(0) @binding(6) var<storage, read> starts: array<u32>;
-var<workgroup> grown: atomic<u32>; // the last step in which a row's largest score was replaced
+var<workgroup> grown: atomic<u32>; // 1 + first key of the last step that replaced a maximum
 
 //!block place_of_weights
   //!let weights = &weights, {row} * WEIGHT_STRIDE + {column / 8}u, WEIGHT_STRIDE
@@ -61,11 +62,11 @@ fn attention(
 //!include load_own
 //!include part_of_row
         let place = sequence + min(row, params.seq - 1u);
-        // The largest score of the row, as an exponent of 2.
+        // The maximum of the row's scores, as an exponent of 2.
         var largest = {lowest};
         var sum = 0.0;
         atomicStore(&grown, 0u);
-        // A row may see no key of the first steps. Its weights there are 0.
+        // A row may see no key of the first steps. Its weights in these steps are 0.
         let begin = starts[sequence + own_first] / STEP * STEP;
         let own_start = vec4<u32>(starts[place]);
 //!include keys_of_all_rows
@@ -123,11 +124,13 @@ fn attention(
             weights[part_row * WEIGHT_STRIDE + part_quad / 2u + {c / 2}u] = packed(p{c - 1}, p{c});
   //!end
 //!end
-            // All subgroups have read the step's keys, and the values of the step before. The loads
-            // had all the time since the step began.
+            // All subgroups have read the keys of this step and the values of the step before. The
+            // keys of the next step and the values of this step, whose loads started at the
+            // beginning of this step, replace them.
 //!include store_rows
             sum = fma(sum, factor, (total.x + total.y) + (total.z + total.w));
-            // The first step has no sums yet. Loading `grown` also waits for all weights.
+            // Scale the sums if this step replaced a maximum. The first step has no sums yet.
+            // workgroupUniformLoad is also a barrier, after which all weights are stored.
             if (workgroupUniformLoad(&grown) == first + 1u && first > begin) {
 //!for c in 0..chunks
   //!include chunk_of_sums

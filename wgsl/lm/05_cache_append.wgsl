@@ -1,4 +1,4 @@
-// cache_append: copy keys or values of new rows to their rows of the cache.
+// cache_append: copies the keys or values of new rows to the cache.
 //
 // binding 0  x       read        (N, K * D)
 // binding 1  cache   read_write  (L, 2 * K * D), keys and values

@@ -1,4 +1,4 @@
-// activation: the activation of a feed-forward network without gate.
+// activation: computes the activation of a feed-forward network without a gate.
 //
 //   out = activated(x)
 //

@@ -1,4 +1,4 @@
-// gated: the activation of a feed-forward network with a gate.
+// gated: computes the activation of a feed-forward network with a gate.
 //
 //   out = activated(gate) * up
 //

@@ -1,12 +1,13 @@
-// gated_half: the activation of a feed-forward network with a gate, in half precision. A row of the
-// input has the values of gate, then those of up.
+// gated_half: computes the activation of a feed-forward network with a gate, in half precision. A
+// row of the input holds a row of gate, then a row of up.
 //
 //   out = activated(gate) * up
 //
-// binding 0  x     read        (N, R), half precision, a vector per element; gate comes first, up last
+// binding 0  x     read        (N, R), half precision, a vector per element; gate fills the first F
+//   columns, and up the last F
 // binding 1  out   read_write  (N, F), half precision, a vector per element
 // binding 2  dims  uniform     number of vectors in out, in a row of out, in a row of x
-// dispatch: one thread per vector of out, of `fours` times four elements; F and R are multiples of them
+// dispatch: one thread per 4 * `fours` elements of out; F and R are multiples of 4 * `fours`
 //!include lm/elements.wgsl
 //!include lm/activations.wgsl
 //!include lm/four_halves.wgsl

@@ -2,7 +2,7 @@
 //
 //   out[n] = the first v < W with logits[n, v] = max(logits[n, :W])
 //
-// Memory-bound: logits are read once.
+// The kernel is memory-bound. It reads the logits once.
 //
 // binding 0  logits  read        (N, V)
 // binding 1  out     read_write  (N,)
@@ -37,7 +37,7 @@ fn argmax(
     sh_values[local_index] = value;
     sh_columns[local_index] = column;
     workgroupBarrier();
-    // Of equal values the one in the smaller column is kept.
+    // Of equal values, the reduction keeps the value in the smaller column.
     for (var half = WORKGROUP_SIZE / 2u; half > 0u; half >>= 1u) {
         if (local_index < half) {
             let other = sh_values[local_index + half];

@@ -1,5 +1,5 @@
-// cross_entropy: the loss of each row with label smoothing and z-loss, and the gradient of its
-// logits.
+// cross_entropy: computes the loss of each row with label smoothing and z-loss, and the gradient of
+// its logits.
 //
 //   p = softmax(l[:W]),  lse = log sum exp(l[:W]),  q = (1 - alpha) * one_hot(target) + alpha / W
 //   loss      = lse - l[target]
@@ -12,27 +12,29 @@
 // row are 0. In any other row, a token's logit that is NaN or infinite makes loss and gradient NaN,
 // so that training can stop.
 //
-// With m the largest logit the loss is log sum exp(l - m) + m - l[target], and smoothing adds alpha
-// * (mean(m - l) - (m - l[target])): terms that do not cancel where logits are large. The
-// exponentials of all other tokens are added up without the target's: 1 - p[target] is this sum
-// divided by the sum of all exponentials. So 1 - p[target] and the loss, log(1 + rest), are exact
-// even if p[target] is nearly 1.
+// With m the largest logit, the loss is log sum exp(l - m) + m - l[target], and smoothing adds
+// alpha * (mean(m - l) - (m - l[target])). Large logits do not cancel in these terms. `rest` is the
+// sum of exp(l - m) over all tokens but the target. 1 - p[target] is `rest` divided by the sum over
+// all tokens, and the loss is log(1 + rest) if the target has the largest logit. So both are
+// accurate even if p[target] is nearly 1.
 //
-// Memory-bound: logits are read twice and written once. One pass finds m and the sums, which are
-// rescaled as m grows. All threads read the target's logit before a barrier and write gradients
-// after it: otherwise the thread that writes the loss might read a gradient in place of the logit.
+// The kernel is memory-bound. It reads the logits twice and writes them once. One pass finds m and
+// the sums, which are rescaled when m grows. All threads read the target's logit before a barrier
+// and write gradients after it. Without the barrier, a thread might read the gradient that another
+// thread has written in place of the target's logit.
 //
 // binding 0  logits     read_write  (N, V); dLogits afterwards
 // binding 1  tgts       read        (N,)
 // binding 2  losses     read_write  (N,)
 // binding 3  dims       uniform     N, V, W
-// binding 4  params     uniform     inv_norm (0 where all rows are ignored), alpha, beta, 1 / W
+// binding 4  params     uniform     inv_norm (0 if all rows are ignored), alpha, beta, 1 / W
 // binding 5  smoothing  read_write  (N,)
 // binding 6  z_losses   read_write  (N,)
 // dispatch: one workgroup per row; its threads stride over the logits
 // source: cross_entropy, which reads the logits three times, and four times with label smoothing.
-//   Here one pass finds the maximum and all sums. The parts of the loss are apart, columns beyond
-//   the tokens are left out, and logits that are not finite are not hidden.
+//   Here one pass finds the maximum and all sums. The three terms of the loss are stored
+//   separately, columns beyond the tokens are not read, and a logit that is not finite makes the
+//   loss NaN.
 //!let first = local_index
 //!let spread = WORKGROUP_SIZE
 //!let loads = 1

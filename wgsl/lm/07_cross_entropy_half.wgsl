@@ -1,14 +1,15 @@
-// cross_entropy_half: the losses and the gradient of 07_cross_entropy.wgsl, of logits in half
-// precision.
+// cross_entropy_half: computes the losses and the gradient of 07_cross_entropy.wgsl from logits in
+// half precision.
 //
-// Half the memory traffic of single precision. A thread reads `loads` times four neighbours at once. The
-// second pass goes from the end of the row to its start, because the end is still in the caches.
+// The kernel moves half as many bytes as with single precision. A thread loads `loads` vectors of
+// four adjacent logits at once. The second pass goes from the end of the row to its start, because
+// the end is still in the caches.
 //
 // binding 0  logits     read_write  (N, V), half precision, four per element; dLogits afterwards
 // binding 1  tgts       read        (N,)
 // binding 2  losses     read_write  (N,)
 // binding 3  dims       uniform     N, V, W
-// binding 4  params     uniform     inv_norm (0 where all rows are ignored), alpha, beta, 1 / W
+// binding 4  params     uniform     inv_norm (0 if all rows are ignored), alpha, beta, 1 / W
 // binding 5  smoothing  read_write  (N,)
 // binding 6  z_losses   read_write  (N,)
 // dispatch: one workgroup per row; its threads stride over the logits
@@ -25,8 +26,8 @@ fn logit(i: u32) -> f32 {
     return four_singles(logits[i / 4u])[i % 4u];
 }
 
-// Returns four neighbouring logits. Places beyond the last token are not in order; the first logit
-// stands in for theirs.
+// Returns the logits of four adjacent columns. The caller replaces columns beyond the last token by
+// the last token's. For a replaced column, the result is the first of the four logits.
 fn four_logits(base: u32, places: vec4<u32>) -> vec4<f32> {
     let four = four_singles(logits[(base + places.x) / 4u]);
     return select(vec4(four.x), four, places == places.x + vec4(0u, 1u, 2u, 3u));
@@ -61,7 +62,8 @@ fn cross_entropy_half(
     }
 }
 
-// Gradients of logits that stand for no token are 0.
+// Returns the gradients of the logits of four adjacent columns, and 0 for columns beyond the
+// tokens.
 fn four_gradients(four: vec4<f32>, first: u32, slope: Slope) -> vec4<f32> {
     var gradients = vec4<f32>();
     for (var i = 0u; i < 4u; i++) {

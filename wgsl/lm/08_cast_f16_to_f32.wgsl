@@ -16,7 +16,7 @@ alias TargetVector = vec4<f32>;
 
 //!include lm/conversion.wgsl
 
-// Writes the first `left` elements, 1 to 3.
+// Writes the first `left` elements of the last vector. `left` is 1 to 3.
 fn write_rest(i: u32, values: TargetVector, left: u32) {
     dst[i].x = values.x;
     if (left > 1u) { dst[i].y = values.y; }

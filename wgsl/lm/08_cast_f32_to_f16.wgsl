@@ -1,8 +1,9 @@
 // cast_f32_to_f16: rounds numbers to half-precision numbers.
 //
-// Numbers beyond +-65504, even infinities, become +-65504; NaN stays NaN. WGSL leaves to the device
-// which neighbour a conversion rounds to, whether halves below 2^-14 become 0, and the result of
-// clamp(NaN). NaN is recognized by its bits, because compilers may replace x != x by false.
+// Numbers beyond +-65504, even infinities, become +-65504; NaN stays NaN. In WGSL, it depends on
+// the device which of the two nearest halves a conversion returns, whether halves below 2^-14
+// become 0, and what clamp(NaN) returns. NaN is recognized by its bits, because compilers may
+// replace x != x by false.
 //
 // binding 0  src  read        elements of any shape, f32, four at a time
 // binding 1  dst  read_write  elements, f16, four at a time
@@ -21,7 +22,7 @@ alias TargetVector = vec4<f16>;
 
 //!include lm/conversion.wgsl
 
-// Writes the first `left` elements, 1 to 3.
+// Writes the first `left` elements of the last vector. `left` is 1 to 3.
 fn write_rest(i: u32, values: TargetVector, left: u32) {
     dst[i].x = values.x;
     if (left > 1u) { dst[i].y = values.y; }

@@ -1,9 +1,9 @@
-// round_to_half: rounds numbers to the nearest half-precision numbers (ties to even); numbers
-// beyond their range become infinite.
+// round_to_half: rounds numbers to the nearest half-precision numbers (ties to even). Numbers
+// beyond the range of half precision become infinite.
 //
-// Unlike with cast_f32_to_f16, an overflow shows in the result: numbers of 65520 or more become
-// infinite, and NaN stays NaN. If the number of elements is odd, the upper half of the last word is
-// not written.
+// The result shows an overflow, unlike the result of cast_f32_to_f16: numbers of magnitude 65520 or
+// more become infinite, and NaN stays NaN. If the number of elements is odd, the upper half of the
+// last word keeps its bits.
 //
 // binding 0  src  read        elements of any shape, f32, four at a time
 // binding 1  dst  read_write  elements, f16, four at a time, two per word
@@ -20,13 +20,13 @@ alias TargetVector = vec2<u32>;
 
 //!include lm/conversion.wgsl
 
-// Returns the word to store: `halves`, with the upper half of the old word `before` if only one
-// element is left.
+// Returns the word to store: `halves`, or, if only one element is left, the lower half of `halves`
+// and the upper half of `before`, the old word.
 fn kept(halves: u32, before: u32, left: u32) -> u32 {
     return select((halves & 0xffffu) | (before & 0xffff0000u), halves, left > 1u);
 }
 
-// Writes the first `left` elements, 1 to 3.
+// Writes the first `left` elements of the last vector. `left` is 1 to 3.
 fn write_rest(i: u32, values: TargetVector, left: u32) {
     dst[i].x = kept(values.x, dst[i].x, left);
     if (left > 2u) { dst[i].y = kept(values.y, dst[i].y, left - 2u); }

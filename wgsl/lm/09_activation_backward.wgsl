@@ -1,4 +1,4 @@
-// activation_backward: the gradient of activation.
+// activation_backward: computes the gradient of activation.
 //
 //   grad_x = grad_out * slope(x)
 //

@@ -1,4 +1,4 @@
-// gated_backward: the gradients of gated.
+// gated_backward: computes the gradients of gated.
 //
 //   grad_gate = grad_out * up * slope(gate),  grad_up = grad_out * activated(gate)
 //

@@ -1,14 +1,16 @@
-// gated_backward_half: the gradients of gated_half, of gate and up side by side, and its output again.
+// gated_backward_half: computes the gradients of gated_half, and its output once more. A row of
+// grad_x holds a row of grad_gate, then a row of grad_up.
 //
 //   grad_gate = grad_out * up * slope(gate),  grad_up = grad_out * activated(gate)
 //   out = activated(gate) * up
 //
-// binding 0  x         read        (N, R), half precision, a vector per element; gate comes first, up last
+// binding 0  x         read        (N, R), half precision, a vector per element; gate fills the
+//   first F columns, and up the last F
 // binding 1  grad_out  read        (N, F), half precision, a vector per element
-// binding 2  grad_x    read_write  (N, R), half precision, a vector per element
+// binding 2  grad_x    read_write  (N, R), half precision, a vector per element, arranged as x
 // binding 3  dims      uniform     number of vectors in out, in a row of out, in a row of x
 // binding 4  out       read_write  (N, F), half precision, a vector per element
-// dispatch: one thread per vector of out, of `fours` times four elements; F and R are multiples of them
+// dispatch: one thread per 4 * `fours` elements of out; F and R are multiples of 4 * `fours`
 //!include lm/elements.wgsl
 //!include lm/activations.wgsl
 //!include lm/four_halves.wgsl
@@ -52,7 +54,7 @@ fn gated_backward_half(
     }
 }
 
-// Four of each result, in half precision.
+// Four elements of each result, in half precision.
 struct Results {
     gate: vec2<u32>,
     up: vec2<u32>,

@@ -1,9 +1,9 @@
-// attention_backward_kv: the gradients of attention's keys and values.
+// attention_backward_kv: computes the gradients of attention for keys and values.
 //
 //   grad_k[u]  = sum over the heads of the group and t of ds[t, u] q[t]
 //   grad_v[u]  = sum over the heads of the group and t of p[t, u] grad_out[t]
 //
-// ds and probabilities: attention_gradients.wgsl.
+// attention_gradients.wgsl defines p and ds.
 //
 // binding 0  params       uniform     sizes
 // binding 1  q            read        (N, H * D)
@@ -11,11 +11,13 @@
 // binding 3  v            read        (N, K * D)
 // binding 4  grad_out     read        (N, H * D)
 // binding 5  log_sum_exp  read        (N, H)
-// binding 6  delta        read        (N, H), then (N,) first positions that rows see
+// binding 6  delta        read        (N, H), then (N,): the first key that each row sees
 // binding 7  grad_k       read_write  (N, K * D)
 // binding 8  grad_v       read_write  (N, K * D)
-// dispatch: one workgroup per 64 columns of a block of BLOCK_ROWS keys of a key/value head, the longest
-// ones first; scores of wider heads are computed twice, which keeps accumulators in registers
+// dispatch: one workgroup per 64 columns of a block of BLOCK_ROWS keys of a key/value head; blocks
+//   that
+// most queries see come first; scores of wider heads are computed twice, which keeps accumulators
+// in registers
 //!include lm/attention_gradients.wgsl
 
 @group(0) @binding(7) var<storage, read_write> grad_k: array<vec4<f32>>;
@@ -29,7 +31,7 @@ fn attention_backward_kv(
 ) {
     let group = flat_group(workgroup, workgroups);
     let blocks = (params.seq + BLOCK_ROWS - 1u) / BLOCK_ROWS;
-    let columns = params.workgroups / blocks; // B * K * sets of 64 columns
+    let columns = params.workgroups / blocks; // B * K * number of sets of 64 columns
     if (group < params.workgroups) {
         let sets = (HEAD_QUADS + LANES - 1u) / LANES;
         let kv_head = group % columns / sets % params.kv_heads;
@@ -40,7 +42,8 @@ fn attention_backward_kv(
     }
 }
 
-// Columns / 4 from `quad` on of a block of grad_k and grad_v.
+// Computes a block of grad_k and grad_v: the rows of the workgroup's keys, in the 64 columns from
+// 4 * quad on.
 fn gather_key(key: Corner, quad: u32, local_index: u32) {
     var from_k = Block();
     var from_v = Block();
@@ -52,7 +55,7 @@ fn gather_key(key: Corner, quad: u32, local_index: u32) {
         for (var first = key.row; first < params.seq; first += BLOCK_ROWS) {
             let query = Corner(key.sequence, params.heads, head, first, 0u);
             if (start_of(query, first) >= key.row + BLOCK_ROWS) {
-                break; // nor do later queries see these keys
+                break; // no query of this block or of a later one sees the keys
             }
             let columns = moved(query, 0u, quad);
             let queries = lane_rows(first, local_index);
@@ -72,7 +75,8 @@ fn gather_key(key: Corner, quad: u32, local_index: u32) {
     store_grad_kv(moved(key, 0u, quad), from_k, from_v, local_index);
 }
 
-// Rows are own keys, columns the lane's queries.
+// Returns the probabilities of four own keys and the lane's four queries. Column i of a mat4x4
+// value holds the probabilities of key i.
 fn key_probabilities(
     scores: mat4x4<f32>,
     logs: vec4<f32>,

@@ -1,23 +1,23 @@
-// The gradients of attention for keys and values on matrix units, from stored weights.
+// Computes the gradients of attention for keys and values on matrix units, from stored weights.
 //
 //   grad_k = ds^T q / sqrt(D)
 //   grad_v = p^T grad_out
 //
 // 10_attention_backward_q_units.wgsl stores the weights p and ds, so this kernel does not compute
-// them again. Each workgroup owns `rows` keys, and walks over the queries that see them in steps. The
-// weights of the next step, and its rows of q and grad_out, are loaded into registers while those of
-// this step are multiplied.
+// them again. Each workgroup owns `rows` keys, and walks in steps over the queries that see these
+// keys. The weights of the next step, and the next step's rows of q and grad_out, are loaded into
+// registers while the weights and rows of this step are multiplied.
 //
 // binding 0  params    uniform     sizes, see attention_sizes.wgsl
 // binding 1  q         read        (N, H, D), 8 halves an element
 // binding 2  grad_out  read        (N, H, D), 8 halves an element
 // binding 3  weights   read        (B, H, T / step, 2, step / 8, T), 8 halves an element: for each step
-//   of keys p and then ds, for each vector of 8 keys all queries
+//   of keys p and then ds; for each vector of 8 keys of the step one element per query
 // binding 4  delta     read        (N, H), then (N): the first key that each row sees
 // binding 5  grad_k    read_write  (N, K, D), 4 numbers an element
 // binding 6  grad_v    read_write  (N, K, D), 4 numbers an element
 // dispatch: one workgroup for `rows` keys of each head and set of columns
-// limits: D, steps and rows are whole numbers of matrices and of vectors of 8 halves
+// limits: D, `step` and `rows` are multiples of the sizes of matrices and of 8
 
 //!let inputs = 1 q heads, 2 grad_out heads
 //!let arrays = scores vec4<u32> 4
@@ -33,7 +33,8 @@
   //!let first_quad = column0 / 4u +
 //!end
 //!let heads = kv_heads
-// Vectors of 8 halves in a step of weights, and how many of them a thread loads.
+// Vectors of 8 halves in the weights of a step of queries, and the number of them that a thread
+// loads.
 //!let weight_vectors = {rows * step / 4}
 //!let weight_loads = {(weight_vectors + threads - 1) / threads}
 
@@ -42,8 +43,9 @@
 @group(0) @binding(5) var<storage, read_write> grad_k: array<vec4<f32>>;
 @group(0) @binding(6) var<storage, read_write> grad_v: array<vec4<f32>>;
 
-// A line for each query of a step: p of all own keys, then ds. A line is 16 bytes longer than that,
-// so that lines lie in different banks.
+// `lines` has a line for each query of a step: p of all own keys, then ds of all own keys. LINE is
+// the number of vectors from a line to the next. Lines are padded by one vector of 16 bytes, so
+// that they start in different banks.
 const LINE: u32 = {rows / 4 + 1}u;
 var<workgroup> lines: array<vec4<u32>, {step * (rows / 4 + 1)}>;
 
@@ -51,7 +53,8 @@ var<workgroup> lines: array<vec4<u32>, {step * (rows / 4 + 1)}>;
   //!let weights = &lines, {column}u * LINE + {skipped}u + {row} / 8u, LINE
 //!end
 
-// The query, the vector of weights and the step of keys of a thread's load `j`.
+// Sets, for load `j` of a thread, the query in the step, the step of keys among the own keys, and
+// the vector among the step's vectors of weights (first p, then ds).
 //!block place_of_load
                 let n = local_index + {j * threads}u;
                 let query = n % STEP;
@@ -132,7 +135,7 @@ fn attention_backward_kv(
 //!let sums = grad_k
 //!include add_weighted
                 workgroupBarrier();
-                // If the next queries don't see these keys, later ones don't either.
+                // If the next step's first query sees no own key, no later query does.
                 if (next_first >= f32(own_first + ROWS)) { break; }
 //!include store_rows
 //!include store_weights

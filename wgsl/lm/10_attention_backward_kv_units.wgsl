@@ -1,12 +1,13 @@
-// The gradients of attention for keys and values on matrix units, in half precision.
+// Computes the gradients of attention for keys and values on matrix units, in half precision.
 //
 //   grad_k = ds^T q / sqrt(D)
 //   ds = p (grad_out v^T - delta),  p = exp(q k^T / sqrt(D) - log_sum_exp)
 //   grad_v = p^T grad_out
 //
-// summed over the queries that see a key, and over the heads that share it. Each workgroup walks
-// over the queries of all these heads (FlashAttention, T. Dao et al., arXiv 2205.14135). Some
-// workgroups share the columns of a block of keys, since its gradients have to fit into registers.
+// The products add up terms of all queries that see a key, of all heads that share the key's head.
+// Each workgroup walks over the queries of all heads that share its keys (FlashAttention, T. Dao et
+// al., arXiv 2205.14135). The gradients of a workgroup have to fit into registers, so several
+// workgroups may share a block of keys, each with a set of columns.
 //
 // binding 0  params       uniform     sizes, see attention_sizes.wgsl
 // binding 1  q            read        (N, H, D), 8 halves an element
@@ -18,7 +19,7 @@
 // binding 7  grad_k       read_write  (N, K, D), 4 numbers an element
 // binding 8  grad_v       read_write  (N, K, D), 4 numbers an element
 // dispatch: one workgroup for `rows` keys of each head and set of columns
-// limits: D, steps and rows are whole numbers of matrices and of vectors of 8 halves
+// limits: D, `step` and `rows` are multiples of the sizes of matrices and of 8
 
 //!let outputs = 7 grad_k, 8 grad_v
 //!let others = 0 q next, 1 grad_out next
@@ -34,12 +35,13 @@
 //!end
 //!let heads = kv_heads
 
-// Numbers of a step's queries.
+// log_sum_exp (as exponents of 2), delta and first key of a step's queries, four queries per
+// element.
 var<workgroup> logs: array<vec4<f32>, {step / 4}>;
 var<workgroup> deltas: array<vec4<f32>, {step / 4}>;
 var<workgroup> firsts: array<vec4<f32>, {step / 4}>;
 
-// All queries of most steps see all keys of a subgroup.
+// `masks` is false if all queries of a step see all keys of a subgroup, as in most steps.
 //!let after = first >= own_first + own_row + {subgroup_rows - 1}u && next <= params.seq
 //!let masks = !({after} && firsts[{step / 4 - 1}u].w <= f32(own_first + own_row))
 //!block numbers_of_four
@@ -50,7 +52,7 @@ var<workgroup> firsts: array<vec4<f32>, {step / 4}>;
   //!let firsts = firsts[part_quad + {q}u]
 //!end
 
-// Load the numbers of the next step's queries, four a thread.
+// Loads log_sum_exp, delta and first key of the next step's queries, four queries per thread.
 //!block load_numbers
             let next_first = delta[params.starts + sequence + min(next, params.seq - 1u)];
             if (local_index < {step / 4}u) {
@@ -121,7 +123,7 @@ fn attention_backward_kv(
 //!let sums = grad_k
 //!include add_weighted
                 workgroupBarrier();
-                // If the next queries don't see these keys, later ones don't either.
+                // If the next step's first query sees no own key, no later query does.
                 if (next_first >= f32(own_first + ROWS)) { break; }
 //!include store_rows
 //!include store_numbers

@@ -1,8 +1,8 @@
-// attention_backward_q: the gradient of attention's queries.
+// attention_backward_q: computes the gradient of attention for queries.
 //
 //   grad_q[t]  = sum over u of ds[t, u] k[u]
 //
-// ds and probabilities: attention_gradients.wgsl.
+// attention_gradients.wgsl defines ds.
 //
 // binding 0  params       uniform     sizes
 // binding 1  q            read        (N, H * D)
@@ -10,9 +10,10 @@
 // binding 3  v            read        (N, K * D)
 // binding 4  grad_out     read        (N, H * D)
 // binding 5  log_sum_exp  read        (N, H)
-// binding 6  delta        read        (N, H), then (N,) first positions that rows see
+// binding 6  delta        read        (N, H), then (N,): the first key that each row sees
 // binding 7  grad_q       read_write  (N, H * D)
-// dispatch: one workgroup per block of BLOCK_ROWS queries of a head, the longest ones first
+// dispatch: one workgroup per block of BLOCK_ROWS queries of a head; blocks that see most keys
+//   first
 //!include lm/attention_gradients.wgsl
 
 @group(0) @binding(7) var<storage, read_write> grad_q: array<vec4<f32>>;
@@ -65,7 +66,8 @@ fn gather_query(query: Corner, keys: Corner, local_index: u32) {
     }
 }
 
-// ds of own queries and the keys of the lane.
+// Returns ds of four own queries and the lane's four keys. Column i of a mat4x4 value belongs to
+// query i.
 fn score_gradients(
     scores: mat4x4<f32>,
     slopes: mat4x4<f32>,

@@ -1,4 +1,4 @@
-// The gradient of attention for queries on matrix units, in half precision.
+// Computes the gradient of attention for queries on matrix units, in half precision.
 //
 //   grad_q = ds k / sqrt(D)
 //   ds = p (grad_out v^T - delta),  p = exp(q k^T / sqrt(D) - log_sum_exp)
@@ -14,11 +14,12 @@
 // binding 5  log_sum_exp  read        (N, H)
 // binding 6  delta        read        (N, H), then (N): the first key that each row sees
 // binding 7  grad_q       read_write  (N, H, D), 4 numbers an element
-// binding 8  weights      read_write  see 10_attention_backward_kv_stored_units.wgsl; only if stored
+// binding 8  weights      read_write  p and ds as 10_attention_backward_kv_stored_units.wgsl reads
+//   them, only bound if `stores` is set
 // dispatch: one workgroup for `rows` queries of each head
-// limits: D, steps and rows are whole numbers of matrices and of vectors of 8 halves
+// limits: D, `step` and `rows` are multiples of the sizes of matrices and of 8
 
-// Are p and ds stored for the gradients of keys and values?
+// 1 if the kernel stores p and ds for 10_attention_backward_kv_stored_units.wgsl.
 //!override stores = 0
 //!let outputs = 7 grad_q
 //!let others = 0 k next, 1 v next
@@ -68,7 +69,8 @@ fn attention_backward_q(
         let last_start = u32(delta[params.starts + sequence + last_row]);
         let first_seen = u32(delta[params.starts + sequence + own_first]);
 //!if stores
-        // The weights of whole blocks of keys are stored, zeros included.
+        // Begin with a block of ROWS keys, because the kernel that reads the weights reads whole
+        // blocks of keys. The weights of keys that a query does not see are stored as zeros.
         let begin = first_seen / ROWS * ROWS;
         let key_steps = (params.seq + STEP - 1u) / STEP;
         let stored = (sequence / params.seq * params.heads + head) * key_steps;

@@ -1,11 +1,12 @@
-// attention_delta: the sums of out * grad_out over each head, for the gradients of attention; and the
-// first key that each row sees, where their kernels find it.
+// attention_delta: computes the sum of out * grad_out over each head of each row, for the
+// gradients of attention. It also copies the first key that each row sees to the tensor of these
+// sums, because the kernels for the gradients read both from one binding.
 //
 // binding 0  out       read        (N, H * D)
 // binding 1  grad_out  read        (N, H * D)
-// binding 2  delta     read_write  (N, H), then (N,) starts as numbers
-// binding 3  starts    read        (N,)
-// binding 4  dims      uniform     heads of all rows, 0, N
+// binding 2  delta     read_write  (N, H) sums, then (N,) starts as f32
+// binding 3  starts    read        (N,) first key that each row sees
+// binding 4  dims      uniform     N * H, 0, N
 // dispatch: one thread per head of a row
 //!include lm/elements.wgsl
 

@@ -1,11 +1,11 @@
-// attention_delta_half: 10_attention_delta.wgsl of half-precision rows.
+// attention_delta_half: computes the sums of 10_attention_delta.wgsl from half-precision rows.
 //
 // binding 0  out       read        (N, H * D), half precision, 8 per element
 // binding 1  grad_out  read        (N, H * D), half precision, 8 per element
-// binding 2  delta     read_write  (N, H), then (N,) starts as numbers
-// binding 3  starts    read        (N,)
-// binding 4  dims      uniform     heads of all rows, 0, N
-// dispatch: one thread per head of a row, which has `vectors` elements, D / 8
+// binding 2  delta     read_write  (N, H) sums, then (N,) starts as f32
+// binding 3  starts    read        (N,) first key that each row sees
+// binding 4  dims      uniform     N * H, 0, N
+// dispatch: one thread per head of a row; a head has `vectors` = D / 8 elements
 //!include lm/elements.wgsl
 //!override vectors = 8
 

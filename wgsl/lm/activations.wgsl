@@ -28,7 +28,8 @@ fn slope(x: f32) -> f32 {
     return s * (1.0 + x * (1.0 - s));
 }
 
-// factor * activated(x). For SiLU the products are taken from the left, which fixes the rounding.
+// Returns factor * activated(x). For SiLU the factors are multiplied from left to right, which
+// fixes the rounding.
 fn times_activated(factor: f32, x: f32) -> f32 {
     if (ACTIVATION == SILU) {
         return factor * x * sigmoid(x);
@@ -36,7 +37,8 @@ fn times_activated(factor: f32, x: f32) -> f32 {
     return factor * activated(x);
 }
 
-// factor * slope(x). For SiLU the products are taken from the left, which fixes the rounding.
+// Returns factor * slope(x). For SiLU the factors are multiplied from left to right, which fixes
+// the rounding.
 fn times_slope(factor: f32, x: f32) -> f32 {
     if (ACTIVATION == SILU) {
         let s = sigmoid(x);
@@ -49,8 +51,8 @@ fn sigmoid(value: f32) -> f32 {
     return 1.0 / (1.0 + exp(-value));
 }
 
-// The argument of tanh is clamped: tanh rounds to 1 in f32 for arguments below 20, and devices that
-// compute it by exponentials overflow for large ones.
+// Returns the tanh of GELU. The argument of tanh is clamped, because devices that compute tanh by
+// exponentials overflow for large arguments. From 20 on, and far below, tanh rounds to 1 in f32.
 fn gelu_tanh(value: f32) -> f32 {
     let inner = SQRT_2_OVER_PI * (value + GELU_CUBIC * value * value * value);
     return tanh(clamp(inner, -20.0, 20.0));

@@ -1,4 +1,5 @@
-// Shared by the kernels of attention's gradients: their inputs, and the computation of probabilities.
+// Declares the inputs of the kernels that compute the gradients of attention, and computes
+// probabilities for them.
 //
 //   p[t, u]   = exp(scale q[t] . k[u] - log_sum_exp[t])           for starts[t] <= u <= t
 //   ds[t, u]  = scale p[t, u] (grad_out[t] . v[u] - delta[t]),    delta[t] = grad_out[t] . out[t]
@@ -24,7 +25,8 @@ fn quad_of(source: u32, i: u32) -> vec4<f32> {
     return grad_out[i];
 }
 
-// log_sum_exp of four queries as a score, that is, over the scale; 0 for queries beyond the sequence.
+// Returns log_sum_exp of four queries divided by the scale, so that scores can be compared with
+// it. The result is 0 for queries beyond the sequence.
 fn query_logs(query: Corner, rows: vec4<u32>) -> vec4<f32> {
     let i = (rows + query.sequence) * query.heads + query.head;
     let values = vec4<f32>(
@@ -33,19 +35,21 @@ fn query_logs(query: Corner, rows: vec4<u32>) -> vec4<f32> {
     return select(vec4<f32>(), values / params.scale, rows < vec4<u32>(params.seq));
 }
 
-// 0 for queries beyond the sequence, too.
+// Returns delta of four queries, and 0 for queries beyond the sequence.
 fn query_deltas(query: Corner, rows: vec4<u32>) -> vec4<f32> {
     let i = (rows + query.sequence) * query.heads + query.head;
     let values = vec4<f32>(delta[i.x], delta[i.y], delta[i.z], delta[i.w]);
     return select(vec4<f32>(), values, rows < vec4<u32>(params.seq));
 }
 
-// The first key that a row of a sequence sees. `delta` has them after its own numbers, since a kernel
-// may not be able to bind one more tensor.
+// Returns the first key that a row of a sequence sees. `delta` holds the first keys of all rows
+// after the deltas, because attention_backward_kv already binds 8 storage buffers, WebGPU's
+// default limit.
 fn start_of(query: Corner, row: u32) -> u32 {
     return u32(delta[params.starts + query.sequence + min(row, params.seq - 1u)]);
 }
 
+// Returns the first keys that four queries see.
 fn query_starts(query: Corner, rows: vec4<u32>) -> vec4<u32> {
     return vec4<u32>(
         start_of(query, rows.x), start_of(query, rows.y), start_of(query, rows.z),
@@ -53,8 +57,8 @@ fn query_starts(query: Corner, rows: vec4<u32>) -> vec4<u32> {
     );
 }
 
-// exp(scale * score - log_sum_exp), 0 for keys that their query does not see and queries beyond the
-// sequence.
+// Returns exp(scale * score - log_sum_exp), and 0 for keys that their query does not see and for
+// queries beyond the sequence. `logs` are log_sum_exp / scale.
 fn probabilities(
     scores: vec4<f32>,
     logs: vec4<f32>,

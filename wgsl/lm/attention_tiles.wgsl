@@ -1,21 +1,23 @@
-// Products of tiles, one 8 x 4 block of the result per thread, which the attention kernels share.
+// Computes products of tiles for the attention kernels without matrix units. Each thread computes
+// 8 x 4 elements of a product.
 //
-// A workgroup owns BLOCK_ROWS rows (queries, or keys in the gradient of keys and values) and walks
-// over blocks of as many rows of the other kind. It has BLOCK_ROWS / 8 groups of LANES threads. Of
-// a block of scores, thread (group, lane) holds those of own rows 8 * group + i, i = 0 .. 7, and
-// other rows 4 * lane + j, j = 0 .. 3. Of a result that is as wide as a head, the thread holds the
-// same own rows and the columns 4 * lane + j; if heads have more than 64 columns, also the columns
-// 64 + 4 * lane + j.
+// A workgroup owns a block of BLOCK_ROWS rows: queries, or keys in the gradient of keys and values.
+// It walks over blocks of BLOCK_ROWS other rows: keys, or queries in the gradient of keys and
+// values. The workgroup has BLOCK_ROWS / 8 groups of LANES threads; lane l of group g is thread g
+// * LANES + l. In a block of scores, the thread holds the scores of own rows 8 * g + i, i = 0 ..
+// 7, with other rows 4 * l + j, j = 0 .. 3. In a result, which is as wide as a head, the thread
+// holds columns 4 * l + j of the same own rows. If heads have more than 64 columns, it also holds
+// columns 64 + 4 * l + j.
 //
 // Factors and products are blocks of 4 x 4, mat4x4 values. Accumulators are never indexed by a
-// variable, so they stay in registers. The next stage is loaded from memory before this stage is
-// multiplied, so that both overlap.
+// variable, so they stay in registers. The tiles of the next stage are loaded from global memory
+// before the tiles of this stage are multiplied, so that loads and multiplications overlap.
 //
 // The kernel defines quad_of(source, i): vector i of the tensor with the number `source`. All
 // callers pass a constant, so compilers remove the branches on `source` when they inline functions.
 //!include lm/attention_params.wgsl
 
-override DEPTH_QUADS: u32 = 4u; // columns / 4 that are staged at a time for scores: 4 or 8
+override DEPTH_QUADS: u32 = 4u; // vectors of 4 columns in a tile for scores: 4 or 8
 override TILE_SLOTS: u32 = 160u; // BLOCK_ROWS / 2 * (DEPTH_QUADS + 1)
 
 const Q: u32 = 0u; // sources of tiles
@@ -27,27 +29,29 @@ const LANES: u32 = 16u;
 const BLOCK_ROWS: u32 = 64u;
 const THREADS: u32 = 128u; // BLOCK_ROWS / 8 * LANES
 
-// Four rows of four columns a slot; the fifth vector spreads slots over the banks of the memory.
-// Holds tiles for scores, tiles for results and other numbers that threads exchange, in turn.
+// A slot holds four rows by four columns. Its fifth vector is padding, so that slots start in
+// different banks. The array holds tiles for scores, tiles for results, and other numbers that
+// threads exchange, one after the other.
 var<workgroup> sh_tiles: array<array<vec4<f32>, 5>, TILE_SLOTS>;
 
-// Eight rows by four columns; each column of a matrix is a row.
+// Eight rows by four columns: rows 0 to 3 in `upper`, rows 4 to 7 in `lower`. Each column of the
+// mat4x4 values is a row.
 struct Block {
     upper: mat4x4<f32>,
     lower: mat4x4<f32>,
 }
 
-// Where a tile is in a tensor: row 0 of its sequence, its head of `heads`, its first row in the
-// sequence and its first column / 4.
+// The position of a tile in a tensor.
 struct Corner {
-    sequence: u32,
-    heads: u32,
+    sequence: u32, // first row of the sequence in the tensor
+    heads: u32, // number of heads of the tensor
     head: u32,
-    row: u32,
-    quad: u32,
+    row: u32, // first row of the tile in the sequence
+    quad: u32, // first column of the tile in the head, divided by 4
 }
 
-// The block of queries of a workgroup: the last rows of all sequences, which see most keys, come first.
+// Returns the block of queries of a workgroup. The first workgroups get the last rows of all
+// sequences, which see most keys.
 fn query_block(group: u32) -> Corner {
     let blocks = (params.seq + BLOCK_ROWS - 1u) / BLOCK_ROWS;
     let columns = params.workgroups / blocks; // B * H
@@ -56,13 +60,13 @@ fn query_block(group: u32) -> Corner {
     return Corner(sequence, params.heads, group % params.heads, first, 0u);
 }
 
-// The first keys and values of the sequence that queries belong to.
+// Returns the corner of the first key and value of the sequence and head of the queries.
 fn keys_of(query: Corner) -> Corner {
     let kv_head = query.head / (params.heads / params.kv_heads);
     return Corner(query.sequence, params.kv_heads, kv_head, 0u, 0u);
 }
 
-// The corner moved down and right.
+// Returns the corner moved down by `rows` rows, and right by `quads` vectors of four columns.
 fn moved(corner: Corner, rows: u32, quads: u32) -> Corner {
     return Corner(
         corner.sequence, corner.heads, corner.head, corner.row + rows, corner.quad + quads
@@ -78,13 +82,16 @@ fn source_index(corner: Corner, row: u32, quad: u32) -> u32 {
     return (position * corner.heads + corner.head) * HEAD_QUADS + corner.quad + quad;
 }
 
-// A tile is `quads` columns / 4 wide: DEPTH_QUADS and BLOCK_ROWS rows high for scores, LANES and
-// piece_rows() high for results. A thread copies column / 4 local_index % quads of the rows
-// local_index / quads + i * THREADS / quads, i below DEPTH_QUADS / 2, which a matrix holds.
+// Returns the number of rows of a piece. A piece is a tile for results, LANES vectors of four
+// columns wide. A tile for scores has BLOCK_ROWS rows, and is DEPTH_QUADS vectors of four columns
+// wide.
 fn piece_rows() -> u32 {
     return 4u * DEPTH_QUADS;
 }
 
+// Loads a thread's vectors of a tile that is `quads` vectors wide: vector local_index % quads of
+// rows local_index / quads + i * THREADS / quads, for i below DEPTH_QUADS / 2. Column i of the
+// result is the vector of row i.
 fn load(source: u32, corner: Corner, quads: u32, local_index: u32) -> mat4x4<f32> {
     let step = THREADS / quads;
     let first = moved(corner, local_index / quads, local_index % quads);
@@ -98,15 +105,16 @@ fn load(source: u32, corner: Corner, quads: u32, local_index: u32) -> mat4x4<f32
     return values;
 }
 
-// Zeros outside of the tensor. The load itself depends on no condition: several are under way.
+// Loads a vector, or returns zeros outside of the tensor. The load itself is not in a branch, so
+// that several loads are in flight at once.
 fn load_row(source: u32, corner: Corner, row: u32) -> vec4<f32> {
     let inside = is_inside(corner, row, 0u);
     let values = quad_of(source, select(0u, source_index(corner, row, 0u), inside));
     return select(vec4<f32>(), values, inside);
 }
 
-// Store a thread's part of a tile. Its rows 4 r to 4 r + 3 of column / 4 c are slot
-// start + r * stride + c.
+// Stores the vectors of a tile that a thread has loaded. Slot start + r * stride + c holds rows 4
+// r to 4 r + 3 of the tile in columns 4 c to 4 c + 3.
 fn store_tile(values: mat4x4<f32>, quads: u32, stride: u32, start: u32, local_index: u32) {
     let row = local_index / quads;
     let slot = start + row / 4u * stride + local_index % quads;
@@ -125,7 +133,7 @@ fn tile_rows(slot: u32) -> mat4x4<f32> {
     );
 }
 
-// sum + a b, of transposed 4 x 4 matrices.
+// Returns sum + a b, where each column of a mat4x4 value is a row of the matrix.
 fn multiply_add(a: mat4x4<f32>, b: mat4x4<f32>, sum: mat4x4<f32>) -> mat4x4<f32> {
     return mat4x4<f32>(
         add_weighted(sum[0], a[0], b),
@@ -140,8 +148,9 @@ fn add_weighted(sum: vec4<f32>, weights: vec4<f32>, rows: mat4x4<f32>) -> vec4<f
     return fma(weights.wwww, rows[3], fma(weights.zzzz, rows[2], first));
 }
 
-// Tiles for scores: the own one, then the other one. Lanes of a group read slots that are an odd
-// number of slots apart. To be called by all threads, as all that has a barrier.
+// Stores the tiles for scores: the tile of own rows, then the tile of other rows. The stride is
+// odd, so that the lanes of a group read from different banks. All threads of the workgroup must
+// call this function and all other functions that have barriers.
 fn stage_scores(own: mat4x4<f32>, other: mat4x4<f32>, local_index: u32) {
     let stride = DEPTH_QUADS + 1u;
     workgroupBarrier();
@@ -150,7 +159,7 @@ fn stage_scores(own: mat4x4<f32>, other: mat4x4<f32>, local_index: u32) {
     workgroupBarrier();
 }
 
-// sum + (own tile) (other tile)^T.
+// Returns the thread's block of sum + (tile of own rows) (tile of other rows)^T.
 fn add_scores(sum: Block, local_index: u32) -> Block {
     let stride = DEPTH_QUADS + 1u;
     let upper = local_index / LANES * 2u * stride;
@@ -165,8 +174,9 @@ fn add_scores(sum: Block, local_index: u32) -> Block {
     return result;
 }
 
-// Tiles for results: a piece of the other rows, from row `first` of the block on, and after it the
-// threads' weights of these rows, which the lanes that have them store.
+// Stores the tiles for results: a piece, which starts at row `first` of the block of other rows,
+// and after the piece the weights of its rows. The lanes that hold weights of rows of the piece
+// store them.
 fn stage_piece(piece: mat4x4<f32>, weights: Block, first: u32, local_index: u32) {
     workgroupBarrier();
     store_tile(piece, LANES, LANES, 0u, local_index);
@@ -185,12 +195,13 @@ fn stage_piece(piece: mat4x4<f32>, weights: Block, first: u32, local_index: u32)
     workgroupBarrier();
 }
 
-// The slot of the weights of the group's upper own rows and of rows 4 * quad and on of the piece.
+// Returns the slot with the weights of own rows 0 to 3 of the thread's group, with rows 4 * quad to
+// 4 * quad + 3 of the piece. The next slot has the weights of own rows 4 to 7.
 fn weight_slot(quad: u32, local_index: u32) -> u32 {
     return piece_rows() / 4u * LANES + quad * (BLOCK_ROWS / 4u) + local_index / LANES * 2u;
 }
 
-// sum + (weights) (piece).
+// Returns the thread's block of sum + (weights) (piece).
 fn add_piece(sum: Block, local_index: u32) -> Block {
     let lane = local_index % LANES;
     var result = sum;
@@ -203,7 +214,8 @@ fn add_piece(sum: Block, local_index: u32) -> Block {
     return result;
 }
 
-// (own rows of `left`) (other rows of `right`)^T, over all columns of the head.
+// Returns the thread's block of (own rows of `left`) (other rows of `right`)^T, over all columns
+// of the head.
 fn scores_of(left: u32, own: Corner, right: u32, other: Corner, local_index: u32) -> Block {
     var scores = Block();
     var own_tile = load(left, own, DEPTH_QUADS, local_index);
@@ -219,7 +231,8 @@ fn scores_of(left: u32, own: Corner, right: u32, other: Corner, local_index: u32
     return scores;
 }
 
-// result + (weights) (columns of `source` from the corner on); `weights` are the thread's own.
+// Returns the thread's block of result + (weights) (rows of `source` from `corner` on). `weights`
+// is the thread's block of the weights.
 fn add_weighted_rows(
     result: Block, weights: Block, source: u32, corner: Corner, local_index: u32
 ) -> Block {
@@ -235,12 +248,14 @@ fn add_weighted_rows(
     return sum;
 }
 
-// The first four of the thread's own rows in the sequence; the lower half follows.
+// Returns the first four of the thread's eight own rows, as rows of the sequence. `first` is the
+// first row of the block of own rows.
 fn upper_rows(first: u32, local_index: u32) -> vec4<u32> {
     return vec4<u32>(0u, 1u, 2u, 3u) + first + local_index / LANES * 8u;
 }
 
-// The thread's four other rows, of a block that starts with row `first`.
+// Returns the thread's four other rows, as rows of the sequence. `first` is the first row of the
+// block of other rows.
 fn lane_rows(first: u32, local_index: u32) -> vec4<u32> {
     return vec4<u32>(0u, 1u, 2u, 3u) + first + local_index % LANES * 4u;
 }

@@ -1,37 +1,44 @@
-// Parts of attention on matrix units: its sizes, inputs, and the walk over rows.
+// Blocks of text that the kernels for attention on matrix units share: sizes, inputs, and the walk
+// over rows.
 //
-// A workgroup owns `rows` rows of queries, or of keys in the gradients of keys and values. Its
-// subgroups hold these rows as matrices, and walk over the rows of the other side in steps. Scores,
-// the products of own rows and a step's rows, are written to workgroup memory. The threads turn
-// scores into half-precision weights, the left factors of the products that are summed up. The rows
-// of the next step are loaded into registers while the rows of this step are multiplied. Rows
-// beyond the sequence are zeros. Sums have a fixed order.
+// A workgroup owns `rows` rows: queries, or keys in the gradients of keys and values. Its subgroups
+// hold the own rows as matrices. They walk over the other rows in steps of `step` rows: keys and
+// values, or queries and gradients of the output. Scores, the products of own rows and the rows of
+// a step, are written to workgroup memory. The threads turn scores into half-precision weights. The
+// products of the weights and the rows of the step are added to the sums. The rows of the next step
+// are loaded into registers while the rows of this step are multiplied. Rows beyond the sequence
+// are zeros. Sums have a fixed order.
 //
 // A file that includes this one sets `inputs` (binding, name and heads of each input), `arrays`
 // (name, element and numbers in an element of each array of scores and weights) and `others`
-// (number and name of each input that a walk loads).
+// (side, name and first row of each input whose rows a step loads). The side, 0 or 1, is the half
+// of `tiles` that holds the rows.
 
-// Own rows of a workgroup and of a subgroup, and rows of a step.
+// Own rows of a workgroup, own rows of a subgroup, other rows of a step, threads of a subgroup, and
+// columns of a head.
 //!override rows = 128
 //!override subgroup_rows = 32
 //!override step = 16
 //!override lanes = 32
 //!override head_dim = 64
-// Workgroups that share the columns of a block of keys, in the gradients of keys and values.
+// Number of workgroups that share a block of keys in the gradients of keys and values. Each of them
+// computes a set of columns.
 //!override column_sets = 1
 //!include lm/matrix_units.wgsl
 
 //!let subgroups = {rows / subgroup_rows}
 //!let threads = {subgroups * lanes}
-// Matrices of a subgroup's rows, and of a head's width as an inner dimension.
+// down: matrices over the own rows of a subgroup. depth: matrices over the columns of a head.
 //!let down = {subgroup_rows / unit_rows}
 //!let depth = {head_dim / unit_inner}
-// Vectors of 8 halves in a step's rows of one input, and how many of them a thread loads.
+// Vectors of 8 halves in the rows of a step of one input, and the number of them that a thread
+// loads.
 //!let step_vectors = {step * head_dim / 8}
 //!let loads = {(step_vectors + threads - 1) / threads}
 
-const VECTORS: u32 = {head_dim / 8}u; // of a row of a head
-// Lines are 16 bytes longer than their contents, so that rows lie in different banks.
+const VECTORS: u32 = {head_dim / 8}u; // vectors of 8 halves in a row of a head
+// Strides from a row to the next in workgroup memory, in vectors of 16 bytes. Rows are padded by
+// one vector, so that they start in different banks.
 const STRIDE: u32 = {head_dim / 8 + 1}u;
 const SCORE_STRIDE: u32 = {step / 4 + 1}u;
 const WEIGHT_STRIDE: u32 = {step / 8 + 1}u;
@@ -46,7 +53,7 @@ const LOG2_E: f32 = 1.4426950408889634;
 
 @group(0) @binding({binding}) var<storage, read> {name}: array<vec4<u32>>;
 
-// Eight numbers of a row of a head.
+// Loads eight halves of a row of a head, or zeros beyond the sequence.
 fn load_{name}(sequence: u32, head: u32, row: u32, vector: u32) -> vec4<u32> {
     if (row >= params.seq) { return vec4<u32>(); }
     return {name}[((sequence + row) * params.{heads} + head) * VECTORS + vector];
@@ -60,13 +67,14 @@ var<workgroup> {name}: array<{element}, {rows * (step / numbers + 1)}>;
 
 //!include lm/two_halves.wgsl
 
+// Returns eight numbers rounded to half precision, two per word.
 fn halves_of(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
     return vec4<u32>(
         two_halves(first.xy), two_halves(first.zw), two_halves(second.xy), two_halves(second.zw)
     );
 }
 
-// As `halves_of`, without its check for overflow: weights are at most 2^8.
+// Like `halves_of`, but without a check for overflow: weights are at most 2^8.
 fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
     return vec4<u32>(
         pack2x16float(first.xy),
@@ -76,7 +84,8 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
     );
 }
 
-// Where a workgroup is in the dispatch.
+// Sets the number of the workgroup, the blocks of own rows in a sequence, the workgroups with the
+// same block of rows (`columns`), and the query heads per key/value head.
 //!block place_of_workgroup
     let group = workgroup.y * workgroups.x + workgroup.x;
     let blocks = (params.seq + ROWS - 1u) / ROWS;
@@ -84,7 +93,8 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
     let group_size = params.heads / params.kv_heads;
 //!end
 
-// A block of queries of a head, the longest ones first.
+// Sets the head, the first row of the sequence, and the first own row of a workgroup that owns
+// queries. The blocks that see most keys come first.
 //!block place_of_queries
         let head = group % params.heads;
         let other_head = head / group_size;
@@ -92,7 +102,8 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
         let own_first = (blocks - 1u - group / columns) * ROWS;
 //!end
 
-// A block of keys, and the columns of its gradients, the longest ones first.
+// Sets the first column of the gradients, the head, the first row of the sequence, and the first
+// own row of a workgroup that owns keys. The blocks that most queries see come first.
 //!block place_of_keys
         let column0 = group % {column_sets}u * {width}u;
         let head = group % columns / {column_sets}u % params.kv_heads;
@@ -101,11 +112,11 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
 //!end
 
 //!block place_of_subgroup
-        // The compiler can tell that both stay inside.
+        // The remainder lets the compiler prove that the subgroup's rows are inside the block.
         let own_subgroup = subgroup % {subgroups}u;
         let own_row = own_subgroup * {subgroup_rows}u;
-        // Products start from `zero`: drivers were seen to keep the old value of a variable of a
-        // loop.
+        // Products start from `zero`, because some drivers do not set a variable that is declared
+        // in a loop to zero again in each iteration.
         var zero: Sum;
 //!end
 
@@ -116,19 +127,21 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
         let last_row = min(own_first + own_row + {subgroup_rows}u, params.seq) - 1u;
 //!end
 
-// Threads that share a row of scores, and vectors of four scores that each has.
+// Number of threads that share a row of scores, and of vectors of four scores that each of them
+// has.
 //!let row_threads = {lanes / subgroup_rows}
 //!let part_quads = {step / 4 / row_threads}
 
-// The row of scores of a thread, and the first four of its columns.
+// Sets the row of scores of a thread (part_row), its first vector of four scores in the row
+// (part_quad), and the row of the sequence (row).
 //!block part_of_row
         let part_row = own_row + lane / {row_threads}u;
         let part_quad = lane % {row_threads}u * {part_quads}u;
         let row = own_first + part_row;
 //!end
 
-// Load own rows of the inputs `own` as matrices, by way of `scores`, which has room for `chunk`
-// columns of them.
+// Loads the own rows of the inputs `own` as matrices. The rows pass through `scores`, which has
+// room for 2 * step columns of halves at a time.
 //!block load_own
   //!for name in {own}
     //!for c in 0..(head_dim + 2 * step - 1) / (2 * step)
@@ -155,7 +168,7 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
   //!end
 //!end
 
-// Sums `sums`, of `width` columns.
+// Declares the matrices of sums `sums`, which have `width` columns.
 //!block declare_sums
   //!for i in 0..down
     //!for j in 0..width / unit_columns
@@ -164,7 +177,7 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
   //!end
 //!end
 
-// A thread's part of the next step's rows.
+// Declares the variables for a thread's vectors of the next step's rows.
 //!block declare_rows
   //!for side name from in {others}
     //!for j in 0..loads
@@ -173,6 +186,7 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
   //!end
 //!end
 
+// Loads a thread's vectors of the rows of a step.
 //!block load_rows
   //!for side name from in {others}
     //!for j in 0..loads
@@ -183,6 +197,7 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
   //!end
 //!end
 
+// Stores the loaded vectors in `tiles`.
 //!block store_rows
   //!for side name from in {others}
     //!for j in 0..loads
@@ -197,7 +212,8 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
   //!end
 //!end
 
-// Store the products of own rows `own` and the step's rows of side `side` into `scores`.
+// Stores the products of the own rows of input `own` and the step's rows of side `side` in
+// `scores`.
 //!block multiply_rows
   //!for j in 0..step / unit_columns
             {
@@ -220,9 +236,10 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
   //!end
 //!end
 
-// Add the products of weights and `width` columns of the step's rows of side `side` to `sums`. The
-// block `place_of_weights` says where the weights of `row` and `column` are, and `order` tells the
-// order of their elements in workgroup memory. first_vector: before the columns.
+// Adds the products of the weights and `width` columns of the step's rows of side `side` to `sums`.
+// The block `place_of_weights` sets `weights`, the array, index and stride of the matrix of weights
+// that starts at `row` and `column`. `order` is the order of its elements, row_major or col_major.
+// `first_vector` is empty, or adds the first vector of the workgroup's columns.
 //!block add_weighted
   //!for t in 0..step / unit_inner
     //!let column = {t * unit_inner}
@@ -244,13 +261,15 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
   //!end
 //!end
 
-// Sums go through `scores` in chunks of at most `step` columns: the chunk `c` of `width` columns.
+// Sets the first column (chunk) and the width (chunk_width) of chunk `c` of the sums. Sums pass
+// through `scores` in chunks of at most `step` columns.
 //!block chunk_of_sums
   //!let chunk = {c * step}
   //!let chunk_width = {step}
   //!let chunk_width = {width - chunk} if chunk + step > width
 //!end
 
+// Stores a chunk of the sums in `scores`.
 //!block store_sums
   //!for i in 0..down
     //!for j in 0..chunk_width / unit_columns
@@ -262,6 +281,7 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
             workgroupBarrier();
 //!end
 
+// Loads a chunk of the sums from `scores`.
 //!block load_sums
   //!for i in 0..down
     //!for j in 0..chunk_width / unit_columns
@@ -273,7 +293,7 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
             workgroupBarrier();
 //!end
 
-// Store the sums `sums` of a gradient.
+// Stores the sums `sums` of a gradient in global memory, chunk by chunk.
 //!block store_gradient
   //!for c in 0..(width + step - 1) / step
     //!include chunk_of_sums

@@ -1,4 +1,4 @@
-// Parts of the gradients of attention on matrix units.
+// Blocks of text that the kernels for the gradients of attention on matrix units share.
 //
 // Probabilities are computed again from scores and their log_sum_exp (FlashAttention, T. Dao et
 // al., arXiv 2205.14135). For a softmax ds = p (dp - delta), where delta, the sum of p dp over a
@@ -14,23 +14,25 @@
 @group(0) @binding({binding}) var<storage, read_write> {name}: array<vec4<f32>>;
 //!end
 
-// logs: log_sum_exp as exponents of 2.
+// Returns the probabilities p of four scores. `logs` are log_sum_exp as exponents of 2.
 fn probabilities(scores: vec4<f32>, logs: vec4<f32>) -> vec4<f32> {
     return exp2(fma(scores, vec4<f32>(params.log2_scale), -logs));
 }
 
+// Returns whether four queries see four keys. `firsts` are the first keys that the queries see.
 fn are_seen(keys: vec4<u32>, queries: vec4<u32>, firsts: vec4<f32>) -> vec4<bool> {
     return (keys <= queries) & (vec4<f32>(keys) >= firsts) & (queries < vec4<u32>(params.seq));
 }
 
-// Make weights of the products of own rows and a step's rows: of `own_0` and side 0, scores; of
-// `own_1` and side 1, slopes. The block `numbers_of_four` sets the numbers `log` and `delta` of
-// s{q} and slope{q}, and the `keys`, `queries` and `firsts` that decide whether a query sees a key.
-// masks: true if some query of the subgroup does not see some key of the step.
+// Computes the weights p and ds of a step. The products of own rows `own_0` and the rows of side 0
+// are the scores. The products of own rows `own_1` and the rows of side 1 are dp, the `slope`
+// variables. For vector `q` of a thread's scores, the block `numbers_of_four` sets `log`, `delta`,
+// and the `keys`, `queries` and `firsts` that decide whether a query sees a key. `masks` is true
+// if some query does not see some key.
 //
-// One array holds all of these, so that two workgroups find room on a processor: a thread has its
-// scores in variables before their slopes take the place of these, and then puts the weights there,
-// first the probabilities, then the gradients of scores.
+// The array `scores` holds scores, slopes and weights one after the other, so that two workgroups
+// fit on a processor. Threads read their scores into variables before the slopes overwrite them,
+// and read their slopes before the weights overwrite them. A thread stores p first, then ds.
 //!block make_weights
   //!let own = {own_0}
   //!let side = 0
@@ -69,7 +71,8 @@ fn are_seen(keys: vec4<u32>, queries: vec4<u32>, firsts: vec4<f32>) -> vec4<bool
             workgroupBarrier();
 //!end
 
-// skipped: vectors of a thread before the weights, 0 for probabilities, half of all for gradients.
+// `skipped` is the number of a thread's vectors before the weights: 0 for p, and half of the
+// thread's vectors for ds.
 //!block place_of_weights
   //!let part = {column / (4 * part_quads)}
   //!let vector = {part * part_quads + skipped + column % (4 * part_quads) / 8}

@@ -1,8 +1,10 @@
-// Conversion of the elements of `src` to elements of `dst`, four at a time. Expects src and dst, whose
-// elements are a SourceVector and a TargetVector, n, and write_rest.
+// Loads vectors of four elements from `src`, and stores vectors of four elements in `dst`, for
+// kernels that convert elements.
 //
-// As in bench/copy.wgsl, a thread starts all its loads before it stores anything, and neighbouring
-// threads access neighbouring vectors. Elements of dst from n on are not written.
+// The kernel binds src, an array of SourceVector, dst, an array of TargetVector, and n, the number
+// of elements. It defines write_rest(i, values, left), which stores the first `left` elements of
+// the last vector. As in bench/copy.wgsl, a thread starts all its loads before its first store,
+// and neighbouring threads access neighbouring vectors. Elements of dst from n on are not written.
 //!include lm/elements.wgsl
 //!override vectors = 4
 

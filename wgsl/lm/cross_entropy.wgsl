@@ -1,7 +1,10 @@
-// Shared by the kernels of the loss: the softmax of a row, its losses, and the numbers that its
-// gradients are made of.
-// The kernel declares its logits and `logit`, one of them, and sets `first`, a thread's first column,
-// `spread`, the columns from one of its four logits to the next, and `loads`.
+// Computes the softmax of a row of logits, the losses of the row, and the numbers from which the
+// gradients of its logits are computed.
+//
+// The kernel declares logit(i), logit i of all rows, and four_logits(base, places), the logits of
+// four columns of the row that starts at `base`. It sets `first`, the first column of a thread,
+// `spread`, the number of columns from one of a thread's four logits to the next, and `loads`, the
+// number of vectors of four logits that a thread loads at once.
 //!include common/reduce.wgsl
 
 @group(0) @binding(1) var<storage, read> tgts: array<u32>;
@@ -13,27 +16,28 @@
 
 const NOT_FINITE: u32 = 0x7f800000u; // the exponent of infinities and NaN
 
-// Sums over the logits of a row, or over a thread's part of the row.
+// Sums over all logits of a row, or over the logits that one thread has read.
 struct Sums {
     largest: f32, // m
     rest: f32, // sum of exp(l - m) without the target
     gap: f32, // sum of (m - l) / W
     share: f32, // number of logits / W
-    bad: f32, // 1 where a logit is not finite
+    bad: f32, // 1 if a logit is not finite
 }
 
-// The numbers that the gradients of a row's logits are made of.
+// Numbers from which the gradients of a row's logits are computed. Before the multiplication by
+// inv_norm, the gradient is at_target for the target, and factor * exp(l - m) - spread elsewhere.
 struct Slope {
-    largest: f32,
-    factor: f32, // of exp(l - m), where the logit is not the target's
-    spread: f32,
+    largest: f32, // m
+    factor: f32, // (1 + 2 * beta * lse) / sum of exp(l - m)
+    spread: f32, // alpha / W
     at_target: f32,
-    index: u32, // of the target
-    nothing: f32, // the gradient of a row that has none: 0, or NaN
-    valid: bool,
+    index: u32, // column of the target
+    nothing: f32, // gradient of a row that is not valid: 0 if the row is ignored, else NaN
+    valid: bool, // whether the target is a token and all logits are finite
 }
 
-// Store the losses of a row, and return its `Slope`.
+// Stores the losses of a row, and returns the row's `Slope`.
 fn store_losses(row: u32, width: u32, has_row: bool, local_index: u32) -> Slope {
     let base = row * dims.y;
     let index = tgts[row];
@@ -45,7 +49,7 @@ fn store_losses(row: u32, width: u32, has_row: bool, local_index: u32) -> Slope 
     let target_part = exp(target_logit - sums.largest);
     let total = sums.rest + target_part;
     let lse = sums.largest + log(total);
-    let pull = 2.0 * params.z * lse; // of the z-loss
+    let pull = 2.0 * params.z * lse; // derivative of the z-loss with respect to lse
     let log_total = select(log(total), log_one_plus(sums.rest), target_part == 1.0);
     let distance = sums.largest - target_logit;
     let nothing = select(0.0, bitcast<f32>(0x7fc00000u | index), counted);
@@ -68,7 +72,7 @@ fn gradient_of(logit: f32, v: u32, slope: Slope) -> f32 {
     return select(slope.nothing, gradient, slope.valid);
 }
 
-// The sums of one thread's logits: `loads` times four of them are on their way at once.
+// Returns the sums over a thread's logits. The thread has `loads` vectors of four logits in flight.
 fn thread_sums(base: u32, width: u32, index: u32, local_index: u32) -> Sums {
     var sums = Sums(logit(base + min(local_index, dims.z - 1u)), 0.0, 0.0, 0.0, 0.0);
     for (var v = {first}; v < width; v += {4 * loads}u * WORKGROUP_SIZE) {
@@ -85,7 +89,7 @@ fn thread_sums(base: u32, width: u32, index: u32, local_index: u32) -> Sums {
     return sums;
 }
 
-// The sums with four more logits. The gap is summed up only for label smoothing.
+// Returns the sums with four more logits. `gap` and `share` are only computed for label smoothing.
 fn with_four(before: Sums, l: vec4<f32>, places: vec4<u32>, width: u32, index: u32) -> Sums {
     var sums = before;
     let inside = places < vec4(width);
@@ -104,7 +108,7 @@ fn with_four(before: Sums, l: vec4<f32>, places: vec4<u32>, width: u32, index: u
     return sums;
 }
 
-// The row's sums out of the sums of all threads.
+// Returns the sums over the row. `part` has the sums over the thread's logits.
 fn row_sums(part: Sums, local_index: u32) -> Sums {
     var sums = Sums(workgroup_max(part.largest, local_index), 0.0, 0.0, 1.0, 0.0);
     let growth = sums.largest - part.largest;
@@ -116,8 +120,9 @@ fn row_sums(part: Sums, local_index: u32) -> Sums {
     return sums;
 }
 
-// log(1 + x) of x >= 0, without the absolute error that log may have near 1: below 1/2 by the series of
-// 2 * artanh(x / (2 + x)).
+// Returns log(1 + x) for x >= 0. WGSL allows log an absolute error near 1, which is large compared
+// to a result near 0. So for x below 1/2, the function computes the series of 2 * artanh(x / (2 +
+// x)).
 fn log_one_plus(x: f32) -> f32 {
     let s = x / (2.0 + x);
     let t = s * s;

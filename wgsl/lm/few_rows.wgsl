@@ -1,6 +1,7 @@
-// A linear layer of few rows (one token at a time), which spends most of its time on loading
-// weights. One workgroup computes one element of `out`, and neighbouring threads load neighbouring
-// weights. Include the element type first.
+// Computes a linear layer for an input of few rows, for example when one token at a time is
+// generated. Such a layer spends most of its time on loading weights. One workgroup computes one
+// element of `out`, and neighbouring threads load neighbouring weights. The kernel includes
+// lm/element_type.wgsl before this file.
 //!include common/reduce.wgsl
 //!include lm/addend.wgsl
 
@@ -10,10 +11,11 @@
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;
 @group(0) @binding(4) var<uniform> dims: vec4<u32>;
 
-// Element i of `out`; a workgroup beyond the last element has no terms and stores nothing.
+// Computes element i of `out`. A workgroup beyond the last element adds no terms and stores
+// nothing.
 fn linear_element(i: u32, local_index: u32) {
     let inside = i < dims.x * dims.y;
-    let start = vec2<u32>(i / dims.y, i % dims.y) * dims.z; // where the rows of x and weight start
+    let start = vec2<u32>(i / dims.y, i % dims.y) * dims.z; // starts of the rows of x and weight
     let terms = select(0u, dims.z, inside);
     var sum = 0.0;
     for (var k = local_index; k < terms; k += WORKGROUP_SIZE) {

@@ -1,6 +1,7 @@
-// A linear layer of few rows (one token at a time), which spends most of its time on loading
-// weights. ROW_THREADS threads compute one element of `out`, and each thread loads four
-// neighbouring weights at once. The kernel declares its weights, and `four_weights`.
+// Computes a linear layer for an input of few rows, for example when one token at a time is
+// generated. Such a layer spends most of its time on loading weights. ROW_THREADS threads compute
+// one element of `out`, and each thread loads four neighbouring weights at once. The kernel
+// includes lm/four_weights.wgsl, which declares four_weights(i), the four weights with index i.
 //!include common/reduce.wgsl
 //!include lm/addend.wgsl
 
@@ -11,12 +12,13 @@ override ROW_THREADS: u32 = 32u; // a power of two
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;
 @group(0) @binding(4) var<uniform> dims: vec4<u32>;
 
-// The elements of `out` of a workgroup; elements beyond the last have no terms and are not stored.
+// Computes the elements of `out` that belong to workgroup `group`. For elements beyond the last,
+// the threads add no terms and store nothing.
 fn linear_elements(group: u32, local_index: u32) {
     let i = group * (WORKGROUP_SIZE / ROW_THREADS) + local_index / ROW_THREADS;
     let thread = local_index % ROW_THREADS;
     let inside = i < dims.x * dims.y;
-    let start = vec2<u32>(i / dims.y, i % dims.y) * dims.z; // where the rows of x and weight start
+    let start = vec2<u32>(i / dims.y, i % dims.y) * dims.z; // starts of the rows of x and weight
     let terms = select(0u, dims.z, inside);
     var sums = vec4<f32>();
     for (var k = thread; k < terms; k += ROW_THREADS) {

@@ -1,10 +1,9 @@
-// The positions of the pairs of columns i, i + D/2 of new rows' heads in the input and in the
-// output. Queries are rotated, keys are rotated and written to the cache, and values are written to
-// the cache.
+// Stores pairs of columns i, i + D/2 of the heads of new rows. Queries are rotated, keys are
+// rotated and written to the cache, and values are written to the cache.
 //
-// The packed weights, and products with them, have the rows for queries, keys and values, which
-// begin at the starts in the parameters. A row of the cache holds all keys of a position, then all
-// values.
+// The packed weights have rows for queries, for keys and for values, and the products have a column
+// for each of these rows. The rows for keys begin at key_start, and the rows for values at
+// value_start. A row of the cache holds all keys of a position, then all values.
 //!include common/workgroup.wgsl
 
 struct HeadParams {
@@ -25,12 +24,12 @@ struct HeadParams {
 @group(0) @binding(5) var<storage, read_write> q: array<f32>;
 @group(0) @binding(6) var<storage, read_write> cache: array<f32>;
 
-// Pairs of a row: of its queries, of its keys, of its values.
+// Returns the number of pairs in a row: first the pairs of queries, then of keys, then of values.
 fn pairs_of_row() -> u32 {
     return (params.heads + 2u * params.kv_heads) * params.half_width;
 }
 
-// The rows of the weights that make a pair.
+// Returns the two rows of the packed weights whose products are the columns of a pair.
 fn weight_rows(pair: u32) -> vec2<u32> {
     let head = pair / params.half_width;
     let column = pair % params.half_width;
@@ -44,6 +43,7 @@ fn weight_rows(pair: u32) -> vec2<u32> {
     return vec2<u32>(first, first + params.half_width);
 }
 
+// Rotates a pair of a query or key, and stores the pair in q or in the cache.
 fn store_pair(row: u32, pair: u32, values: vec2<f32>) {
     let head = pair / params.half_width;
     let column = pair % params.half_width;

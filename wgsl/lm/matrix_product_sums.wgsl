@@ -1,10 +1,14 @@
-// Storing the sums of a product on matrix units, see 03_matrix_product_units.wgsl.
+// Stores the sums of a product on matrix units, for 03_matrix_product_units.wgsl.
 //
-// A matrix unit stores a matrix in pieces of 8 bytes per row and thread, which is slow in global
-// memory. So some matrices of sums are first stored in workgroup memory, in the place of the
-// factors. From there neighbouring threads store neighbouring numbers: whole cache lines, in
-// vectors of 16 bytes if the rows of the product are aligned for them. Sums of a symmetric product are
-// stored a second time, on the other side of the diagonal.
+// subgroupMatrixStore makes each thread store 8 bytes per row of a matrix, which is slow in global
+// memory. So a subgroup first stores `together` adjacent matrices of sums in workgroup memory, in
+// left_tile or right_tile. From workgroup memory, neighbouring threads store neighbouring numbers
+// of the product, so that they fill whole cache lines: vectors of 16 bytes if `aligned` is set, and
+// single words if not. The sums of a symmetric product are stored a second time, transposed, on the
+// other side of the diagonal.
+//
+// sum_stride: vectors of four sums from a row of sums to the next in workgroup memory. sum_size:
+// vectors of a subgroup. at_once: numbers that a call of `store` stores.
 //!let sum_stride = {together * unit_columns / 4 + 2}
 //!let sum_size = {unit_rows * sum_stride}
 //!let at_once = 4
@@ -18,7 +22,8 @@
     //!let sums = sums: vec4<f32>
     //!let sums = low: vec4<f32>, high: vec4<f32> if half
     //!let sums = {sums}, whole: bool if adds_late
-// Store neighbours from a row and a column on, if they are inside.
+// Stores adjacent numbers of a row of the product, from `column` on, if they are inside. If `whole`
+// is true, the sums contain the addends.
 fn store(part: u32, row: u32, column: u32, {sums}) {
     //!if edges
     if (row >= dims.x || column >= dims.y) {
@@ -43,7 +48,8 @@ fn store(part: u32, row: u32, column: u32, {sums}) {
     //!end
 }
   //!else
-// Store neighbours from a row and a column on, one by one, or pairs of halves, if they are inside.
+// Stores four adjacent numbers of a row of the product, from `column` on, as far as they are
+// inside: f32 numbers one by one, and halves in pairs.
 fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {
     if (row >= dims.x) {
         return;
@@ -68,8 +74,8 @@ fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {
   //!end
 //!end
 
-// Load the addends of sums, where matrices are loaded whole. There is a branch even where all
-// are: without it, products were measured to take 3 % longer.
+// Loads the addends into the matrices of sums if the whole tile is inside the product. The kernel
+// has this branch even if all tiles are inside: without it, products were 3 % slower.
 //!block start_sums
   //!if aligned && adds
         let whole = row0 + {rows}u <= dims.x && column0 + {columns}u <= dims.y;
@@ -86,11 +92,12 @@ fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {
   //!end
 //!end
 
-// Store matrices into workgroup memory, and from there elements that are inside. If both parts of
-// it have room for sums, they take turns: one barrier is enough before the sums are read, and by
-// the next but one all threads have read them.
+// Stores the matrices of sums in workgroup memory, and from there the elements that are inside the
+// product. If left_tile and right_tile both have room for the sums, the turns alternate between
+// them, and a turn needs only the barrier between its stores and its reads. When a turn overwrites
+// an array, all threads have read it, because they have passed the barrier of the turn in between.
 //!block store_sums
-        // The compiler can tell that this stays inside.
+        // The remainder lets the compiler prove that the index is inside the array.
         let own_sums = subgroup % {subgroups}u * {sum_size}u;
   //!let has_room = {right_size >= subgroups * sum_size}
   //!for i in 0..down
@@ -125,7 +132,8 @@ fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {
             store(part, {row}, {column}, {sums});
         }
       //!if symmetric
-        // The tile across the diagonal has the same sums, which lie here in columns.
+        // Store the transposed tile on the other side of the diagonal. A row of the transposed tile
+        // is a column of the sums in workgroup memory.
         if (row0 != column0) {
             for (var n = 0u; n < {(pieces + lanes - 1) / lanes}u; n++) {
                 let v = lane + n * {lanes}u;

@@ -1,4 +1,6 @@
-// Matrices that the units of a subgroup multiply: half-precision factors, float32 sums.
+// Types of the matrices that a subgroup multiplies on matrix units: half-precision factors and
+// float32 sums. Left is unit_rows x unit_inner, Right is unit_inner x unit_columns, and Sum is
+// unit_rows x unit_columns.
 //!override unit_rows = 16
 //!override unit_columns = 16
 //!override unit_inner = 16

@@ -1,6 +1,7 @@
-// Finds where a vector of a head's columns is stored: in the separate tensors of queries, keys and
-// values, and in the tensor whose rows hold all three. A vector covers 4 * `fours` columns of the first
-// half of a head; each of them has its partner in the second half.
+// Finds a vector of a head's columns in two places: in one of the separate tensors of queries, keys
+// and values, and in the packed tensor, whose rows hold all three. A vector covers 4 * `fours`
+// columns of the first half of a head. The partner of column i is column i + D/2, in the second
+// half.
 //!include lm/elements.wgsl
 //!override fours = 1
 
@@ -9,17 +10,17 @@ struct HeadParams {
     heads: u32,
     kv_heads: u32,
     half_width: u32, // D/2; this field and all below count vectors of columns
-    row_width: u32, // of all three side by side
-    keys: u32,
-    values: u32,
+    row_width: u32, // width of a row of the packed tensor
+    keys: u32, // first column of the keys in a row of the packed tensor
+    values: u32, // first column of the values in a row of the packed tensor
 }
 
 struct Place {
     row: u32,
-    column: u32, // of the first half of a head
+    column: u32, // index of the vector in the first half of its head
     kind: u32, // 0, 1, 2: queries, keys, values
-    alone: u32,
-    packed: u32,
+    alone: u32, // index of the vector in the tensor of queries, keys or values
+    packed: u32, // index of the vector in the packed tensor
 }
 
 fn place_of(i: u32) -> Place {

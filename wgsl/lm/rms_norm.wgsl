@@ -1,5 +1,8 @@
-// Root-mean-square normalisation of rows of elements, which are numbers or vectors of them. The
-// kernel defines `square`, the square of an element of x, and `store`.
+// Normalises rows by their root mean square. An element of a row is a number or a vector of
+// numbers.
+//
+// The kernel defines square(i), the sum of the squares of the numbers in element i of x, and
+// store(i, column, r), which stores element i of the output; r is 1 over the root mean square.
 //!include common/reduce.wgsl
 
 override ROW_THREADS: u32 = 256u;
@@ -8,7 +11,7 @@ override ROW_THREADS: u32 = 256u;
 @group(0) @binding(4) var<uniform> dims: vec4<u32>;
 @group(0) @binding(5) var<uniform> params: vec4<f32>;
 
-// Normalises the rows of workgroup `group`. numbers: how many numbers an element holds.
+// Normalises the rows of workgroup `group`. An element holds `numbers` numbers.
 fn normalise_rows(group: u32, numbers: u32, local_index: u32) {
     let row = group * (WORKGROUP_SIZE / ROW_THREADS) + local_index / ROW_THREADS;
     let thread = local_index % ROW_THREADS;

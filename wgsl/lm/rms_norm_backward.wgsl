@@ -1,16 +1,18 @@
-// The gradients of rms_norm of rows of elements, which are numbers or vectors of them.
+// Computes the gradients of rms_norm. An element of a row is a number or a vector of numbers.
 //
-// A workgroup has the rows that start at its number times dims.z, and takes them in blocks of
-// BLOCK_ROWS. WORKGROUP_SIZE / BLOCK_ROWS threads per row find d first; then each thread walks down a
-// column of the block, so that one register holds the column's part of grad_weight.
+// Workgroup g processes rows g * dims.z to (g + 1) * dims.z - 1 of x in blocks of BLOCK_ROWS rows.
+// First WORKGROUP_SIZE / BLOCK_ROWS threads per row compute d, the sum of grad_out * weight * x
+// over the row. Then each thread walks down columns of the block, so that a register holds the sum
+// of grad_weight for a column of the block.
 //
-// The kernel sets `number`, the type of an element, and `numbers` in it. It declares `dot_of`, the
-// products of an element that d sums up, and `add_gradient`.
+// The kernel sets `number`, the type of an element, and `numbers`, how many numbers an element
+// holds. It declares dot_of(place, c), the term of d for element `place` in column c, and
+// add_gradient(place, gradient), which adds to element `place` of grad_x.
 
 override BLOCK_ROWS: u32 = 8u;
 
-var<workgroup> sh_rms: array<f32, BLOCK_ROWS>; // r of the block's rows
-var<workgroup> sh_pull: array<f32, BLOCK_ROWS>; // r^3 d / C of them
+var<workgroup> sh_rms: array<f32, BLOCK_ROWS>; // r of each row of the block
+var<workgroup> sh_pull: array<f32, BLOCK_ROWS>; // r^3 d / C of each row of the block
 
 fn norm_backward(group: u32, local_index: u32) {
     let first = group * dims.z;
@@ -31,7 +33,7 @@ fn norm_backward(group: u32, local_index: u32) {
     }
 }
 
-// Leave r and r^3 d / C of the block's rows in workgroup memory.
+// Stores r and r^3 d / C of each row of the block in sh_rms and sh_pull.
 fn prepare_block(block: u32, rows: u32, local_index: u32) {
     let threads = WORKGROUP_SIZE / BLOCK_ROWS;
     let row = local_index / threads;
@@ -50,7 +52,7 @@ fn prepare_block(block: u32, rows: u32, local_index: u32) {
     workgroupBarrier();
 }
 
-// Add to column c of grad_x in the block's rows; return the column's part of grad_weight.
+// Adds to grad_x in column c of the block's rows. Returns the sum of grad_weight over these rows.
 fn finish_column(block: u32, rows: u32, c: u32) -> {number} {
     let scale = weight[c];
     var sum = {number}();
