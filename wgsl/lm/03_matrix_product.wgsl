@@ -29,8 +29,8 @@
 // binding 3  dims      uniform     rows, columns, inner, terms per part or matrices per stack
 // binding 4  residual  read        (rows, columns), only bound if `residual` is set
 // dispatch: one workgroup for each tile of each part or matrix
-// limits: rows and columns of a tile are multiples of 4 thread_rows and 8 thread_columns; threads
-//   load a whole number of four elements of each factor for a step
+// limits: rows and columns of a tile are multiples of 4 thread_rows and 8 thread_columns; in each
+//   step, a thread loads a whole number of vectors of four elements of each factor
 
 // The name of the entry point is the name of the operation, because timings list kernels by name.
 //!override name = matrix_product
@@ -218,8 +218,8 @@ fn {name}(
     let tile_column = select(place % tiles_across, place / tiles_down, down);
     let row0 = tile_row * {rows}u;
     let column0 = tile_column * {columns}u;
-    // Find the thread's first row and column in the tile, in units of 4. The 32 threads of a
-    // subgroup form a block of 4 x 8 threads, so that they share loads of both factors.
+    // Find the thread's first row and column in the tile, in units of 4. 32 consecutive threads,
+    // which run in step, form a block of 4 x 8 threads, so that they share loads of both factors.
     let block = local_index / 32u;
     let lane = local_index % 32u;
     let thread_row = block / {threads_across / 8}u * 4u + lane / 8u;

@@ -22,9 +22,8 @@
 // binding 4  residual  read        (rows, columns), only bound if `residual` is set
 // dispatch: one workgroup for each tile of each part or matrix; of a symmetric product only for the
 //   tiles on the diagonal and below it
-// limits: a subgroup's block is made of whole matrices, and threads load a whole number of vectors
-//   of each factor for a step; half-precision products have even columns, and nothing is added to
-//   them
+// limits: a subgroup's block is made of whole matrices; in each step, a thread loads a whole number
+//   of vectors of each factor; a half-precision product has an even number of columns and no addend
 
 // The name of the entry point is the name of the operation, because timings list kernels by name.
 //!override name = matrix_product
@@ -51,8 +50,8 @@
 //!override right_vectors = 0
 // 1 if the product's rows are multiples of 16 bytes, so that a thread stores 16 bytes at once.
 //!override aligned = 0
-// 1 if the rows, the columns and the inner dimension of the product are multiples of the tile's
-// rows and columns and of the step.
+// 1 if the product's rows are a multiple of the tile's rows, its columns a multiple of the tile's
+// columns, and the inner dimension a multiple of the step.
 //!override whole_rows = 0
 //!override whole_columns = 0
 //!override whole_inner = 0

@@ -1,9 +1,9 @@
-// rotary: rotary position embedding (J. Su et al., RoFormer, arXiv 2104.09864). Columns i and i + D/2
-// of each head are turned by an angle that grows with the position.
+// rotary: computes the rotary position embedding (J. Su et al., RoFormer, arXiv 2104.09864). It
+// rotates columns i and i + D/2 of each head by an angle that grows with the position.
 //
 //   x[i], x[i + D/2] = x[i] cos - x[i + D/2] sin, x[i + D/2] cos + x[i] sin
 //
-// The gradient is the rotation by the opposite angle (`inverse`).
+// The gradient is rotated by the opposite angle, with `inverse`.
 //
 // binding 0  x          read_write  (N, heads * D)
 // binding 1  cosines    read        (positions, D/2)

@@ -43,9 +43,8 @@ fn attention_cached(
 }
 
 // Computes attention of one head of a row. A thread computes the score of one key. For the result,
-// it adds up four columns, 4 * `column` and on, of every `slices`-th value. The cache has 2 *
-// kv_heads heads per row, and first_key and `step` count heads: first_key is the first key of the
-// sequence.
+// it adds up four columns, 4 * `column` and on, of every `slices`-th value. A row of the cache has
+// 2 * kv_heads heads, and first_key and `step` count heads. first_key is the sequence's first key.
 fn attend_to_cache(query: u32, first_key: u32, keys: u32, local_index: u32) {
     let step = 2u * params.kv_heads; // heads from a key to the next
     let first_value = first_key + params.kv_heads;

@@ -26,8 +26,8 @@ fn logit(i: u32) -> f32 {
     return four_singles(logits[i / 4u])[i % 4u];
 }
 
-// Returns the logits of four adjacent columns. The caller replaces columns beyond the last token by
-// the last token's. For a replaced column, the result is the first of the four logits.
+// Returns the logits of four adjacent columns. The caller replaces a column beyond the last token
+// by the last token's column. For a replaced column, the result is the first of the four logits.
 fn four_logits(base: u32, places: vec4<u32>) -> vec4<f32> {
     let four = four_singles(logits[(base + places.x) / 4u]);
     return select(vec4(four.x), four, places == places.x + vec4(0u, 1u, 2u, 3u));

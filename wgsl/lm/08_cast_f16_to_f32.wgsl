@@ -3,7 +3,7 @@
 // binding 0  src  read        elements of any shape, f16, four at a time
 // binding 1  dst  read_write  elements, f32, four at a time
 // binding 2  n    uniform     elements
-// dispatch: one thread per `vectors` times four elements
+// dispatch: one thread per 4 * `vectors` elements
 // source: cast_f16_to_f32. Here a thread converts several vectors of four elements.
 enable f16;
 

@@ -8,7 +8,7 @@
 // binding 0  src  read        elements of any shape, f32, four at a time
 // binding 1  dst  read_write  elements, f16, four at a time
 // binding 2  n    uniform     elements
-// dispatch: one thread per `vectors` times four elements
+// dispatch: one thread per 4 * `vectors` elements
 // source: cast_f32_to_f16, f16(clamp(x)). Here NaN passes the clamp, and a thread converts several
 //   vectors of four elements.
 //!include lm/half.wgsl

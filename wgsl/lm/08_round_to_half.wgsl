@@ -8,7 +8,7 @@
 // binding 0  src  read        elements of any shape, f32, four at a time
 // binding 1  dst  read_write  elements, f16, four at a time, two per word
 // binding 2  n    uniform     elements
-// dispatch: one thread per `vectors` times four elements
+// dispatch: one thread per 4 * `vectors` elements
 //!include lm/four_halves.wgsl
 
 alias SourceVector = vec4<f32>;

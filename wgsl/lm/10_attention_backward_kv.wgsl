@@ -1,7 +1,7 @@
 // attention_backward_kv: computes the gradients of attention for keys and values.
 //
-//   grad_k[u]  = sum over the heads of the group and t of ds[t, u] q[t]
-//   grad_v[u]  = sum over the heads of the group and t of p[t, u] grad_out[t]
+//   grad_k[u]  = sum over t, and over the query heads that share u, of ds[t, u] q[t]
+//   grad_v[u]  = sum over t, and over the query heads that share u, of p[t, u] grad_out[t]
 //
 // attention_gradients.wgsl defines p and ds.
 //
@@ -15,9 +15,8 @@
 // binding 7  grad_k       read_write  (N, K * D)
 // binding 8  grad_v       read_write  (N, K * D)
 // dispatch: one workgroup per 64 columns of a block of BLOCK_ROWS keys of a key/value head; blocks
-//   that
-// most queries see come first; scores of wider heads are computed twice, which keeps accumulators
-// in registers
+//   that most queries see come first; scores of wider heads are computed twice, which keeps
+//   accumulators in registers
 //!include lm/attention_gradients.wgsl
 
 @group(0) @binding(7) var<storage, read_write> grad_k: array<vec4<f32>>;

@@ -4,10 +4,10 @@
 //   ds = p (grad_out v^T - delta),  p = exp(q k^T / sqrt(D) - log_sum_exp)
 //   grad_v = p^T grad_out
 //
-// The products add up terms of all queries that see a key, of all heads that share the key's head.
-// Each workgroup walks over the queries of all heads that share its keys (FlashAttention, T. Dao et
-// al., arXiv 2205.14135). The gradients of a workgroup have to fit into registers, so several
-// workgroups may share a block of keys, each with a set of columns.
+// The sums run over all queries that see a key, in all query heads that share the key's head. So a
+// workgroup walks over the queries of all these query heads (FlashAttention, T. Dao et al., arXiv
+// 2205.14135). The gradients of a workgroup have to fit into registers, so several workgroups may
+// share a block of keys, each with a set of columns.
 //
 // binding 0  params       uniform     sizes, see attention_sizes.wgsl
 // binding 1  q            read        (N, H, D), 8 halves an element

@@ -1,5 +1,5 @@
-// adamw_8bit_update: one step of AdamW with 8-bit moments (adamw_8bit.wgsl). After a bad step,
-// nothing changes.
+// adamw_8bit_update: computes one step of AdamW with 8-bit moments (adamw_8bit.wgsl). After a bad
+// step, nothing changes.
 //
 // binding 0  parameter      read_write  any shape, taken as one list of elements
 // binding 1  gradient       read        as parameter

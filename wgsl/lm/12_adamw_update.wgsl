@@ -1,4 +1,5 @@
-// adamw_update: one step of AdamW (adamw.wgsl) on a tensor. After a bad step, nothing changes.
+// adamw_update: computes one step of AdamW (adamw.wgsl) on a tensor. After a bad step, nothing
+// changes.
 //
 // binding 0  parameter  read_write  any shape, taken as one list of elements
 // binding 1  gradient   read        as parameter

@@ -1,5 +1,5 @@
-// adamw_update_rows: one step of AdamW on the listed rows of a table (adamw_rows.wgsl). After a bad
-// step, nothing changes.
+// adamw_update_rows: computes one step of AdamW on the listed rows of a table (adamw_rows.wgsl).
+// After a bad step, nothing changes.
 //
 // binding 0  parameter  read_write  (V, C)
 // binding 1  gradient   read        (U, C)

@@ -1,18 +1,18 @@
-// finalize_stats: computes the norm of all gradients and the clip scale, and checks whether the
-// step is bad.
+// finalize_grad_stats: computes the norm of all gradients and the clip scale, and checks whether
+// the step is bad.
 //
 //   norm = inverse_scale sqrt(sum over all gradients of g^2)
 //   clip_scale = min(1, max_norm / (norm + 1e-6)), 0 from the first bad step on
 //
-// A step is bad when its norm or a part of its loss is not finite. After a bad step all steps count
-// as bad and change nothing, until the host clears the mark.
+// A step is bad if its norm or a term of its loss is not finite. After a bad step, all steps count
+// as bad and change nothing, until the host sets stats.z to 0.
 //
 // binding 0  partials   read        (tensors, NORM_PARTIALS)
-// binding 1  loss_sums  read        (3, A) sums of losses, of label smoothing and of z-losses
+// binding 1  loss_sums  read        (3, A) partial sums of losses, of label smoothing, of z-losses
 // binding 2  stats      read_write  (4,) clip_scale times inverse_scale, norm, bad, loss
 // binding 3  history    read_write  (S, 8) of step `slot`: loss, norm, clip_scale, bad; smoothing, z-loss
 // binding 4  hyper      uniform     Hyper
-// binding 5  dims       uniform     partials, A
+// binding 5  dims       uniform     number of partials, A
 // dispatch: one workgroup
 //!include common/reduce.wgsl
 //!include lm/finite.wgsl

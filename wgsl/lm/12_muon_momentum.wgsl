@@ -1,4 +1,5 @@
-// muon_momentum: the mean of a matrix's gradients, and the direction of its step before it is orthogonal.
+// muon_momentum: updates the running mean of a matrix's gradients, and computes the direction of
+// the step, which Newton-Schulz iterations then make orthogonal.
 //
 //   mean += (1 - momentum) (g - mean),  g = clip_scale gradient
 //   direction = g + momentum (mean - g)                                                  (Nesterov)

@@ -1,4 +1,5 @@
-// muon_update: one step of Muon (muon.wgsl) on a matrix. After a bad step, nothing changes.
+// muon_update: computes one step of Muon (muon.wgsl) on a matrix. After a bad step, nothing
+// changes.
 //
 // binding 0  parameter  read_write  (rows, columns), taken as one list of elements
 // binding 1  direction  read        as parameter

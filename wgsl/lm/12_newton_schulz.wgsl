@@ -1,6 +1,6 @@
-// newton_schulz: the polynomial of a Newton-Schulz iteration, in the place of a Gram matrix.
+// newton_schulz: replaces a Gram matrix by the polynomial of a Newton-Schulz iteration.
 //
-//   gram = A I + B gram + C square,  square = gram gram before
+//   gram = A I + B gram + C square,  where square = gram gram was computed before
 //
 // Muon's coefficients (K. Jordan et al., https://kellerjordan.github.io/posts/muon) bring singular
 // values between 1e-3 and 1 close to 1 in five iterations.

@@ -1,7 +1,7 @@
-// reduce_norm_sq: sums of the squares of a gradient.
+// reduce_norm_sq: computes sums of the squares of a gradient.
 //
-// NORM_PARTIALS workgroups write one sum each. The gradient may consist of several matrices, one
-// after the other. Each matrix has a multiple of 4 elements, and its own row of partials.
+// The gradient may consist of several matrices, one after the other, each with a multiple of 4
+// elements. NORM_PARTIALS workgroups per matrix write one sum each to the matrix's row of partials.
 //
 // binding 0  grad      read        any shape, taken as one list of elements
 // binding 1  partials  read_write  (tensors, NORM_PARTIALS)

@@ -1,5 +1,5 @@
-// reduce_norms: sums of the squares of many gradients, from which the norm of all gradients is
-// computed.
+// reduce_norms: computes sums of the squares of many gradients, from which finalize_grad_stats
+// computes the norm of all gradients.
 //
 // NORM_PARTIALS workgroups per gradient write one sum each. With one dispatch per gradient, each
 // dispatch would wait for the one before, because both write to the same tensor. Gradients that are
@@ -42,7 +42,8 @@ fn reduce_norms(
     let number = min(group / NORM_PARTIALS, GRADIENTS - 1u);
     let place = group % NORM_PARTIALS;
     let gradient = gradients[number];
-    // A workgroup chooses its binding once, so that a thread's loads follow each other.
+    // A workgroup chooses its binding before the loop over vectors, so that no branch separates the
+    // loads of a thread.
     var squares = 0.0;
     switch gradient.x {
         //!for k in 0..bindings

@@ -5,11 +5,11 @@
 // binding 0  matrices  read_write  (matrices, rows, columns), taken as lists of elements
 // binding 1  partials  read        (matrices, NORM_PARTIALS) sums of squares, by reduce_norm_sq
 // binding 2  dims      uniform     elements of a matrix, NORM_PARTIALS, workgroups, matrices
-// dispatch: for each matrix as many workgroups as make one thread per four elements
+// dispatch: one thread per four elements of a matrix, rounded up to whole workgroups per matrix
 //!include common/reduce.wgsl
 //!include lm/live_elements.wgsl
 
-const NORM_EPSILON: f32 = 1e-12; // a matrix of zeros stays one
+const NORM_EPSILON: f32 = 1e-12; // keeps a matrix of zeros from being divided by 0
 
 @group(0) @binding(0) var<storage, read_write> matrices: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read> partials: array<f32>;

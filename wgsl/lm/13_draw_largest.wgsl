@@ -1,19 +1,21 @@
 // draw_largest: draws the next id of each row from the ids with the largest logits, and stores it
 // at the row's next position.
 //
-// The k largest are sorted by counting, for each, the ids that come before it. Of equal logits the
-// smallest id comes first. Each id has the weight exp((logit - largest) * inverse temperature). The
-// shortest head of the list is kept whose weights are top_p of the sum of all weights. The first id
-// is drawn up to which the sum of weights is more than `uniform` times the sum of the kept weights.
-// Sums are float32, so rounding may choose a neighbour of the id that exact sums would choose.
+// The kernel sorts the k ids with the largest logits: the rank of an id is the number of ids that
+// come before it. Of equal logits, the smallest id comes first. An id has the weight
+// exp((logit - largest) * inverse temperature). The kernel keeps the shortest head of the list
+// whose weights sum up to at least top_p times the sum of all weights. It draws the first id whose
+// running sum of weights is more than `uniform` times the sum of the kept weights. Sums are
+// float32, so rounding may choose a neighbour of the id that exact sums would choose.
 //
-// Rows that are not in use have sequences that start at `last`. Their positions do not change.
+// The sequence of a row that is not in use starts at row `last` of the cache. The position of such
+// a row does not change.
 //
 // binding 0  params  uniform     sizes
 // binding 1  draws   read        (steps, N) vectors: uniform, inverse temperature, top_p, k
-// binding 2  found   read_write  (N, 1 + capacity) pairs, as lm/13_find_largest.wgsl writes them; the
-//                                id is put beside their number
-// binding 3  tokens  read_write  (N,)
+// binding 2  found   read_write  (N, 1 + capacity) pairs, as lm/13_find_largest.wgsl writes them;
+//   out: the drawn id is y of pair 0
+// binding 3  tokens  read_write  (N,) out: the drawn id
 // binding 4  places  read_write  (2, N), positions and the rows of the cache where sequences start
 // dispatch: one workgroup per row
 //!include lm/order.wgsl
@@ -24,7 +26,7 @@ struct DrawParams {
     rows: u32, // N
     capacity: u32,
     step: u32,
-    last: u32, // row of the cache
+    last: u32, // row of the cache at which the sequences of unused rows start
 }
 
 @group(0) @binding(0) var<uniform> params: DrawParams;
@@ -35,11 +37,11 @@ struct DrawParams {
 
 var<workgroup> sh_ids: array<u32, MOST>;
 var<workgroup> sh_inverted: array<u32, MOST>;
-var<workgroup> sh_ends: array<f32, MOST>; // weights, then their sums up to each
+var<workgroup> sh_ends: array<f32, MOST>; // weights, later their running sums
 var<workgroup> sh_sums: array<f32, WORKGROUP_SIZE>;
 var<workgroup> sh_below: array<atomic<u32>, 2>;
 
-// How many pairs of a row come before one of them.
+// Returns the number of pairs of a row that come before the pair `own`.
 fn rank_of(own: vec2<u32>, first: u32, listed: u32) -> u32 {
     var rank = 0u;
     for (var j = 0u; j < listed; j++) {
@@ -49,13 +51,15 @@ fn rank_of(own: vec2<u32>, first: u32, listed: u32) -> u32 {
     return rank;
 }
 
-// The number whose inverted order this is, see lm/order.wgsl.
+// Returns the logit with this inverted order. An inverted order is the bitwise complement of
+// order_of(logit), see lm/order.wgsl.
 fn logit_of(inverted: u32) -> f32 {
     let order = ~inverted;
     return bitcast<f32>(order ^ select(0xffffffffu, 0x80000000u, (order >> 31u) == 1u));
 }
 
-// Sums up to each of the first `count` of sh_ends in their place: of a run a thread, then of runs.
+// Replaces the first `count` numbers of sh_ends by their running sums. Each thread adds up a run of
+// numbers, and then adds the sums of the runs of all threads before it.
 fn sum_up(count: u32, local_index: u32) {
     let run = MOST / WORKGROUP_SIZE;
     let start = local_index * run;
@@ -78,7 +82,8 @@ fn sum_up(count: u32, local_index: u32) {
     workgroupBarrier();
 }
 
-// How many of the first `count` sums are below `bound`, or at it, too.
+// Returns how many of the first `count` running sums are below `bound`, or, if `at` is true, equal
+// to it or below. The threads count in sh_below[slot], which must be 0.
 fn count_below(bound: f32, at: bool, count: u32, slot: u32, local_index: u32) -> u32 {
     for (var k = local_index; k < count; k += WORKGROUP_SIZE) {
         if (sh_ends[k] < bound || (at && sh_ends[k] == bound)) {

@@ -1,15 +1,16 @@
 // find_largest: finds the ids with the largest logits of each row, in no particular order.
 //
-// Logits are compared by a number, their order (order.wgsl). The order of the k-th largest logit is
-// found digit by digit, by counting the next digit of all logits whose order begins with the digits
-// found so far. The ids of all logits of this order or a higher one are written, more than k if
-// logits are equal. Counts are exact, and the ids that are written do not depend on the order of
-// threads. A thread loads four vectors at a time, because a single workgroup must keep enough loads
-// in flight.
+// The kernel compares logits by their order, a u32 (order.wgsl). It finds the order of the k-th
+// largest logit digit by digit: it counts how often each value of the next digit occurs among the
+// logits whose order begins with the known digits. It then writes the ids of all logits of this
+// order or a higher one. If logits are equal, it may write more than k ids. Counts are exact, and
+// the set of written ids does not depend on the order of threads. A thread loads four vectors at a
+// time, because a single workgroup must keep enough loads in flight.
 //
 // binding 0  params  uniform     sizes
 // binding 1  logits  read        (N, columns), four per element; the first `tokens` stand for tokens
-// binding 2  found   read_write  (N, 1 + capacity) pairs: the number of ids; id and inverted order
+// binding 2  found   read_write  (N, 1 + capacity) pairs; pair 0: number of ids, 0; other pairs:
+//   id, bitwise complement of its order
 // dispatch: one workgroup per row
 //!include lm/order.wgsl
 
@@ -34,7 +35,7 @@ var<workgroup> sh_digits: u32; // the digits of the k-th largest order that were
 var<workgroup> sh_left: u32; // number of ids still wanted among orders that begin with sh_digits
 var<workgroup> sh_count: atomic<u32>;
 
-// The orders of four logits of a row, 0 for logits that are not below `end`.
+// Returns the orders of four logits of a row, and 0 for columns from `end` on.
 fn four_orders(row: u32, quad: u32, end: u32) -> vec4<u32> {
     let first = 4u * quad;
     if (first >= end) {
@@ -46,13 +47,17 @@ fn four_orders(row: u32, quad: u32, end: u32) -> vec4<u32> {
     return select(vec4<u32>(0u), orders, first + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(end));
 }
 
+// Counts the digit of an order in sh_bins if the order begins with `digits`. The digit has `bits`
+// bits, from bit `shift` on.
 fn count_digit(order: u32, digits: u32, shift: u32, bits: u32) {
-    // A shift by all 32 bits is none in WGSL. No number has order 0.
+    // The first digit has no digits before it to compare, and a shift by 32 bits would not shift in
+    // WGSL. Order 0 stands for no logit.
     if (order != 0u && (shift + bits == 32u || order >> (shift + bits) == digits)) {
         atomicAdd(&sh_bins[(order >> shift) & ((1u << bits) - 1u)], 1u);
     }
 }
 
+// Counts a digit of all orders of a row that begin with sh_digits.
 fn count_digits(row: u32, end: u32, shift: u32, bits: u32, local_index: u32) {
     for (var bin = local_index; bin < BINS; bin += WORKGROUP_SIZE) {
         atomicStore(&sh_bins[bin], 0u);
@@ -74,7 +79,9 @@ fn count_digits(row: u32, end: u32, shift: u32, bits: u32, local_index: u32) {
     workgroupBarrier();
 }
 
-// The bin, counted from the largest, in which the wanted one is.
+// Appends a digit of the k-th largest order to sh_digits: the bin in which the count of orders,
+// from the largest bin down, reaches sh_left. The orders in larger bins are subtracted from
+// sh_left.
 fn choose_digit(bits: u32, local_index: u32) {
     let run = BINS / WORKGROUP_SIZE;
     var sum = 0u;

@@ -1,8 +1,10 @@
 // likeliest_of_parts: finds the most probable id in each part of a row of logits.
 //
+// Of P parts, part p consists of every P-th run of WORKGROUP_SIZE ids, beginning with run p.
+//
 // binding 0  dims     uniform     N, columns, tokens, parts
 // binding 1  logits   read        (N, columns), of which the first `tokens` stand for tokens
-// binding 2  partial  read_write  (N, parts), order of the logit and id
+// binding 2  partial  read_write  (N, parts) pairs: order of the logit (order.wgsl), id
 // dispatch: one workgroup per part
 //!include lm/likeliest.wgsl
 

@@ -1,5 +1,5 @@
-// normed_gated: the first half of a gated feed-forward network for few rows: the norm, the products
-// for gate and up, and the activation.
+// normed_gated: computes the first half of a gated feed-forward network for few rows: the norm, the
+// products for gate and up, and the activation.
 //
 //   out = activated(gate) * up
 //

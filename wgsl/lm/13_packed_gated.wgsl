@@ -1,5 +1,5 @@
-// packed_gated: the activation of a feed-forward network with a gate; a row of the input has the
-// values of gate, then those of up.
+// packed_gated: computes the activation of a feed-forward network with a gate. A row of the input
+// holds a row of gate, then a row of up.
 //
 //   out = activated(gate) * up
 //

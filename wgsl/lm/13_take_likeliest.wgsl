@@ -1,13 +1,14 @@
 // take_likeliest: stores the most probable id of each row as the next id, at the row's next
 // position.
 //
-// Rows that are not in use have sequences that start at `last`. Their positions do not change.
+// The sequence of a row that is not in use starts at row `last` of the cache. The position of such
+// a row does not change.
 //
 // binding 0  params   uniform     sizes
-// binding 1  partial  read        (N, parts), order of the logit and id
-// binding 2  tokens   read_write  (N,)
+// binding 1  partial  read        (N, parts) pairs: order of the logit (order.wgsl), id
+// binding 2  tokens   read_write  (N,) out: the chosen id
 // binding 3  places   read_write  (2, N), positions and the rows of the cache where sequences start
-// binding 4  chosen   read_write  (steps, N)
+// binding 4  chosen   read_write  (steps, N) out: the chosen id, in row `step`
 // dispatch: one workgroup per row
 //!include lm/likeliest.wgsl
 
@@ -15,7 +16,7 @@ struct ChoiceParams {
     rows: u32, // N
     parts: u32, // no more than WORKGROUP_SIZE
     step: u32,
-    last: u32, // row of the cache
+    last: u32, // row of the cache at which the sequences of unused rows start
 }
 
 @group(0) @binding(0) var<uniform> params: ChoiceParams;

@@ -52,7 +52,7 @@ fn sigmoid(value: f32) -> f32 {
 }
 
 // Returns the tanh of GELU. The argument of tanh is clamped, because devices that compute tanh by
-// exponentials overflow for large arguments. From 20 on, and far below, tanh rounds to 1 in f32.
+// exponentials overflow for large arguments. tanh(20) rounds to 1 in f32.
 fn gelu_tanh(value: f32) -> f32 {
     let inner = SQRT_2_OVER_PI * (value + GELU_CUBIC * value * value * value);
     return tanh(clamp(inner, -20.0, 20.0));

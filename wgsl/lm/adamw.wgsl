@@ -1,4 +1,4 @@
-// One step of AdamW on four elements.
+// Computes one step of AdamW on four elements.
 //
 //   first  += (1 - beta1) (g - first),  second += (1 - beta2) (g^2 - second),  g = clip_scale gradient
 //   parameter *= 1 - learning_rate weight_decay                (if the tensor has weight decay)
@@ -13,7 +13,7 @@ struct Adamw {
     second: vec4<f32>,
 }
 
-// Results of a step; g is the clipped gradient.
+// Returns the parameter and its moments after a step. `g` is the clipped gradient.
 fn adamw(before: Adamw, g: vec4<f32>, options: Hyper, decays: bool) -> Adamw {
     let first = before.first + options.one_minus_beta1 * (g - before.first);
     let second = before.second + options.one_minus_beta2 * (g * g - before.second);

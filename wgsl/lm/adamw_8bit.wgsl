@@ -1,4 +1,4 @@
-// AdamW whose moments are 8-bit codes.
+// Computes a step of AdamW with moments that are stored as 8-bit codes.
 //
 // A block is BLOCK elements. With a the largest |first| of a block and b its largest sqrt(second):
 //
@@ -11,8 +11,8 @@
 // Block-wise quantisation: T. Dettmers, M. Lewis, S. Shleifer, L. Zettlemoyer, 8-bit Optimizers via
 // Block-wise Quantization, arXiv 2110.02861.
 //
-// Codes have one byte each and fill whole blocks: codes after the tensor's end are 0. The scales are a
-// and b. WORKGROUP_SIZE must be BLOCK / 4.
+// A code has one byte. Codes fill whole blocks, and codes after the tensor's end are 0. The scales
+// of a block are a (first_scales) and b (second_scales). WORKGROUP_SIZE must be BLOCK / 4.
 //!include common/reduce.wgsl
 //!include lm/adamw.wgsl
 //!include lm/live_elements.wgsl
@@ -46,8 +46,8 @@ fn decode_second(codes: u32, scale: f32) -> vec4<f32> {
     return deviation * deviation;
 }
 
-// The codes whose values are nearest to magnitude / scale. A scale too small to divide by counts as
-// the smallest that is not.
+// Returns the codes whose values are nearest to magnitude / scale. A scale below SMALLEST_NORMAL
+// counts as SMALLEST_NORMAL: it would be too small to divide by.
 fn nearest_codes(magnitude: vec4<f32>, scale: f32, levels: f32) -> vec4<f32> {
     let share = min(magnitude / max(scale, SMALLEST_NORMAL), vec4<f32>(1.0));
     let below = floor(levels * sqrt(sqrt(share)));
@@ -71,7 +71,8 @@ fn block_max(values: vec4<f32>, local_index: u32) -> f32 {
     return workgroup_max(max(max(values.x, values.y), max(values.z, values.w)), local_index);
 }
 
-// Update the four elements of a thread. The parameter's elements after the end stay.
+// Updates the four elements of a thread, and returns them. Elements of the parameter after the
+// tensor's end do not change.
 fn update_block(block: u32, local_index: u32) -> vec4<f32> {
     let i = block * (BLOCK / 4u) + local_index;
     let live = live_elements(i, dims.x);

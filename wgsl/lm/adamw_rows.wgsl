@@ -1,7 +1,7 @@
-// AdamW on some rows of a table (an embedding's).
+// Computes a step of AdamW on some rows of an embedding table.
 //
-// The moments of rows that are not listed do not change, as if there had been no step for them.
-// `rows` has the numbers of the rows, each once, and 0xffffffff in unused entries. Row k of the
+// `rows` lists these rows, each once, with 0xffffffff in unused entries. The step does not change
+// the moments of other rows, so such rows behave as if the step had not happened. Row k of the
 // gradient is the gradient of row rows[k] of the table.
 //!include lm/adamw.wgsl
 //!include lm/elements.wgsl
@@ -15,14 +15,14 @@
 @group(0) @binding(6) var<storage, read> rows: array<u32>;
 @group(0) @binding(7) var<uniform> dims: vec4<u32>;
 
-// An element of the table and the element of its gradient; `listed` is false where entry `i` / C of
-// `rows` has no row.
+// An element of the table with its gradient.
 struct Place {
-    listed: bool,
-    element: u32,
-    of_gradient: u32,
+    listed: bool, // false if the entry of `rows` is unused
+    element: u32, // index in the table
+    of_gradient: u32, // index in the gradient
 }
 
+// Returns the place of element `i` of the gradient.
 fn place_of(i: u32) -> Place {
     if (i >= dims.x) {
         return Place(false, 0u, 0u);
@@ -39,7 +39,7 @@ fn update_place(place: Place) -> f32 {
         vec4<f32>(second[element]),
     );
     let g = vec4<f32>(stats.x * gradient[place.of_gradient]);
-    let after = adamw(before, g, hyper, dims.w != 0u); // four times the same element
+    let after = adamw(before, g, hyper, dims.w != 0u); // all four components are the same element
     parameter[element] = after.parameter.x;
     first[element] = after.first.x;
     second[element] = after.second.x;

@@ -1,4 +1,4 @@
-// A parameter, its gradient and its moments, updated four elements at a time.
+// Computes a step of AdamW on a parameter and its moments, four elements at a time.
 //!include lm/adamw.wgsl
 //!include lm/live_elements.wgsl
 
@@ -10,7 +10,8 @@
 @group(0) @binding(5) var<storage, read> stats: vec4<f32>;
 @group(0) @binding(6) var<uniform> dims: vec4<u32>;
 
-// Update vector `i`; elements after the tensor's end, which may be another tensor's, stay.
+// Updates vector `i`, and returns the updated parameter. Elements after the tensor's end do not
+// change, because they may belong to another tensor.
 fn update_vector(i: u32) -> vec4<f32> {
     let before = Adamw(parameter[i], first[i], second[i]);
     let after = adamw(before, stats.x * gradient[i], hyper, dims.y != 0u);

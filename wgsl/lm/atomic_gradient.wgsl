@@ -1,4 +1,4 @@
-// The gradient of a table by atomic additions.
+// Computes the gradient of a table by atomic additions.
 //
 // Threads add in no fixed order, so the last bits of a result differ from run to run, and threads
 // of equal tokens wait for each other. 01_embed_backward_grouped.wgsl has neither disadvantage.
@@ -11,9 +11,10 @@
 @group(0) @binding(2) var<storage, read_write> grad_table: array<atomic<u32>>;
 @group(0) @binding(3) var<uniform> dims: vec4<u32>;
 
-// WGSL has no atomic f32: replace the bits by the bits of the sum, and try again while other
-// threads write between the two. 0 is skipped because it costs as much as any other number; a
-// number that is not finite, because one of them would spoil the row for good.
+// Adds a value to an element of grad_table. WGSL has no atomic f32, so the thread replaces the
+// bits of the element by the bits of the sum, and tries again if another thread has changed the
+// element since it was loaded. 0 is skipped to save the time of an addition. A value that is not
+// finite is skipped, because the element could never become finite again.
 fn add_atomically(element: u32, value: f32) {
     if (value == 0.0 || !is_finite(value)) {
         return;

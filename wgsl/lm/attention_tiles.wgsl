@@ -3,11 +3,11 @@
 //
 // A workgroup owns a block of BLOCK_ROWS rows: queries, or keys in the gradient of keys and values.
 // It walks over blocks of BLOCK_ROWS other rows: keys, or queries in the gradient of keys and
-// values. The workgroup has BLOCK_ROWS / 8 groups of LANES threads; lane l of group g is thread g
-// * LANES + l. In a block of scores, the thread holds the scores of own rows 8 * g + i, i = 0 ..
-// 7, with other rows 4 * l + j, j = 0 .. 3. In a result, which is as wide as a head, the thread
-// holds columns 4 * l + j of the same own rows. If heads have more than 64 columns, it also holds
-// columns 64 + 4 * l + j.
+// values. The workgroup has BLOCK_ROWS / 8 groups of LANES threads. Lane l of group g is the thread
+// with local index g * LANES + l. In a block of scores, this thread holds the scores of own rows
+// 8 * g + i, i = 0 .. 7, with other rows 4 * l + j, j = 0 .. 3. In a result, which is as wide as a
+// head, it holds columns 4 * l + j of the same own rows. If heads have more than 64 columns, it
+// also holds columns 64 + 4 * l + j.
 //
 // Factors and products are blocks of 4 x 4, mat4x4 values. Accumulators are never indexed by a
 // variable, so they stay in registers. The tiles of the next stage are loaded from global memory
@@ -20,7 +20,8 @@
 override DEPTH_QUADS: u32 = 4u; // vectors of 4 columns in a tile for scores: 4 or 8
 override TILE_SLOTS: u32 = 160u; // BLOCK_ROWS / 2 * (DEPTH_QUADS + 1)
 
-const Q: u32 = 0u; // sources of tiles
+// Numbers of the tensors from which tiles are loaded.
+const Q: u32 = 0u;
 const K: u32 = 1u;
 const V: u32 = 2u;
 const GRAD_OUT: u32 = 3u;
@@ -113,8 +114,8 @@ fn load_row(source: u32, corner: Corner, row: u32) -> vec4<f32> {
     return select(vec4<f32>(), values, inside);
 }
 
-// Stores the vectors of a tile that a thread has loaded. Slot start + r * stride + c holds rows 4
-// r to 4 r + 3 of the tile in columns 4 c to 4 c + 3.
+// Stores the vectors of a tile that a thread has loaded. Slot start + r * stride + c holds rows
+// 4 r to 4 r + 3 of the tile in columns 4 c to 4 c + 3.
 fn store_tile(values: mat4x4<f32>, quads: u32, stride: u32, start: u32, local_index: u32) {
     let row = local_index / quads;
     let slot = start + row / 4u * stride + local_index % quads;

@@ -1,5 +1,5 @@
-// Blocks of text that the kernels for attention on matrix units share: sizes, inputs, and the walk
-// over rows.
+// Declarations and blocks of text that the kernels for attention on matrix units share: sizes,
+// inputs, and the walk over rows.
 //
 // A workgroup owns `rows` rows: queries, or keys in the gradients of keys and values. Its subgroups
 // hold the own rows as matrices. They walk over the other rows in steps of `step` rows: keys and
@@ -120,7 +120,7 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
         var zero: Sum;
 //!end
 
-// Every query of a subgroup sees the keys from the first key of its last query up to
+// Every query of a subgroup sees all keys from the first key that the last query sees up to
 // `end_of_common` - 1. A step inside this range needs no masks.
 //!block keys_of_all_rows
         let end_of_common = own_first + own_row + 1u;

@@ -121,8 +121,8 @@ fn row_sums(part: Sums, local_index: u32) -> Sums {
 }
 
 // Returns log(1 + x) for x >= 0. WGSL allows log an absolute error near 1, which is large compared
-// to a result near 0. So for x below 1/2, the function computes the series of 2 * artanh(x / (2 +
-// x)).
+// to a result near 0. So for x below 1/2, the function computes the series of
+// 2 * artanh(x / (2 + x)).
 fn log_one_plus(x: f32) -> f32 {
     let s = x / (2.0 + x);
     let t = s * s;

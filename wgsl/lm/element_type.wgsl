@@ -1,4 +1,4 @@
-// The type of the elements of a table or of weights.
+// The type of the elements of a table or of a matrix of weights: f16 if `half` is set, else f32.
 //!override half = 0
 //!if half
 enable f16;

@@ -1,7 +1,7 @@
 // Computes a linear layer for an input of few rows, for example when one token at a time is
 // generated. Such a layer spends most of its time on loading weights. ROW_THREADS threads compute
 // one element of `out`, and each thread loads four neighbouring weights at once. The kernel
-// includes lm/four_weights.wgsl, which declares four_weights(i), the four weights with index i.
+// includes lm/four_weights.wgsl, which declares the weights.
 //!include common/reduce.wgsl
 //!include lm/addend.wgsl
 

@@ -1,4 +1,5 @@
-// Weights, four per element; `weight_binding` is the number of their binding.
+// Declares the weights, four per element, and four_weights(i), which returns element i in single
+// precision. `weight_binding` is the number of the binding of the weights.
 //!override half = 0
 //!if half
 @group(0) @binding({weight_binding}) var<storage, read> weight: array<vec2<u32>>;

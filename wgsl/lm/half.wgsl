@@ -1,9 +1,9 @@
-// Half-precision numbers.
+// Rounds numbers to half precision without overflow.
 enable f16;
 
 const HALF_MAX: f32 = 65504.0;
 
-// The nearest half-precision number, the largest one for larger values; NaN stays NaN.
+// Returns a neighbouring half-precision number, or +-HALF_MAX for numbers beyond it. NaN stays NaN.
 fn saturate_to_half(value: f32) -> f16 {
     // clamp() may turn NaN into a bound.
     let is_nan = (bitcast<u32>(value) & 0x7fffffffu) > 0x7f800000u;

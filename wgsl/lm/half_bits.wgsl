@@ -1,8 +1,9 @@
-// The nearest half-precision number (ties to even), infinite from 65520 on; NaN stays NaN. In WGSL
-// the result of converting a number beyond the range depends on the device, so the bits are
-// computed here.
+// Rounds numbers to the nearest half-precision number (ties to even), and to infinity from 65520
+// on. NaN stays NaN. In WGSL, the result of converting a number beyond the range of half precision
+// depends on the device, so the bits are computed here.
 
-const ALMOST_HALF_ULP: u32 = 0xfffu; // of a half, in the bits of a single
+// 1 less than 1/2 unit in the last place of an f16, in the bits of an f32.
+const ALMOST_HALF_ULP: u32 = 0xfffu;
 const SMALLEST_NORMAL: u32 = 0x38800000u; // 2^-14
 const OVERFLOWS: u32 = 0x477ff000u; // 65520
 const INFINITE: u32 = 0x7f800000u;
@@ -15,14 +16,14 @@ fn half_bits(value: f32) -> u32 {
         return sign | select(0x7c00u, 0x7e00u, size > INFINITE);
     }
     if (size < SMALLEST_NORMAL) {
-        // Adding 0.5 leaves the half's last bit, rounded, in the last bit of the sum.
+        // The last bits of 0.5 and of a small f16 both stand for 2^-24, so the addition rounds.
         return sign | (bitcast<u32>(bitcast<f32>(size) + 0.5) - 0x3f000000u);
     }
     let rounded = size + ALMOST_HALF_ULP + ((size >> 13u) & 1u);
     return sign | ((rounded - 0x38000000u) >> 13u);
 }
 
-// Four of them, two per word.
+// Returns four numbers rounded to half precision, two per word.
 fn four_half_bits(values: vec4<f32>) -> vec2<u32> {
     return vec2<u32>(
         half_bits(values.x) | (half_bits(values.y) << 16u),
@@ -30,6 +31,7 @@ fn four_half_bits(values: vec4<f32>) -> vec2<u32> {
     );
 }
 
+// Returns four half-precision numbers in single precision.
 fn four_singles(halves: vec2<u32>) -> vec4<f32> {
     return vec4<f32>(unpack2x16float(halves.x), unpack2x16float(halves.y));
 }

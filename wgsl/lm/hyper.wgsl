@@ -2,7 +2,7 @@
 
 struct Hyper {
     learning_rate: f32,
-    one_minus_beta1: f32,  // 1 - beta is given, not beta: f32 holds 0.001 well and 1 - 0.999 badly
+    one_minus_beta1: f32,  // not beta1, because 1 - 0.999 has few correct digits in f32
     one_minus_beta2: f32,
     epsilon: f32,
     weight_decay: f32,
@@ -12,5 +12,5 @@ struct Hyper {
     inverse_count: f32,    // one over the number of targets
     inverse_scale: f32,    // one over the loss scale
     slot: u32,             // row of the history that this step writes
-    momentum: f32,         // of Muon's matrices
+    momentum: f32,         // momentum of Muon
 }

@@ -1,17 +1,19 @@
-// The most probable of some ids, as (order of its logit, id), found by a reduction in workgroup
-// memory.
+// Finds the most probable of some ids by a reduction in workgroup memory. A pair stands for an id:
+// (order of its logit, id), see order.wgsl.
 //
-// Of equal logits the one with the smallest id wins, and NaN wins over all numbers, as in NumPy's
+// Of equal logits the logit with the smallest id wins, and NaN wins over all numbers, as in NumPy's
 // argmax.
 //!include lm/order.wgsl
 
 var<workgroup> sh_likeliest: array<vec2<u32>, WORKGROUP_SIZE>;
 
+// Returns the pair of the more probable id.
 fn likelier(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
     return select(a, b, b.x > a.x || (b.x == a.x && b.y < a.y));
 }
 
-// Reduces one pair a thread; all threads of the workgroup call it and get the result.
+// Returns the pair of the most probable id among the pairs `own` of all threads. All threads of the
+// workgroup must call this function, and all get the result.
 fn likeliest_of_workgroup(own: vec2<u32>, local_index: u32) -> vec2<u32> {
     sh_likeliest[local_index] = own;
     workgroupBarrier();

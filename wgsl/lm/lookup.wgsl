@@ -1,8 +1,9 @@
-// Rows of a table for token ids, one element a thread. Needs lm/element_type.wgsl.
+// Copies the rows of a table for token ids, one element per thread. The kernel includes
+// lm/element_type.wgsl before this file.
 //
 // A table that is too large for one binding is bound in parts, with one dispatch for each part. The
-// first dispatch (KEEP = 0) writes 0 for tokens of other parts, and later dispatches (KEEP = 1) do
-// not write for them.
+// first dispatch (KEEP = 0) writes zeros for tokens of other parts. Later dispatches (KEEP = 1)
+// write only for tokens of their part.
 //!include lm/elements.wgsl
 
 override KEEP: u32 = 0u;
@@ -16,7 +17,7 @@ fn look_up(i: u32) {
     if (i >= dims.x * dims.y) {
         return;
     }
-    let row = tokens[i / dims.y] - dims.w; // wraps to far beyond the part for tokens before it
+    let row = tokens[i / dims.y] - dims.w; // for a token before the part, wraps to a large number
     if (row < dims.z) {
         out[i] = f32(table[row * dims.y + i % dims.y]);
     } else if (KEEP == 0u) {

@@ -1,7 +1,8 @@
-// Rows of a table for token ids, shared by LANES threads. Needs lm/element_type.wgsl.
+// Copies the rows of a table for token ids; LANES threads share a row. The kernel includes
+// lm/element_type.wgsl before this file.
 //
-// A few threads read each token id, and each thread starts four loads before it stores their
-// results. Tables in parts are handled as in lookup.wgsl.
+// Only LANES threads load each token id. A thread starts four loads before its first store. Tables
+// in parts are handled as in lookup.wgsl.
 //!include lm/elements.wgsl
 
 override KEEP: u32 = 0u;
@@ -16,7 +17,7 @@ fn look_up_row(s: u32, lane: u32) {
     if (s >= dims.x) {
         return;
     }
-    let row = tokens[s] - dims.w; // wraps to far beyond the part for tokens before it
+    let row = tokens[s] - dims.w; // for a token before the part, wraps to a large number
     if (row >= dims.z && KEEP == 1u) {
         return;
     }

@@ -1,11 +1,12 @@
-// Muon's step of four elements along a direction that Newton-Schulz iterations made orthogonal.
+// Computes Muon's step on four elements, along a direction that Newton-Schulz iterations have made
+// orthogonal.
 //
 //   parameter *= 1 - learning_rate weight_decay                     (if the tensor has weight decay)
 //   parameter -= learning_rate UPDATE_RMS sqrt(max(rows, columns)) direction
 //
 // The elements of an orthogonal matrix have a root mean square of 1 / sqrt(max(rows, columns)), and
-// the elements of AdamW's steps are about UPDATE_RMS. With this scale, one learning rate suits both
-// (J. Liu et al., arXiv 2502.16982).
+// the elements of AdamW's steps have one of about UPDATE_RMS. With the scale above, one learning
+// rate suits both optimizers (J. Liu et al., arXiv 2502.16982).
 //!include lm/hyper.wgsl
 //!include lm/live_elements.wgsl
 
@@ -17,7 +18,8 @@ const UPDATE_RMS: f32 = 0.2;
 @group(0) @binding(3) var<storage, read> stats: vec4<f32>;
 @group(0) @binding(4) var<uniform> dims: vec4<u32>;
 
-// Update vector `i`; elements after the tensor's end, which may be another tensor's, stay.
+// Updates vector `i`, and returns it. Elements after the tensor's end do not change, because they
+// may belong to another tensor.
 fn update_vector(i: u32) -> vec4<f32> {
     let kept = select(1.0, 1.0 - hyper.learning_rate * hyper.weight_decay, dims.y != 0u);
     let step_size = hyper.learning_rate * (UPDATE_RMS * sqrt(f32(dims.z)));

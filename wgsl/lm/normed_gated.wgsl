@@ -1,5 +1,6 @@
-// The first half of a gated feed-forward network for few rows: the norm, the products for gate and
-// up, and the activation. The kernel declares its weights, and `four_weights`.
+// Computes the first half of a gated feed-forward network for few rows: the norm, the products for
+// gate and up, and the activation. The kernel includes lm/four_weights.wgsl, which declares the
+// weights.
 //!include lm/inner_params.wgsl
 //!include lm/normed_pairs.wgsl
 //!include lm/activations.wgsl
@@ -7,7 +8,7 @@
 @group(0) @binding(2) var<storage, read_write> out: array<f32>;
 @group(0) @binding(3) var<storage, read> norm_weight: array<vec4<f32>>;
 
-// The columns of a workgroup.
+// Computes the columns of out that belong to workgroup `group`.
 fn store_normed_gated(group: u32, local_index: u32) {
     let of_workgroup = WORKGROUP_SIZE / ROW_THREADS;
     let groups = (params.width + of_workgroup - 1u) / of_workgroup;

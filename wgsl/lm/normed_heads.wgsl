@@ -1,11 +1,12 @@
-// Queries, keys and values of few rows in one kernel: the norm, the projections, the rotation, and
-// writing to the cache. The kernel declares its weights, and `four_weights`.
+// Computes queries, keys and values of few rows: the norm, the projections, and the rotation, and
+// writes keys and values to the cache. The kernel includes lm/four_weights.wgsl, which declares the
+// weights.
 //!include lm/head_places.wgsl
 //!include lm/normed_pairs.wgsl
 
 @group(0) @binding(7) var<storage, read> norm_weight: array<vec4<f32>>;
 
-// The pairs of columns of a workgroup.
+// Computes the pairs of columns that belong to workgroup `group`.
 fn store_normed_heads(group: u32, local_index: u32) {
     let of_workgroup = WORKGROUP_SIZE / ROW_THREADS;
     let groups = (pairs_of_row() + of_workgroup - 1u) / of_workgroup;

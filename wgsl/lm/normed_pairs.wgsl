@@ -1,21 +1,24 @@
-// Products of a normalised row with pairs of rows of weights, which spend most of their time on
-// loading weights. ROW_THREADS threads compute a pair, and each thread loads four neighbouring
-// weights of both rows at once. The kernel declares `norm_weight`, its weights, and `four_weights`.
+// Computes the products of a normalised row of x and pairs of rows of weights. The kernels spend
+// most of their time on loading weights. ROW_THREADS threads compute the two products of a pair,
+// and each thread loads four neighbouring weights of both rows at once. The kernel declares
+// `norm_weight`, and includes lm/four_weights.wgsl, which declares the weights.
 //
 //   sums = (x * norm_weight) weight^T / sqrt(mean(x^2) + epsilon)
 //
-// The mean is computed in the same loop as the products, which are scaled by it at the end.
+// One loop computes the products and the mean of x^2. At the end, the products are divided by the
+// root of the mean plus epsilon.
 //!include common/workgroup.wgsl
 
 override ROW_THREADS: u32 = 64u; // a power of two
 
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
 
-// The two sums of a pair and the sum of the squares of x.
+// x and y: partial sums of the two products of a pair. z: partial sum of the squares of x.
 var<workgroup> sh_pairs: array<vec4<f32>, WORKGROUP_SIZE>;
 
-// All threads of the workgroup call it; a thread that is not `inside` has no terms.
-// quads: C / 4. The first thread of a pair gets the sums.
+// Returns the products of row `row` of x and rows `rows` of the weights to all threads of the
+// pair. All threads of the workgroup must call this function. A thread that is not `inside` adds
+// no terms. `quads` is C / 4.
 fn normed_sums(
     row: u32, rows: vec2<u32>, inside: bool, quads: u32, epsilon: f32, local_index: u32
 ) -> vec2<f32> {

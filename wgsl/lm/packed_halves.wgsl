@@ -1,6 +1,7 @@
-// Four numbers rounded to half precision, two per word, by the device's own conversion: an instruction
-// or two where `half_bits` takes about 15. WGSL leaves the rounding to the device. Numbers beyond the
-// range of half precision are left to `half_bits`.
+// Rounds four numbers to half precision, two per word, by the device's conversion, which takes one
+// or two instructions; `half_bits` takes about 15. WGSL leaves the rounding to the device, so this
+// file replaces four_halves.wgsl only on devices where both give the same bits. If one of the
+// numbers is beyond the range of half precision, `half_bits` rounds them.
 //!include lm/half_bits.wgsl
 
 const HALF_RANGE: f32 = 65520.0;

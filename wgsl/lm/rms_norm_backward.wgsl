@@ -1,9 +1,9 @@
 // Computes the gradients of rms_norm. An element of a row is a number or a vector of numbers.
 //
 // Workgroup g processes rows g * dims.z to (g + 1) * dims.z - 1 of x in blocks of BLOCK_ROWS rows.
-// First WORKGROUP_SIZE / BLOCK_ROWS threads per row compute d, the sum of grad_out * weight * x
-// over the row. Then each thread walks down columns of the block, so that a register holds the sum
-// of grad_weight for a column of the block.
+// For each row of a block, WORKGROUP_SIZE / BLOCK_ROWS threads compute d, the sum of
+// grad_out * weight * x over the row. Then each thread walks down columns of the block, so that a
+// register holds the sum of grad_weight for a column of the block.
 //
 // The kernel sets `number`, the type of an element, and `numbers`, how many numbers an element
 // holds. It declares dot_of(place, c), the term of d for element `place` in column c, and

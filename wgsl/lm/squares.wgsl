@@ -1,14 +1,16 @@
-// Sums of squares of a tensor, shared by NORM_PARTIALS workgroups, which stride over runs of 4
-// WORKGROUP_SIZE elements. A thread loads several vectors at a time, because few workgroups must
-// keep enough loads in flight. The kernel includes `squares` for each of its bindings, `{binding}`.
+// Computes sums of the squares of a tensor. NORM_PARTIALS workgroups share a tensor, and stride
+// over runs of 4 * WORKGROUP_SIZE elements. A thread loads LOADS vectors at a time, because few
+// workgroups must keep enough loads in flight. For each binding, the kernel sets `binding` to its
+// name and includes `squares`.
 //!include lm/live_elements.wgsl
 
-const LOADS: u32 = 8u; // vectors of a thread at a time
+const LOADS: u32 = 8u; // vectors that a thread loads at a time
 
 override NORM_PARTIALS: u32 = 128u;
 
 //!block squares
-// A thread's part of the sum of workgroup `place`, of the tensor that begins at vector `first`.
+// Returns the sum of the squares of a thread of workgroup `place`, 0 to NORM_PARTIALS - 1, over a
+// tensor that begins at vector `first` of the binding.
 fn squares_of_{binding}(first: u32, elements: u32, place: u32, local_index: u32) -> f32 {
     var sums = vec4<f32>();
     let stride = NORM_PARTIALS * WORKGROUP_SIZE;
