@@ -440,7 +440,7 @@ class CaseBench:
             tensors = {name: torch.tensor(array.copy()) for name, array in arrays.items()}
             compute = partial(case.torch, torch.module, tensors)
             found = compute().detach().cpu().numpy()
-            # Compare before the next run, which may add to memory that `found` shares.
+            # Compare before the next run: it may add to the numbers of which `found` is a view.
             (output,) = case.outputs
             right = same_values(found, expected.read(output), case.tolerance)
             result = _compared(begun, case, [] if right else [output])

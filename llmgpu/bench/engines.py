@@ -38,7 +38,7 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """Name in tables of kernels, where the CPU is called NumPy."""
+        """The engine's name in tables of kernel times, in which the CPU is called NumPy."""
         device = self.backend.device
         if device is None:
             return NUMPY_ENGINE

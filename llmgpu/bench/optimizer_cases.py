@@ -145,8 +145,8 @@ def muon_cases(s: Sizes) -> Iterator[KernelCase]:
 def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield two ways to update all weights of a model and their half-precision copies.
 
-    In the first way, one kernel writes a weight and its copy. In the second way, a second kernel
-    for each of the 110 tensors of 12 layers reads the weight again to write its copy.
+    In the first way, one kernel writes a weight and its copy. In the second way, another kernel
+    reads each weight again and writes its copy: 110 more dispatches for a model of 12 layers.
     """
     # Tensors of weight k: "parameter k", "gradient k", "first k", "second k" and "mirror k".
     config = s.updated or s.config

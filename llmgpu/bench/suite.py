@@ -1,8 +1,8 @@
 """The benchmark as a whole: the engines, jobs and parts, and the record of all results.
 
-Two trainers get smaller jobs: the recount trainer, which passes the whole text through the device
-for every merge, and a trainer on a software adapter, which computes on the CPU. All trainers in a
-table do the same job. Every result states its sizes.
+Two trainers are too slow for the full job: the recount trainer, which passes the whole text through
+the device for every merge, and a trainer on a software adapter, which computes on the CPU. They get
+smaller jobs, in tables of their own. Every result states the sizes of its job.
 
 The jobs of "startup" are whole commands with little to do, each in a new process. The phase "python
 and NumPy" is the time of a Python that only imports NumPy. Other phases come from the command's

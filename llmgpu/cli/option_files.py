@@ -101,8 +101,8 @@ class CheckpointedCommand(ConfiguredCommand):
         """Whether a resumed training reads its stored options; asked: options on the command line.
 
         The stored options are read only if the command line has no options but --device and the
-        options in `not_kept`. With any other option, a missing CORPUS may mean that the text comes
-        from a pipe.
+        options in `not_kept`, because with any other option a missing CORPUS may mean that the text
+        comes from a pipe.
         """
         return asked.keys() <= self.not_kept | {"device"}
 

@@ -176,7 +176,10 @@ class Driver(ABC):
         return frozenset(self.wgpu_names.get(name, name) for name in adapter.features)
 
     def matrix_shapes(self, adapter: Any) -> tuple[MatrixShape, ...]:
-        """Return the products of an adapter's matrix units; empty without `MATRIX_FEATURE`."""
+        """Return the shapes of matrix products that an adapter's matrix units compute.
+
+        The result is empty without `MATRIX_FEATURE`.
+        """
         return ()
 
     @abstractmethod

@@ -101,7 +101,7 @@ class ZstdFile:
         self._compressed = self._text = memoryview(b"")
 
     def _decompress(self) -> bytes:
-        """Decompress the next step of the compressed bytes."""
+        """Decompress the next few of the compressed bytes, and return their text."""
         if self._frame is None:
             self._frame, self._is_empty = self._decoder.decompressobj(), False
             self._next_block = _first_zstd_block(self._compressed)

@@ -464,7 +464,10 @@ class _Files:
 
 
 def _is_begun_early(source: Source) -> bool:
-    """Whether a thread opens a file before its turn: a local file to be decompressed or parsed."""
+    """Whether a thread opens the file before its turn.
+
+    True for a local file that has to be decompressed or parsed.
+    """
     is_local = source.size is not None and source.remote is None
     return is_local and (bool(source.compression) or format_of(source) is not None)
 

@@ -117,9 +117,9 @@ class _Words:
         return rows.tobytes().translate(None, b"\0")
 
     def _spell(self, ranks: NDArray[np.uint64]) -> NDArray[np.uint32]:
-        """Return the rows of words, uint32 (n, _SYLLABLES + 1), without space or punctuation.
+        """Return a row for each word: the codes of its syllables, uint32 (n, _SYLLABLES + 1).
 
-        ranks: uint64 (n,), below 2^32.
+        The rows have no space and no punctuation. ranks: uint64 (n,), below 2^32.
         """
         syllables = np.searchsorted(_LONGER_FROM, ranks, side="right") + 1
         bits = (8 * syllables).astype(np.uint64)

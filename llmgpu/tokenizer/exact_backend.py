@@ -7,13 +7,13 @@ library gives the exact result:
 
 - A text spells an added token with lstrip, rstrip or single_word.
 - A text is not valid Unicode, or has a byte without a token.
-- The package regex cuts the text, and a character is newer than the library's version of Unicode,
-  or the class of a character has changed since that version.
+- The Python package `regex` cuts the text into pre-tokens, and a character is newer than the
+  library's version of Unicode, or the class of a character has changed since that version.
 - The caller wants special tokens to be text, and the text spells a special token or is normalized.
-  llmgpu encodes such a text only if all added tokens are special and no whole pre-token may become
-  a token.
+  llmgpu encodes such a text only if all added tokens are special, and if pre-tokens are not looked
+  up as whole tokens before merging (`ignore_merges`).
 
-A method also returns None if the package regex cuts the texts, and the texts have fewer than
+A method also returns None if the package `regex` cuts the texts, and the texts have fewer than
 FEW_CHARACTERS together: the library encodes such texts faster.
 """
 

@@ -122,11 +122,11 @@ class Reservation:
             )
 
     def end(self) -> None:
-        """Stop reserving, and free the memory beyond the end of the file."""
+        """Stop reserving disk space ahead of the writes, and free the space beyond the end."""
         self._has_ended.value = True
         for thread in self._threads:
             thread.join()
-        with suppress(OSError):  # after an error the file keeps the memory
+        with suppress(OSError):  # after an error the file keeps the space
             if self._reserved:
                 os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size)
         os.close(self._descriptor)

@@ -59,8 +59,8 @@ def write_slices(
 ) -> None:
     """Write slices of a corpus to a sink, each slice as soon as possible.
 
-    While slices are encoded, threads write earlier slices. If the output is direct, a reader may be
-    waiting for it, so each slice is written at once.
+    While slices are encoded, threads write earlier slices. A program may be waiting for the output
+    of a direct sink, such as a pipe, so each slice is written before the next one is encoded.
 
     progress: called with the bytes read from the sources, phase "tokenizing".
 

@@ -249,14 +249,14 @@ fn add_weighted_rows(
     return sum;
 }
 
-// Returns the first four of the thread's eight own rows, as rows of the sequence. `first` is the
-// first row of the block of own rows.
+// Returns the positions, in the sequence, of the first four of the thread's eight own rows. `first`
+// is the position of the first own row of the workgroup.
 fn upper_rows(first: u32, local_index: u32) -> vec4<u32> {
     return vec4<u32>(0u, 1u, 2u, 3u) + first + local_index / LANES * 8u;
 }
 
-// Returns the thread's four other rows, as rows of the sequence. `first` is the first row of the
-// block of other rows.
+// Returns the positions, in the sequence, of the thread's four other rows. `first` is the position of
+// the first other row of this step.
 fn lane_rows(first: u32, local_index: u32) -> vec4<u32> {
     return vec4<u32>(0u, 1u, 2u, 3u) + first + local_index % LANES * 4u;
 }

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -56,7 +57,7 @@ _SPACED = '[{"content":" ","pattern":{"String":"\u2581"},"type":"Replace"}]'
 _PREFIXED = '[{"prepend":" ","type":"Prepend"},' + _SPACED[1:]
 # Lowest first byte of a character beyond ASCII; words may be divided before such a byte.
 _FIRST_LEAD = 0xC0
-_LEAST_WORDS = 4  # least long words that a thread matches for a device
+_LEAST_SHARE_BYTES = 1 << 14  # about the bytes of long words from which a further thread pays off
 
 
 class CpuEncoder(HostEncoder):
@@ -184,10 +185,13 @@ class CSliceEncoder:
             # An encoder returns None only if its pattern has expressions, and "none" has none.
             return [ids for ids in found if ids is not None]
 
-        # Several threads match equal numbers of words, but few words only need one thread.
-        at_once = max(-(-len(words) // self._threads), _LEAST_WORDS)
-        shares = [words[first : first + at_once] for first in range(0, len(words), at_once)]
-        return [ids for found in in_order(shares, match, len(shares)) for ids in found]
+        # Divide the words into shares of similar size, several for each thread, in order.
+        ends = np.cumsum([len(word) for word in words])
+        share_bytes = max(int(ends[-1]) // (4 * self._threads), _LEAST_SHARE_BYTES)
+        firsts = np.unique((ends - 1) // share_bytes, return_index=True)[1].tolist()
+        shares = [words[first:end] for first, end in pairwise([*firsts, len(words)])]
+        done = in_order(shares, match, len(shares), threads=self._threads)
+        return [ids for found in done for ids in found]
 
     def _take_encoder(self) -> tuple[CEncoder, CSharedWords]:
         """Return an idle or a new encoder for this thread, and the table of words to use with it.
@@ -377,8 +381,8 @@ def _make_c_pieces(symbols: PieceSymbols) -> CVocabulary:
 def _ranked_merges(vocabulary: Vocabulary) -> NDArray[np.uint32] | None:
     """Return the pairs that merge: uint32 (pairs, 4), each left, right, result and rank.
 
-    Returns None if the engine needs no list: for greedy matching, and if pairs merge by the ids of
-    the tokens that they spell and every byte has a token.
+    Returns None if the engine needs no list. This is so for greedy matching. It is also so if every
+    byte has a token, and the rank of each merge is the id of the token that it makes.
     """
     merges = vocabulary.merges
     if vocabulary.match == "greedy":

@@ -6,9 +6,10 @@
   from text to text. A full table is emptied.
 - Long words are merged on the host. The device writes LONG_WORD in place of their ids.
 - The host encodes a whole slice in two cases: the device left starts of words undecided, or the
-  slice has many long words. Many means one byte in MANY_LONG of a slice, if the host has several
-  threads. The host then encodes some of the next slices, too, before the device is tried
-  again. If a pattern is one of expressions, the host marks the starts of words instead.
+  slice has many long words. Many means that the device does not list them, and that one thread
+  needs longer for them than all threads need for the slice. The host then encodes some of the next
+  slices, too, before the device is tried again. If a pattern is one of expressions, the host marks
+  the starts of words instead.
 - In a vocabulary of SentencePiece's kind, a further kernel replaces the symbols that are left of a
   new word by their items, see `llmgpu.bpe.vocabulary.symbols`.
 """
@@ -78,10 +79,8 @@ SHORTER_SLICES = ((256 << 20, 12 << 20), (4 << 30, 32 << 20))
 MOST_SPARED = 16
 # A slice's number of ids is estimated as its bytes times the last slice's ids per byte times this.
 MORE_IDS = 1.05
-# The host encodes whole slices of which long words take one byte in this many, or more.
-MANY_LONG = 4
 # A slice's number of long words is estimated as the last slice's times this, plus LONG_WORDS.
-MORE_LONG_WORDS, LONG_WORDS = 1.5, 32
+MORE_LONG_WORDS, LONG_WORDS = 1.5, 64
 FREE = constant("encode/02_merge.wgsl", "FREE")  # rank that marks a free slot of the pair table
 
 
@@ -279,7 +278,7 @@ class GpuEncoder:
     ) -> EncodedSlice | None:
         """Return the ids of a slice; None if the host encodes it faster, for its long words."""
         tokens, self._long_words = int(state["tokens"]), int(state["long"])
-        most_bytes = piece.main_end // (MANY_LONG if self._threads > 1 else 1)
+        most_bytes = piece.main_end // self._threads
         long_words = slot.take_long_words(self._long_words, self._longest, most_bytes)
         if long_words is None:
             return None
@@ -434,13 +433,14 @@ class _Slot(WordSlot):
     def take_long_words(self, count: int, longest: int, most_bytes: int) -> LongWords | None:
         """Return the slice's words of more than `longest` bytes, without their ids.
 
-        None if the words have more than `most_bytes` bytes in all. count: the number of words. The
-        device lists the text of up to LISTED words. If there are more, the words are read from the
-        slice's text on the device, which waits for all slices submitted so far.
+        Returns None if the device does not list the words and they have more than `most_bytes`
+        bytes in all. count: the number of words. The device lists the text of up to LISTED words.
+        If there are more, the words are read from the slice's text on the device, which waits for
+        all slices submitted so far.
         """
         if not count:
             return LongWords([], None)
-        if count * longest > most_bytes:
+        if count > LISTED and count * longest > most_bytes:
             return None
         if count <= LISTED:
             listed = np.empty(count, LISTED_WORD)
@@ -449,10 +449,7 @@ class _Slot(WordSlot):
             else:
                 self._long_copy.begin()
             self._long_copy.finish(listed.view(np.uint8))
-            lengths = listed["length"]
-            if lengths.all():
-                if lengths.sum() > most_bytes:
-                    return None
+            if listed["length"].all():
                 listed = listed[np.argsort(listed["start"])]
                 texts = [word["text"].view(np.uint8)[: word["length"]] for word in listed]
                 return LongWords(texts, listed["place"].astype(np.int64))

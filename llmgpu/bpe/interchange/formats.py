@@ -111,7 +111,7 @@ def guess_format(path: str | Path, merges_path: str | Path | None) -> str:
         # Recognize GGUF without reading the whole file: the file may contain weights of any size.
         if kind_of(str(path)) == GGUF:
             return "gguf"
-        # One format is always found: tiktoken recognizes any file that is not JSON, huggingface
-        # JSON.
+        # One format is always found: huggingface recognizes any JSON file, and tiktoken recognizes
+        # any other file.
         data = read_limited(path)
         return next(name for name, format in READERS.items() if format.recognizes(data))

@@ -67,7 +67,7 @@ def read_steps(
 
     Raises VocabularyError if a text may still have spaces after the library's steps.
     """
-    # Separate the Metaspace from Splits by spaces.
+    # Find the step of type Metaspace. All other steps must be Splits at spaces.
     steps = [{name: step[name] for name in sorted(step)} for _, step in normalizer]
     metaspace = None
     for kind, step in pre_tokenizer:

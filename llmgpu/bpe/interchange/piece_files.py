@@ -179,15 +179,15 @@ def _pairs_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _is_run(texts: Sequence[str], pairs: Mapping[str, tuple[str, str]]) -> bool:
-    """Whether a list of pairs merges pieces of equal scores as the scores do.
+    """Whether merging by the list of pairs gives the same pieces as merging by score.
 
-    The result is True only if the pieces consist of one repeated character, and are no parts of
-    other pieces. A text then has stretches of this character that do not affect each other. If the
-    first characters of a long stretch become the longest piece before any other merge, this piece
-    stays, and the rest is a shorter stretch. So it is enough to compare list and scores on short
-    stretches.
+    texts: pieces with equal scores, the longest first. pairs: for each piece, the pair whose merge
+    makes it.
 
-    texts: the pieces, the longest first. pairs: the last pairs of all pieces.
+    Returns True only if the pieces are runs of one character, and no other piece contains them. The
+    runs of this character in a text then do not affect each other. If the first characters of a
+    long run become the longest piece before any other merge, this piece stays, and the rest is a
+    shorter run. So it is enough to compare both ways of merging on short runs.
     """
     longest = len(texts[0])
     parts = {part for text, pair in pairs.items() if text not in texts for part in pair}
@@ -354,8 +354,8 @@ def _refuse_symbols(vocabulary: Vocabulary, tool: str) -> None:
 def _steps(vocabulary: Vocabulary, tool: str) -> list[dict[str, Any]]:
     """Return the steps of a vocabulary's normalizer, as dicts of a tokenizer.json.
 
-    tool: the tool or file in the message. Raises VocabularyError for a step of type SentencePiece,
-    because only SentencePiece has its rules.
+    tool: the tool or file that the error message names. Raises VocabularyError for a step of type
+    SentencePiece: only the library SentencePiece can apply this step.
     """
     steps: list[dict[str, Any]] = json.loads(vocabulary.normalizer or "[]")
     for step in steps:

@@ -1,8 +1,9 @@
 """The rules of vocabularies of SentencePiece's kind, whose tokens consist of characters.
 
-Such a vocabulary has the pattern ``none`` and matches by merges. Its tokens have a space where the
-model's file has U+2581. The normalizer changes U+2581 in texts to a space, too. Each id has a kind,
-numbered as in SentencePiece's files. `llmgpu.bpe.vocabulary.symbols` explains how text becomes ids.
+Such a vocabulary has the pattern ``none``, and finds tokens by merging pairs. Its tokens have a
+space where the model's file has U+2581. The normalizer changes U+2581 in texts to a space, too.
+Each id has a kind, numbered as in SentencePiece's files. `llmgpu.bpe.vocabulary.symbols` explains
+how text becomes ids.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Continuing sequences of ids with a trained model, one id at a time for a whole batch.
 
-A cache holds the keys and values of all ids, so a new id costs one row. A prompt runs in blocks of
-rows. When a sequence reaches the longest length of the model, the cache is filled again from the
-last half of the sequence's ids, and generation continues.
+A cache holds the keys and values of all ids, so the model computes only one row of activations for
+a new id. A prompt is computed in blocks of rows. When a sequence reaches the longest length of the
+model, the cache is filled again from the last half of the sequence's ids, and generation continues.
 
 The device chooses ids several steps before the host has read them. The host repeats each random
 draw in float64 from the largest logits. The host's id is the valid one: if the device drew another
 id, the device's later steps are dropped. If the largest logits do not determine the id, the host
 reads all logits.
 
-A `Continuation` is a request whose text ends before the first of some strings.
+A `Continuation` is a request with stop strings: its text ends before the first of them.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ LEAST_ROW_THREADS = 8
 LARGE_TILE = 64 * 64  # least elements of a large tile on matrix units
 # equal to the constants of these names in kernels
 ADD_NOTHING, ADD_RESIDUAL, ADD_TO_PRODUCT = range(3)
-# Least inner dimension of a product for kernels that load two steps along it at once. These
-# kernels start slowly, so short sums would take longer.
+# Least inner dimension of a product for kernels that load the numbers of two steps at once. Such a
+# kernel starts slowly, so products with a smaller inner dimension would take longer.
 PAIRS_FROM = 2048
 # Most float32 numbers of partial sums; the memory for them is a power of two of numbers.
 MAX_PARTIALS = 1 << 26

@@ -91,7 +91,7 @@ class AttentionUnits:
 
     @property
     def fits(self) -> bool:
-        """Whether rows, steps and heads divide evenly among matrices and threads."""
+        """Whether tile and heads consist of whole matrices, and threads share them evenly."""
         (rows, columns, inner), tile = self.unit, self.tile
         # In the kernels of gradients, `row_threads` threads share a row of scores.
         row_threads = self.lanes // tile.subgroup_rows

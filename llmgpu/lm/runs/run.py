@@ -184,7 +184,7 @@ class RunPlan:
 
 
 def initial_weights(settings: RunSettings) -> InitialWeights:
-    """Begin to draw the weights of a new run."""
+    """Return the random initial weights of a new run, which threads begin to draw."""
     options = settings.options
     return InitialWeights(settings.config, options.seed, options.initialisation)
 

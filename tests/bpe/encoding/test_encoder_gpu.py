@@ -274,6 +274,21 @@ def undecided_runs(size: int) -> bytes:
     return run * (size // len(run))
 
 
+@pytest.mark.skipif(library() is None, reason="NumPy has one thread")
+@pytest.mark.parametrize("count", [LISTED, LISTED + 1])
+def test_listed_long_words_leave_their_slice_to_the_device(
+    any_device: Device, monkeypatch: MonkeyPatch, count: int
+) -> None:
+    text = b"".join(bytes([97 + k % 26]) * (LONGEST + 1 + k) + b" " for k in range(count))
+    vocabulary = train(text[:50_000])
+    encoder = GpuEncoder(any_device, vocabulary, 1 << 22, threads=8)
+    # The first slices of an empty table are short: fill the table, so that one slice has all words.
+    encode(encoder, [b"a few words"])
+    spans = spans_on_host(monkeypatch)
+    assert encode(encoder, [text]) == encode(open_host_encoder(vocabulary, threads=1), [text])
+    assert bool(spans) == (count > LISTED)
+
+
 def spans_on_host(monkeypatch: MonkeyPatch) -> list[tuple[int, int]]:
     """Return the list to which begin and end of each slice are added that the host encodes."""
     found: list[tuple[int, int]] = []
