@@ -7,6 +7,7 @@ their gradients are computed in blocks of rows. Shape letters are those of `llmg
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -80,8 +81,8 @@ class LossGraph:
             (self.positions,), lambda: [np.tile(np.arange(seq, dtype=np.uint32), batch)]
         )
         self._starts = self._ids("starts of documents")
-        rotation, shape = model.rotation(self.positions), model.attention_shape(batch, seq)
-        self._sequences = Sequences(ops, rotation, self._starts, shape)
+        shape = replace(model.attention_shape(batch, seq), saves_memory=recompute)
+        self._sequences = Sequences(ops, model.rotation(self.positions), self._starts, shape)
         # The losses, and the tensors outside of layers.
         self._loss_params = ops.parameters("loss parameters", (4,))
         names = ("losses", "label smoothing", "z-losses")

@@ -170,16 +170,16 @@ class GpuAttention(GpuRecorder, AttentionOperations):
         self._over_tiles(f"{of_keys}_stored", key_groups, shape, units, **inputs, **outputs)
 
     def _stored_weights(self, units: AttentionUnits, shape: AttentionShape) -> Tensor | None:
-        """Return scratch memory for the weights of all scores; None if they take too much memory.
+        """Return scratch memory for the weights of all scores; None if they must not be stored.
 
         The weights of a score are its probability and its gradient, two float16.
         """
         step = units.tile.step
         steps = -(-shape.seq // step)
         sizes = (shape.batch * shape.heads, steps, shape.seq, 2 * step)
-        if units.stored_memory > self.device.limits["max-compute-workgroup-storage-size"]:
-            return None
-        if 2 * prod(sizes) > min(MOST_WEIGHT_BYTES, self.max_tensor_bytes):
+        has_room = units.stored_memory <= self.device.limits["max-compute-workgroup-storage-size"]
+        has_room &= 2 * prod(sizes) <= min(MOST_WEIGHT_BYTES, self.max_tensor_bytes)
+        if shape.saves_memory or not has_room:
             return None
         return self.scratch("attention weights", sizes, np.float16)
 

@@ -97,6 +97,7 @@ class AttentionUnits:
         row_threads = self.lanes // tile.subgroup_rows
         return not (
             tile.subgroup_rows % rows
+            or rows % HALVES
             or tile.rows % tile.step
             or columns % HALVES
             or inner % HALVES

@@ -179,7 +179,8 @@ class Recorder:
     def scratch(self, role: str, shape: Shape, dtype: DTypeLike = np.float32) -> Tensor:
         """Return memory that an operation may use until the next operation starts.
 
-        All operations share the memory of a role, shape and dtype; its contents are undefined.
+        All operations share the memory of a role, shape and dtype; its contents are undefined. A
+        block of operations may use the memory together, see `LayerOperations.late_norm_sums`.
         """
         key = role, shape, cast("np.dtype[Any]", np.dtype(dtype))
         if key not in self._scratch:
@@ -512,7 +513,10 @@ class GpuRecorder(Recorder):
 
     def run(self, program: Program) -> None:
         prepared = self._prepared.pop(id(program), None)
-        commands = self._commands_of(program) if prepared is None else prepared[1]
+        if prepared is None or self.device.timing:  # see `prepare`
+            commands = self._commands_of(program)
+        else:
+            commands = prepared[1]
         self._runs.append(commands.submit())
 
     def _commands_of(self, program: Program) -> Commands:

@@ -186,6 +186,9 @@ class AttentionShape:
     """Sizes of an attention layer: B, T, H, K and D.
 
     Head h uses key/value head h // (heads // kv_heads); `heads` is a multiple of `kv_heads`.
+
+    saves_memory: whether the backward pass computes the weights of scores twice instead of storing
+        them; the results have the same bits.
     """
 
     batch: int
@@ -193,6 +196,7 @@ class AttentionShape:
     heads: int
     kv_heads: int
     head_dim: int
+    saves_memory: bool = False
 
     @property
     def group(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -245,7 +246,7 @@ def test_stored_weights_give_the_bits_of_recomputed_ones(
     rows, width, kv_width = shape.batch * shape.seq, shape.heads * 64, shape.kv_heads * 64
     starts = starts_of(shape, [90, 1, 30, 64])
 
-    def gradients(most_bytes: int) -> tuple[list[bytes], int]:
+    def gradients(most_bytes: int, shape: AttentionShape = shape) -> tuple[list[bytes], int]:
         monkeypatch.setattr(attention, "MOST_WEIGHT_BYTES", most_bytes)
         operations = open_operations(dawn_device)
         make = operations.tensor
@@ -270,3 +271,4 @@ def test_stored_weights_give_the_bits_of_recomputed_ones(
     ]
     (stored, memory), (recomputed, less) = gradients(1 << 30), gradients(0)
     assert stored == recomputed and memory > less
+    assert gradients(1 << 30, replace(shape, saves_memory=True)) == (recomputed, less)

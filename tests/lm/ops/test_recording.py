@@ -217,6 +217,19 @@ def test_nothing_of_a_prepared_program_runs_before_it_where_kernels_are_timed() 
     assert not operations.read(tensor).any()
 
 
+def test_a_program_that_was_prepared_without_timing_is_timed() -> None:
+    require_adapter()
+    device = Device()
+    if "timestamp-query" not in device.features:
+        pytest.skip("asks for timestamps")
+    operations = open_operations(device)
+    _, program = zeros_of(operations, 3)
+    operations.prepare(program)
+    device.timing = True
+    operations.run(program)
+    assert device.gpu_seconds
+
+
 def test_a_snapshot_keeps_the_numbers_of_its_moment(
     operations: Operations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
