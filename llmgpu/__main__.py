@@ -1,7 +1,7 @@
 """Run the command line with ``python -m llmgpu``, or as the script ``llmgpu``."""
 
 # A signal that comes before the handler below is set prints a traceback. So only the modules that
-# the handler needs are imported first, and `_signal`, since importing `signal` takes milliseconds.
+# the handler needs are imported first. `_signal` is one of them, since `signal` takes milliseconds.
 import _signal  # type: ignore[import-not-found]
 import os
 import sys

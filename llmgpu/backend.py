@@ -351,7 +351,7 @@ def encoding_from(processors: int) -> int:
 
 
 def gpu_from(least: int) -> int:
-    """Return the size of a text, in bytes, from which ``auto`` opens an adapter.
+    """Return the size, in bytes, of the shortest text for which ``auto`` opens an adapter.
 
     The size is the value of LLMGPU_GPU_FROM, or `least` if the variable is not set.
 

@@ -336,7 +336,7 @@ class Lab:
         return self.tokens * 4 + moved[kind] + self.output_bytes
 
     def case(self, kind: str, way: str, record: Way, largest: int) -> KernelCase:
-        """Return the case of an implementation of an operation.
+        """Return the benchmark case for one implementation of an operation.
 
         kind: a key of `KINDS`. way: name of the implementation. record: the implementation.
         largest: the most bytes of a tensor; a larger table is cut into several tensors.

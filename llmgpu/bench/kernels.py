@@ -1,9 +1,10 @@
-"""The operations of a language model, one at a time: cases of layers and of generating.
+"""The operations of a language model, one at a time: those of layers, and those of generating.
 
 Each operation runs alone, on a GPU at the sizes of a training step of GPT-2 small, on a CPU at the
 sizes of a tiny model. The caches of a GPU are evicted between runs. A speed-up is relative to
-NumPy's median at the same sizes. If NumPy is not measured at these sizes, it is relative to NumPy's
-single run that computed the right answer. Kernels of the embedding lab are not among these cases.
+NumPy's median at the same sizes. If NumPy is not measured at these sizes, it is relative to the one
+run of NumPy that computed the expected result. The kernels of `llmgpu.bench.embedding` are not
+among these cases.
 """
 
 from __future__ import annotations

@@ -408,7 +408,10 @@ def measure_generate(
 
 
 def _measured(result: Result, engine: Engine, job: GenerateJob, runs: int) -> Result:
-    """Add times to a result; LlmgpuError if memory is missing."""
+    """Measure a job, and return the result with its times.
+
+    Raises LlmgpuError if there is too little memory.
+    """
     generator = Generator(_model(engine, job.config), sequences=job.sequences)
     _continue(generator, job.sequences, min(8, job.tokens))  # compiles the kernels
     continue_all = partial(_continue, generator, job.sequences, job.tokens)

@@ -170,7 +170,7 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
             if not fused:
                 ops.cast_f32_to_f16(t[f"parameter {k}"], copy)
 
-    # One kernel that writes both, then two kernels.
+    # In the first case one kernel writes a weight and its copy, in the second case two kernels do.
     case = KernelCase(
         "adamw_update_f16",
         f"{config.layers} layers, {len(weights)} tensors, {config.parameters / 1e6:,.1f} M "

@@ -140,7 +140,8 @@ def columns_of(table: ResultTable, *, narrow: bool = False) -> list[Column]:
         fastest = max((r.mb_per_second or 0 for r in results if r.peer), default=0)
         ratios = [f"{rate / fastest:.2f}x" if rate and fastest else NOTHING for rate in rates]
         columns.append(numbers("vs peers", ratios))
-    # The column has only verdicts. The line below the table names the reference of all answers.
+    # The column only says whether each result is right. A line below the table says with what the
+    # results were compared.
     return [*columns, Column("answer", "", [result.verdict for result in results])]
 
 

@@ -261,10 +261,10 @@ def _arithmetic_rate(operations: Operations) -> float:
 def multiply_matrices_kernel(
     operations: GpuOperations, units: MatrixUnits, left: Tensor, right: Tensor, product: Tensor
 ) -> int:
-    """Compute the formula in the head of the kernel; return the number of multiplications.
+    """Run the kernel, whose head has the formula; return the number of multiplications.
 
-    left, right: float16, of the units' shapes. product: receives the sums. It has room for the sums
-    of whole workgroups; elements after these sums are not written.
+    left, right: float16, in the shapes that the matrix units take. product: receives the sums. It
+    has room for the sums of whole workgroups; elements after these sums are not written.
     """
     rows, columns, inner = units.unit
     groups = product.size // (rows * columns * MATRICES * MATRIX_SUBGROUPS)

@@ -182,7 +182,10 @@ def _print_table(console: Console, title: str, columns: Sequence[Column]) -> Non
 
 
 def _lines_below(table: ResultTable) -> Iterator[str]:
-    """Yield the lines below a table: answers and notes, and the times of phases and kernels."""
+    """Yield the lines below a table.
+
+    They say with what results were compared, and have notes and the times of phases and kernels.
+    """
     if runs := runs_line(table, narrow=True):
         yield f"median of: {runs}"
     if table.answers:

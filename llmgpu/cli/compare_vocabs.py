@@ -77,7 +77,7 @@ def _measure(
     backend: Backend,
     report: Reporter,
 ) -> dict[str, Any]:
-    """Encode a text with both vocabularies; return facts about the text and the tokens by name.
+    """Encode a text with both vocabularies; return named facts about the text and its tokens.
 
     The fact "used" has, for each vocabulary, the number of occurrences of each id: int64 (ids,).
     """

@@ -309,7 +309,7 @@ def _unquoted(name: bytes) -> bytes:
 def resolve_texts(names: Sequence[str], selection: Selection) -> Sources:
     """Return the files of text that `names` select. A name is a path, a glob or a URL.
 
-    See `resolve_sources` for names, and `check_text_field` for the UsageError of this function.
+    Names are resolved as in `resolve_sources`. Raises UsageError as `check_text_field` does.
     """
     from llmgpu.text.sources import resolve_sources
 

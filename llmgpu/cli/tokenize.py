@@ -516,7 +516,7 @@ class TokenOutput:
 
 
 def check_files(output: TokenOutput, read: Sequence[str], others: Sequence[Output]) -> None:
-    """Raise OutputError if writing would replace an input, or a file of another kind."""
+    """Raise OutputError if an output would replace an input, or a file of another kind."""
     asked = output.asked
     if asked.decode or output.format == SHOWN:
         written = [Output(output.name, TEXT)]

@@ -118,8 +118,9 @@ def _finds_items(one: list[None]) -> bool:
 class Encoding:
     """The facts that a `Coder` needs for encoding, and for finding tokens.
 
-    pattern: None if only tokens are found. find_cuts: called before the first long text with many
-    characters beyond ASCII. special_tokens: ids by text. table_bytes: the most bytes of the table
+    pattern: None if the coder only looks up tokens. find_cuts: finds the places in tokens that no
+    merge crosses; called before the first long text with many characters beyond ASCII.
+    special_tokens: ids by text. table_bytes: the most bytes of the table
     of words. part_bytes: see `CEncoder`. most_bytes: longest text, in bytes, that is encoded unless
     the caller insists.
     """

@@ -285,7 +285,7 @@ class Download:
             self._pending = self._opened.map_buffer(self._buffer, write=False, nbytes=self._size)
 
     def finish(self, *outs: NDArray[np.uint8]) -> None:
-        """Wait for the running copy; copy the bytes of buffer k of `start_all` into `outs[k]`."""
+        """Wait for the running copy; copy the bytes of the k-th buffer copied into `outs[k]`."""
         size = sum(-(-len(out) // 4) * 4 for out in outs)
         if size > self._size or (self._size and self._pending is None):
             raise RuntimeError(f"no download of {size} bytes is under way in this memory")

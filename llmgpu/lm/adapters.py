@@ -10,10 +10,10 @@ backward pass computes the gradient of W', from which the gradients of both fact
 
     dB = (alpha / R) dW' A^T,  dA = (alpha / R) B^T dW'
 
-Both gradients are computed layer by layer, and all layers share the memory of dW'. The gradients of
-other weights are written to shared memory, too, and never read. No gradients of embedding tables
-and output layers are computed. A is stored transposed, so that `Operations.linear` can multiply B
-by A.
+Both gradients are computed layer by layer, and all layers write dW' to the same tensor. The
+gradients of other weights are written to tensors that all layers use, too, and are never read. No
+gradients of embedding tables and output layers are computed. A is stored transposed, so that
+`Operations.linear` can multiply B by A.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ _BLOCK = 1 << 16  # numbers added up at a time, so that they fit in a processor'
 _TOKEN = 64
 _MOST_THREADS = 8  # more threads are no faster, because memory is the limit
 
-# A function that receives a range of an array and the sums of the range, which it does not change.
+# A function that receives a range of an array, and the sums over all workers of each number in it.
+# It does not change the sums.
 Use = Callable[[slice, FloatArray], None]
 # A function that adds up an array over all workers. The argument is this worker's array, float32
 # (n,). The result is a function `add_up(use)`, which calls `use` for ranges of the sums, in several
@@ -223,7 +224,7 @@ class SharedSums:
     def __init__(
         self, communicator: Any, threads: BlockThreads, memory: Sequence[mmap.mmap]
     ) -> None:
-        """Store the memory of all workers, by number, as `share_memory` returns it."""
+        """Store the memory of all workers, indexed by worker, as `share_memory` returns it."""
         self._communicator, self._threads = communicator, threads
         arrays = [np.frombuffer(each, np.float32, _SLOTS * BUCKET, _TOKEN) for each in memory]
         self._slots = deque(zip(*(array.reshape(_SLOTS, BUCKET) for array in arrays), strict=True))

@@ -94,7 +94,8 @@ class HeadNorm:
 class LayerGradients:
     """Gradients inside a layer, in memory that all layers share.
 
-    In a mixed model, the operand of a gradient is its float16 copy, otherwise the gradient itself.
+    An operand is what matrix products read in place of a gradient: in a model of mixed precision a
+    float16 copy, otherwise the gradient itself.
     """
 
     residual: Tensor  # (N, C), float32
@@ -307,7 +308,7 @@ class Layer:
         ops.linear_backward_weight(residual, self._activated, d.down, accumulate=accumulate)
         for gradient, of_weight in zip(g.inner, self._inner_of(d), strict=True):
             ops.linear_backward_weight(gradient, self._ffn_normed, of_weight, accumulate=accumulate)
-        # Start with up, because the bits of the sum depend on the order of its terms.
+        # Start with the gradient of the up projection: the order of the terms decides the bits.
         backwards = reversed([*zip(g.inner, self._inner_of(w), strict=True)])
         for k, (gradient, weight) in enumerate(backwards):
             ops.linear_backward_input(gradient, weight, g.normed, accumulate=k > 0)

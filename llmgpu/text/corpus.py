@@ -148,10 +148,10 @@ class Corpus(Closing):
 
     sources: the files of the corpus.
     options: how the files are read.
-    policy: counts invalid text and rows that were left out.
+    policy: decides what becomes of invalid text; counts it, and the rows that were left out.
     total_bytes: bytes of all sources on disk, None if a source is not a regular file.
     text_bytes, documents: numbers of bytes and documents that `read_into` has returned.
-    begun: the start of each source that has been opened so far.
+    begun: where each source that has been opened so far starts in the text.
     watch: a `TextWatch` that sees the text read after it was set, or None.
     """
 

@@ -1,16 +1,17 @@
-// batched_lay_out: writes the symbols of all words to linked positions, and counts their pairs.
+// batched_lay_out: writes the symbols of all words to the positions of a linked list, and counts
+// their pairs.
 //
 // Position 0 holds a separator, and a separator follows each word. word_symbols[j], a symbol of
-// word w, gets position j + w + 1. The pairs have no slots yet. So this kernel sets slots[position]
-// to 1 + the index in `entries` of the pair that starts at the position, or to 0 if no pair starts
-// there. batched_first_links replaces these numbers by slots.
+// word w, gets position j + w + 1. The pairs have no slots in the pair table yet. So this kernel
+// sets slots[position] to 1 + the index in `entries` of the pair that starts at the position, or to
+// 0 if no pair starts there. batched_first_links replaces these numbers by slots.
 //
 // binding 0  params         uniform     LayOutParams
 // binding 1  word_symbols   read        (symbols) symbols of all words, end to end
 // binding 2  pair_entries   read        (symbols) index in `entries` of the pair that starts at the
 //                                       symbol; undefined for the last symbol of a word
-// binding 3  words          read        (words) x: end of the word in word_symbols; y: its
-//                                       occurrences
+// binding 3  words          read        (words) x: end of the word in word_symbols; y: how
+//                                       often the word occurs
 // binding 4  units          read_write  (positions) out: symbol and weight
 // binding 5  links          read_write  (positions) out: the positions before and after
 // binding 6  slots          read_write  (positions) out: 1 + index in `entries`, or 0

@@ -106,9 +106,9 @@ const MARK: u32 = 0x80000000u;      // MARK | k in `slots`: pair k of the batch 
 const NONE: u32 = 0xFFFFFFFFu;      // no position
 const HOT_CAPACITY: u32 = 4096u;
 
-// The key of a new pair: 7 bits for the pair of the batch that makes the new symbol, 1 bit for the
-// order of the two symbols, and 20 bits for the other symbol, plus 1 because key 0 marks a free
-// entry.
+// The key of a new pair, which has a new symbol and another one: 7 bits for the index in the batch
+// of the merge that makes the new symbol, 1 bit for the order of the two symbols, and 20 bits for
+// the other symbol. The key is 1 more than these bits, because key 0 marks a free entry.
 const LEFT_IS_NEW: u32 = 0u;
 const RIGHT_IS_NEW: u32 = 1u;
 

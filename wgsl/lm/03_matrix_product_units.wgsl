@@ -205,8 +205,8 @@ fn load_{side}(line_start: u32, column: u32) -> vec4<u32> {
 // Loads a thread's vectors of both factors for two steps. A line of one step is half of a cache
 // line, and loading half a cache line takes as long as loading a whole one. So eight threads load
 // the vectors of both steps of a line: threads 0 to 3 load the first step, and threads 4 to 7 the
-// second. At every other load the two halves swap roles. So of two loads, each thread has one
-// vector of the first step and one of the second, and all threads store vectors of either step.
+// second. At every other load, threads 0 to 3 load the second step, and threads 4 to 7 the first.
+// So of two loads, each thread has one vector of each step, and all threads store in each step.
 //!block load_pairs
   //!for side in left, right
     //!for q in 0..2 * {side}_lines * {side}_line_vectors / threads

@@ -10,7 +10,7 @@
 // binding 2  grad_x    read_write  (N, R), half precision, a vector per element, arranged as x
 // binding 3  dims      uniform     number of vectors in out, in a row of out, in a row of x
 // binding 4  out       read_write  (N, F), half precision, a vector per element
-// dispatch: one thread per 4 * `fours` elements of out; F and R are multiples of 4 * `fours`
+// dispatch: one thread per 4 * `fours` numbers of out; F and R are multiples of 4 * `fours`
 //!include lm/elements.wgsl
 //!include lm/activations.wgsl
 //!include lm/four_halves.wgsl

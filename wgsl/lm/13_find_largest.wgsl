@@ -35,7 +35,7 @@ var<workgroup> sh_digits: u32; // the digits of the k-th largest order that were
 var<workgroup> sh_left: u32; // number of ids still wanted among orders that begin with sh_digits
 var<workgroup> sh_count: atomic<u32>;
 
-// Returns the orders of four logits of a row, and 0 for columns from `end` on.
+// Returns the orders (order.wgsl) of four logits of a row, and 0 for columns from `end` on.
 fn four_orders(row: u32, quad: u32, end: u32) -> vec4<u32> {
     let first = 4u * quad;
     if (first >= end) {

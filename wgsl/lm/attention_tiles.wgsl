@@ -202,7 +202,7 @@ fn weight_slot(quad: u32, local_index: u32) -> u32 {
     return piece_rows() / 4u * LANES + quad * (BLOCK_ROWS / 4u) + local_index / LANES * 2u;
 }
 
-// Returns the thread's block of sum + (weights) (piece).
+// Returns `sum` plus the thread's block of the matrix product of the weights and the piece.
 fn add_piece(sum: Block, local_index: u32) -> Block {
     let lane = local_index % LANES;
     var result = sum;

@@ -129,8 +129,8 @@ fn starts_in_segment(segment: u32) -> u32 {
         byte_before = byte_at(position - 1);
     }
     var bits = 0u;
-    // The bit of the last character if this continues white space. It is a start if another class
-    // follows.
+    // The bit of the last character if it is white space after white space, else 0. A pre-token
+    // starts there if a character of another class follows.
     var split = 0u;
     while (position < end) {
         let bit = 1u << u32(position - first);

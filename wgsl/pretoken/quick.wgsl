@@ -132,8 +132,8 @@ fn space_starts(near: Near) -> u32 {
     return starts | (other_space & after(before.newline, own.newline) & ~joined);
 }
 
-// Returns the other characters at which a pre-token starts: x in the segment before, where only the
-// last few bits are right, and y in the segment.
+// Returns the characters of class other at which a pre-token starts: y for this segment, and x for
+// the segment before, of which only the last few bits are valid.
 fn other_starts(near: Near) -> vec2<u32> {
     let before = others(near.before);
     let own = others(near.own);

@@ -232,7 +232,10 @@ def _known_tokens(vocabulary: Vocabulary) -> str:
 
 
 class _NormalizingEncoder:
-    """Normalizes text before another encoder. Slices and offsets count bytes of normalized text."""
+    """Normalizes text before another encoder encodes it.
+
+    Slices and offsets count bytes of normalized text.
+    """
 
     def __init__(self, encoder: Encoder, normalizer: Normalizer) -> None:
         self._encoder, self._normalizer = encoder, normalizer

@@ -98,8 +98,7 @@ NAMES = {
     "tokenizer.model": "sentencepiece",
 }
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's special token after each text
-# Types of weights in GGUF files. A number is llama.cpp's number for a file in which most weights
-# are of the type.
+# Types of weights in GGUF files, with llama.cpp's numbers for files that have most weights in them.
 WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q5_0": 8, "q4_0": 2}
 
 

@@ -43,8 +43,8 @@ def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
     """Return the name of the pattern by which a pre-tokenizer cuts text.
 
     steps: types and contents of the pre-tokenizer's components; the types are in SUPPORTED. note:
-    called if the package regex cuts, because its Unicode version may differ from that of the other
-    tool.
+    called if the Python package `regex` will cut the text, because its version of Unicode may
+    differ from that of the package tokenizers.
 
     Raises VocabularyError for components that can't be read exactly.
     """

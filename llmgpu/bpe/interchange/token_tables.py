@@ -84,14 +84,13 @@ def complete(
     merges: str = "its own merges",
     names: str = "its own pattern and special tokens",
 ) -> Callable[[Callable[[str | Path, Note], Vocabulary]], Callable[..., Vocabulary]]:
-    """Return a decorator that makes a `formats.Reader.read` for files that need no further facts.
+    """Return a decorator that makes a `formats.Reader.read` for files that are complete alone.
 
     The decorated function takes the path and the note. The decorator refuses the other arguments
     of `read`, and puts the path in front of the message of a VocabularyError.
 
-    file: kind of file, with which the message of a refusal begins. merges, names: the text after
-    "FILE has" in this message. `merges` is used if merges.txt is given, `names` if a pattern or
-    special tokens are given.
+    file: kind of file. A refusal says "FILE has MERGES" if merges.txt is given, and "FILE has
+    NAMES" if a pattern or special tokens are given.
     """
 
     def decorate(read: Callable[[str | Path, Note], Vocabulary]) -> Callable[..., Vocabulary]:

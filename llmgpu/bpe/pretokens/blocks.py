@@ -104,7 +104,10 @@ class Pattern(ABC):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RulePattern(Pattern):
-    """A pattern that is a rule on characters. In NumPy, `re` runs the pattern's expression."""
+    """A pattern that is a rule on characters.
+
+    Without a device and the engine, the module `re` applies the pattern's regular expression.
+    """
 
     unicode: str = unicode_classes.DEFAULT_VERSION
 

@@ -23,12 +23,13 @@ Patterns cl100k, rustbpe, llama3, qwen2 and nanochat:
     '(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
     |\s++$|\s*[\r\n]|\s+(?!\S)|\s+
 
-These patterns differ in the largest number of numbers in a pre-token, and only cl100k has the fifth
-alternative. The published spellings differ further, without effect: newlines after `\s*` are the
-last newlines of the run, and a possessive repetition has nothing that it could give back.
+These patterns differ in how many numbers (\p{N}) a pre-token may have, and only cl100k has the
+alternative `\s++$`. The published spellings differ further, without effect: newlines after `\s*`
+are the last newlines of the run, and a possessive repetition has nothing that it could give back.
 
-The rule of o200k is largely the same. A character is a letter, a number, a newline (CR or LF),
-other white space, or other. A pre-token starts where the kind changes, except that
+The rule of these patterns follows, and o200k adds to it below. A character is a letter, a number, a
+newline (CR or LF), other white space, or other. A pre-token starts where the kind changes, except
+that
 
 - letters join one white space before them unless it is a newline, and other characters join a plain
   space before them;
@@ -36,10 +37,10 @@ other white space, or other. A pre-token starts where the kind changes, except t
 - newlines join other characters before them.
 
 In the rest of a run of white space, pre-tokens start at the first character, after the last
-newline, and at the last character if this is not a newline and the document goes on. By the fifth
-alternative a run at the end of a document is never divided. Numbers are counted from the first of
-their run. A pre-token also starts at letters after a contraction. An apostrophe opens a contraction
-only if a pre-token starts at the apostrophe.
+newline, and at the last character if this is not a newline and the document goes on. By `\s++$` a
+run at the end of a document is never divided. The numbers of a pre-token are counted from the first
+of their run. A pre-token also starts at letters after a contraction. An apostrophe opens a
+contraction only if a pre-token starts at the apostrophe.
 
 Pattern o200k:
 

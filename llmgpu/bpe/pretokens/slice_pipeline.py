@@ -95,8 +95,8 @@ def submitted_slices(
 class _Submitter(Generic[_Slot]):
     """Reads slices into free slots and submits them, in one thread.
 
-    free: queue of slots to read into; a None in the queue ends `slices`. `_make_slot` is None after
-    `stop`.
+    free: queue of slots to read into. A None in the queue ends the iterator that `slices` returns.
+    `_make_slot` creates a slot; `stop` sets it to None.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ _END_BYTES = 1 << 8  # bytes at the end of an unread slice that are searched for
 
 
 def word_too_long(nbytes: int) -> InputError:
-    """Return the error for a pre-token above MAX_WORD_BYTES; nbytes: the bytes seen of it."""
+    """Return the error for a pre-token above MAX_WORD_BYTES; nbytes: how many bytes were read."""
     return InputError(
         f"a pre-token has {nbytes:,} bytes or more, but the limit is {MAX_WORD_BYTES:,}: cut the "
         f"text into smaller documents ({spelled('--doc-separator', 'separators')}, .jsonl, more "

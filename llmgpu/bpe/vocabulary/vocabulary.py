@@ -152,7 +152,10 @@ class Vocabulary:
         return f"<Vocabulary: {sizes}, pattern {quote(self.pattern)}>"
 
     def with_match(self, match: str) -> Vocabulary:
-        """Return the vocabulary with another match rule; VocabularyError if it is unknown."""
+        """Return the vocabulary with another rule by which it finds tokens, see `match`.
+
+        Raises VocabularyError if the rule is unknown.
+        """
         if match == self.match:
             return self
         changed = replace(self, match=match)

@@ -321,7 +321,7 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
             f"version {quote(version)} of the format, but this llmgpu reads versions up to "
             f"{FORMAT_VERSION}: count the corpus again, or use the llmgpu that wrote it"
         )
-    # Accept only the header that `write_counts` would write, so that equal counts are equal files.
+    # Accept only the header that `write_counts` would write, so that equal counts give equal files.
     length = unpacker.tell()
     _check_header(header)
     if msgpack.packb(header) != data[:length]:

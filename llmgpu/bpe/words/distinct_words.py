@@ -142,7 +142,7 @@ def add_up(pieces: Sequence[DistinctWords]) -> DistinctWords:
     words = join(pieces)
     if len(words) == 0:
         return words
-    # Equal words are neighbours in `order`. firsts: positions in `order` of the first of each.
+    # Equal words are neighbours in `order`. firsts: the position in `order` of the first of them.
     order, same = sort_by_bytes(words.data, words.offsets)
     firsts = np.flatnonzero(~same)
     counts = np.add.reduceat(words.counts[order], firsts)

@@ -181,7 +181,7 @@ def _tokenize(
 
 
 def _are_shards_of(inputs: Sources, folder: Path, facts: Run, *, resume: bool) -> bool:
-    """Whether the shards of a folder were made from texts with these facts.
+    """Whether the shards of a folder were made from the texts, and in the way, that `facts` names.
 
     Raises InputError for shards of other texts if `resume` is set.
     """

@@ -39,7 +39,8 @@ class _Piece:
 class TokenSource:
     """The ids of token files, or of ranges of token files, end to end.
 
-    vocabulary: the vocabulary of all files, with their match rule. checksum, mask_checksum: CRC-32
+    vocabulary: the vocabulary of all files; it finds tokens by the rule by which the files were
+        made. checksum, mask_checksum: CRC-32
         of all ids, and of the loss mask; 0 before `check_ids`. Checksums do not depend on the
         division of ids into files. corpora: number of ids of each corpus, in order; empty for a
         single corpus.
@@ -193,8 +194,8 @@ def _read_numbers(
     """
     width = dtype.itemsize
     content = bytearray(piece.count * width)
-    # A read through `open` takes a third of the system calls of `np.fromfile`. A file system of a
-    # network may return fewer bytes than there are.
+    # A read through `open` takes a third of the system calls of `np.fromfile`. A network file
+    # system may return fewer bytes than there are.
     with input_errors(path), open(path, "rb", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
         stream.seek(offset + piece.begin * width)

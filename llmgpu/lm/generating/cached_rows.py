@@ -186,7 +186,8 @@ class CachedRows:
 
     def _found_of(self, k: int) -> Tensor:
         if k not in self._found:
-            # Each step starts at a multiple of 256 bytes, where a device can bind its pairs.
+            # The pairs of a step take a multiple of 256 bytes, because a device binds a part of a
+            # tensor only at such offsets.
             pairs = -(-(1 + k + TIES) // PAIRS) * PAIRS
             shape = (MAX_STEPS, self.rows, pairs, 2)
             self._found[k] = self._ops.tensor("largest logits", shape, np.uint32)

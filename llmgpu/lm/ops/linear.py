@@ -201,7 +201,7 @@ class GpuProducts(GpuRecorder, ProductOperations):
         )
 
     def _tiling(self, p: Product, units: MatrixUnits | None) -> Tiling:
-        # The largest power of two of float32 numbers that the device can bind at once.
+        # The number of float32 that the device can bind at once, rounded down to a power of two.
         bindable = 1 << (self.device.max_binding_bytes // 4).bit_length() - 1
         software = self.device.is_software
         rows, columns, inner = p.sizes

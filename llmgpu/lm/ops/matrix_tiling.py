@@ -172,9 +172,9 @@ class Tiling:
 def choose_tiling(
     tiles: Sequence[AnyTile], rows: int, columns: int, inner: int, *, processors: int, most: int
 ) -> Tiling:
-    """Return the tile and the parts of the inner dimension that are expected to be fastest.
+    """Return the tiling of a product that is expected to be the fastest.
 
-    processors: number of the device's processors. most: the most floats of partial sums.
+    processors: number of the device's processors. most: the largest number of partial sums.
     """
     most_parts = max(1, min(MAX_PARTS, most // (rows * columns), inner // 64))
     # Split long sums even if this takes more time, to make rounding errors smaller.

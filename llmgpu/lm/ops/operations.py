@@ -101,7 +101,7 @@ class EngineOperations(Operations):
     """
 
     def __init__(self, products: FixedProducts) -> None:
-        """Start as many threads as `products` has."""
+        """Start `products.threads` threads, which compute the other operations."""
         super().__init__(products)
         self._threads = CThreads(products.threads)
         self._most_parts = products.parts

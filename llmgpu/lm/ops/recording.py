@@ -382,7 +382,8 @@ class GpuSnapshot(Snapshot):
         self._device = device
         self._copies = [device.create_buffer(f"copy of {t.name}", t.nbytes) for t in tensors]
         self._idle: list[Download] = []
-        # Pieces still to be read, and parts being read: pieces of up to SNAPSHOT_PART bytes in all.
+        # Pieces still to be read, and parts being read. A part is several pieces, which have up to
+        # SNAPSHOT_PART bytes together.
         self._unread: deque[_Piece] = deque()
         self._reading: deque[tuple[Download, list[_Piece]]] = deque()
 
