@@ -1,4 +1,4 @@
-"""The operations of a language model, one at a time: those of layers, and those of generating.
+"""Benchmarks of single operations of a language model, in its layers and in generating.
 
 Each operation runs alone, on a GPU at the sizes of a training step of GPT-2 small, on a CPU at the
 sizes of a tiny model. The caches of a GPU are evicted between runs. A speed-up is relative to

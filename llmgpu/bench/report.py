@@ -140,8 +140,8 @@ def columns_of(table: ResultTable, *, narrow: bool = False) -> list[Column]:
         fastest = max((r.mb_per_second or 0 for r in results if r.peer), default=0)
         ratios = [f"{rate / fastest:.2f}x" if rate and fastest else NOTHING for rate in rates]
         columns.append(numbers("vs peers", ratios))
-    # The column only says whether each result is right. A line below the table says with what the
-    # results were compared.
+    # The column "answer" tells whether each result is right. A line below the table names the
+    # engine or program whose results are the reference.
     return [*columns, Column("answer", "", [result.verdict for result in results])]
 
 

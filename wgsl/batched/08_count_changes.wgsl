@@ -14,7 +14,7 @@
 // binding 3  position_list  read        (list_capacity) a range of positions for each pair
 // binding 4  changes        read_write  (candidate_capacity) out: x: index of the entry of the new
 //                                       pair with the symbol before, or a value of change.wgsl; y:
-//                                       index of this occurrence among those of the new pair; z, w:
+//                                       number of this occurrence of the new pair, from 0; z, w:
 //                                       the same for the new pair with the symbol after
 // binding 5  pair_counts    read_write  (pair_capacity) by slot
 // binding 6  entries        read_write  (entry_capacity) hash table of the new pairs

@@ -1,9 +1,9 @@
 // Parameters and constants of the tokenizing kernels.
 //
-// A slice of text is tokenized in chunks of chunk_size bytes. The tokens of a chunk are those that
-// start in the chunk, so a chunk has at most chunk_size tokens, and tokens may end in the next
-// chunk or beyond. The tokens of a slice are those that start before main_end. The kernels read the
-// bytes after main_end only to complete matches.
+// A slice of text is tokenized in chunks of chunk_size bytes. A token belongs to the chunk in which
+// it starts, so a chunk has at most chunk_size tokens, and its last token may end in a later chunk.
+// A token belongs to the slice if it starts before main_end. The kernels read the bytes after
+// main_end only to complete matches.
 
 struct TrieParams {
     input_length: u32,         // bytes of the input, bytes after main_end included

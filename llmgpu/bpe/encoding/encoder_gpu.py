@@ -440,8 +440,6 @@ class _Slot(WordSlot):
         """
         if not count:
             return LongWords([], None)
-        if count > LISTED and count * longest > most_bytes:
-            return None
         if count <= LISTED:
             listed = np.empty(count, LISTED_WORD)
             if count > self._copied_words:  # the estimate was too low: copy again
@@ -453,6 +451,8 @@ class _Slot(WordSlot):
                 listed = listed[np.argsort(listed["start"])]
                 texts = [word["text"].view(np.uint8)[: word["length"]] for word in listed]
                 return LongWords(texts, listed["place"].astype(np.int64))
+        elif count * longest > most_bytes:  # searching so many words takes long
+            return None
         spans = self.long_spans(longest)
         if sum(end - begin for begin, end in spans) > most_bytes:
             return None

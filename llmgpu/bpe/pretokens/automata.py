@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 _MATCH, _TAKE, _REPEAT, _TRY, _JUMP = range(5)
 NO_LIMIT = 2**31 - 1
 # Flags of a step, as in llmgpu/cpu/automata.c. BOUND has the bits of MARK (1) and LAST (2), BEGIN
-# those of STOP and LAST. PLACE is the lowest bit of a place that is stored with flags.
+# those of STOP and LAST. In a table, flags also hold a column of `heads`, from bit PLACE on.
 _BOUND, _LAST, _STOP, _BEGIN, _PLACE = 3, 2, 0x80, 0x82, 2
 _MOST_OUTERS = 32  # equal to OUTERS in automata.c
 _MOST_ENTRIES = 1 << 15  # limit of the entries of a table, whose positions are uint16

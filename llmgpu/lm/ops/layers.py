@@ -73,7 +73,7 @@ class _Parts:
     gradients: list[Tensor]
 
     def takes(self, gradient: Tensor, columns: int) -> bool:
-        """Whether one dispatch can add up the waiting parts and those of another gradient."""
+        """Whether one dispatch can add up the waiting parts and the parts of `gradient`."""
         memory = spanning([*self.gradients, gradient])
         if memory is None or columns != self.columns:
             return False
