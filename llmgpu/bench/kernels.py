@@ -94,7 +94,8 @@ def norm_cases(s: Sizes) -> Iterator[KernelCase]:
 
     operands = "x:NC weight:C inverse_rms grad_out:NC *grad_x:NC *grad_weight:C"
     yield s.case("rms_norm_backward", operands, 9 * rows * width, given)
-    operands, record = f"{operands} +half:NC:h", "rms_norm_backward_to_half"
+    operands = operands.replace("grad_out:NC", "grad_out:NC:h") + " +half:NC:h"
+    record = "rms_norm_backward_to_half"
     yield s.case("rms_norm_backward", operands, 9 * rows * width, given, record=record, **HALVES)
 
 

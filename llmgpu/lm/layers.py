@@ -100,7 +100,8 @@ class LayerGradients:
 
     residual: Tensor  # (N, C), float32
     residual_operand: Tensor  # (N, C)
-    normed: Tensor  # gradient of a norm's output, (N, C), float32
+    # Gradient of a norm's output, (N, C): float16 if each of these gradients is a single product.
+    normed: Tensor
     attention: AttentionGradients  # q, k and v are float32
     heads: tuple[Tensor, ...]  # operands of queries, keys and values, or one operand of all three
     # Gradients of queries and keys before head norms; () without head norms.
@@ -350,8 +351,11 @@ def make_gradients(model: Model, rows: int) -> LayerGradients:
     before_norms = tuple(
         new.single(f"{role} before their norm", width) for role, width in widths if config.qk_norm
     )
+    inner = _inner(model, new, "the gate")
     # Operands of the gradients of queries, keys and values: one for all three, or one for each.
-    if in_half and config.has_plain_heads:
+    packs = in_half and config.has_plain_heads
+    normed = new.operand if packs and len(inner) == 1 and config.dim % 4 == 0 else new.single
+    if packs:
         width = model.layers[0].packed_heads.tensor.shape[0]
         heads: tuple[Tensor, ...] = (new.operand("queries, keys and values", width),)
     else:
@@ -361,12 +365,12 @@ def make_gradients(model: Model, rows: int) -> LayerGradients:
     return LayerGradients(
         residual=residual,
         residual_operand=new.operand_of(residual),
-        normed=new.single("a norm's output", config.dim),
+        normed=normed("a norm's output", config.dim),
         attention=attention,
         heads=heads,
         before_norms=before_norms,
         activated=new.operand("the activation", config.ffn_dim),
-        inner=_inner(model, new, "the gate"),
+        inner=inner,
     )
 
 

@@ -15,7 +15,8 @@
 // binding 0  x            read        (N, C), four per element; C is a multiple of 4
 // binding 1  weight       read        (C,), four per element
 // binding 2  inverse_rms  read        (N,) r, as rms_norm stores it
-// binding 3  grad_out     read        (N, C), four per element
+// binding 3  grad_out     read        (N, C), four per element, in half precision if
+//   `half_gradient` is set
 // binding 4  grad_x       read_write  (N, C), four per element, added to
 // binding 5  partials     read_write  rows of C, four per element; each of the P workgroups writes
 //   one row, the sum of grad_weight over its rows of x
@@ -28,13 +29,17 @@
 //!include common/reduce.wgsl
 //!include lm/four_halves.wgsl
 //!override vectors = 8
+// 1 if grad_out is in half precision.
+//!override half_gradient = 0
+//!let element = vec4<f32>
+//!let element = vec2<u32> if half_gradient
 
 override ROW_THREADS: u32 = 32u;
 
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read> weight: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> inverse_rms: array<f32>;
-@group(0) @binding(3) var<storage, read> grad_out: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read> grad_out: array<{element}>;
 @group(0) @binding(4) var<storage, read_write> grad_x: array<vec4<f32>>;
 @group(0) @binding(5) var<storage, read_write> partials: array<vec4<f32>>;
 @group(0) @binding(6) var<uniform> dims: vec4<u32>;
@@ -65,7 +70,9 @@ fn rms_norm_backward_half(
         //!for k in 0..vectors
         let is_live_{k} = thread + {k}u * ROW_THREADS < width;
         let x_{k} = select(vec4<f32>(), x[base + {k}u * ROW_THREADS], is_live_{k});
-        let gradient_{k} = select(vec4<f32>(), grad_out[base + {k}u * ROW_THREADS], is_live_{k});
+        //!let loaded = grad_out[base + {k}u * ROW_THREADS]
+        //!let loaded = four_singles({loaded}) if half_gradient
+        let gradient_{k} = select(vec4<f32>(), {loaded}, is_live_{k});
         let before_{k} = grad_x[base + {k}u * ROW_THREADS];
         //!end
         //!for k in 0..vectors

@@ -7,9 +7,9 @@
 // stored at a time. The kernel keeps a running maximum of the scores of each row, and running sums,
 // in float32. A weight is exp(score) divided by exp(maximum). Sums in subgroup matrices can't be
 // scaled row by row. So the maximum is only replaced when the exponential of a score is more than
-// 2^8 times the exponential of the maximum. The sums then pass through workgroup memory, where
-// they are scaled (as in FlashAttention-4). So weights are at most 2^8, far below the largest
-// half-precision number. If a weight is NaN, the sum of the weights of its row is NaN, too.
+// 2^14 times the exponential of the maximum. The sums then pass through workgroup memory, where
+// they are scaled (as in FlashAttention-4). So weights are at most 2^14, below the largest
+// half-precision number, 65504. If a weight is NaN, the sum of the weights of its row is NaN, too.
 //
 // binding 0  params       uniform     sizes, see attention_sizes.wgsl
 // binding 1  q            read        (N, H, D), 8 halves an element
@@ -109,7 +109,7 @@ fn attention(
 //!end
             var factor = 1.0;
             let exponent = params.log2_scale * top;
-            if (exponent - largest > 8.0) {
+            if (exponent - largest > 14.0) {
                 factor = exp2(largest - exponent);
                 largest = exponent;
                 atomicStore(&grown, first + 1u);

@@ -74,7 +74,7 @@ fn halves_of(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
     );
 }
 
-// Like `halves_of`, but without a check for overflow: weights are at most 2^8.
+// Like `halves_of`, but without a check for overflow: weights are at most 2^14.
 fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
     return vec4<u32>(
         pack2x16float(first.xy),

@@ -7,7 +7,7 @@ columns i and i + D/2 of a head form a pair, as in Hugging Face's Llama.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -20,7 +20,6 @@ from llmgpu.lm.ops.adjacent import spanning
 from llmgpu.lm.ops.recording import (
     FOUR,
     WORKGROUP_SIZE,
-    Bindings,
     GpuRecorder,
     Recorder,
     as_single,
@@ -131,13 +130,13 @@ class LayerOperations(Recorder):
     ) -> None:
         """Add the gradients of x and weight to grad_x (N, C) and grad_weight (C,).
 
-        grad_out: (N, C).
+        grad_out: (N, C), float32.
         """
 
         def compute(rows: slice) -> FloatArray:
             x_block, r = norm.x.array[rows], norm.inverse_rms.array[rows, None]
             # The gradient of the weight is grad_out * x * r, summed over the rows.
-            gradient = grad_out.array[rows] * r
+            gradient = as_single(grad_out.array[rows]) * r
             for_weight: FloatArray = (gradient * x_block).sum(axis=0)
             gradient *= norm.weight.array
             # The gradient of the input has no component along the row, because the output of the
@@ -153,7 +152,10 @@ class LayerOperations(Recorder):
     def rms_norm_backward_to_half(
         self, norm: Norm, grad_out: Tensor, grad_x: Tensor, grad_weight: Tensor, half: Tensor
     ) -> None:
-        """Call `rms_norm_backward`, then `round_to_half` of grad_x into `half`, float16 (N, C)."""
+        """Call `rms_norm_backward`, then `round_to_half` of grad_x into `half`, float16 (N, C).
+
+        grad_out may be float16 if C is a multiple of 4.
+        """
         self.rms_norm_backward(norm, grad_out, grad_x, grad_weight)
         self.round_to_half(grad_x, half)
 
@@ -273,7 +275,9 @@ class GpuLayers(GpuRecorder, LayerOperations):
         gradients = {"grad_out": grad_out, "grad_x": grad_x, "rounded": half}
         self._norm_backward(norm, gradients, grad_weight)
 
-    def _norm_backward(self, norm: Norm, gradients: Bindings, grad_weight: Tensor) -> None:
+    def _norm_backward(
+        self, norm: Norm, gradients: Mapping[str, Tensor], grad_weight: Tensor
+    ) -> None:
         """Dispatch a backward kernel, whose workgroups leave parts of `grad_weight` to be added."""
         rows, width = norm.x.shape
         if not rows:
@@ -281,6 +285,7 @@ class GpuLayers(GpuRecorder, LayerOperations):
         if "rounded" in gradients:
             kernel, numbers, most = "rms_norm_backward_half", FOUR, HALF_PARTIALS
             settings = _half_norm_settings(width)
+            settings["half_gradient"] = gradients["grad_out"].is_half
             together = WORKGROUP_SIZE // settings["ROW_THREADS"]
         else:
             kernel, numbers, most = "rms_norm_backward", 1, MAX_PARTIALS
