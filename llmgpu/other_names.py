@@ -177,7 +177,7 @@ class Named(type):
     """Metaclass of classes that raise a helpful error for method names of other tools."""
 
     def __init__(cls, *args: Any, **named: Any) -> None:
-        """Add an `OtherName` for each name that neither the class nor a base class defines."""
+        """Add an `OtherName` for each name of another tool that the class and its bases lack."""
         super().__init__(*args, **named)
         for name in _OTHERS:
             found = [vars(each)[name] for each in cls.__mro__ if name in vars(each)]

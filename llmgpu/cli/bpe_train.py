@@ -89,8 +89,8 @@ class _Job:
         self.loaded = self._load_counts() if asked.from_counts else None
         self.options, self.reading = self._library_options()
         self.outputs = {} if asked.counts_only else self._name_outputs()
-        # The template, bad_rows and the input format are facts only if they differ from the
-        # defaults.
+        # The template, bad_rows and the input format enter the key only if they differ from
+        # their defaults.
         template, bad_rows = self.reading.row_template, asked.reading.bad_rows
         self.key: dict[str, Any] = {
             "text_field": self.reading.text_field,

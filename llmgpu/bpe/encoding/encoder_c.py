@@ -261,13 +261,12 @@ def host_slices(vocabulary: Vocabulary, threads: int = 1) -> HostSlices:
 def open_coder(vocabulary: Vocabulary, most_bytes: int | None = None) -> Any:
     """Return a `Coder` of the extension module; None if the module is missing.
 
-    most_bytes: if given, the coder also finds tokens, and encodes documents of up to this size. A
-        coder can't encode if Python has to prepare all texts, or if `CSliceEncoder` is not
-        immediate.
+    A coder decodes ids. For a vocabulary of SentencePiece's kind it only encodes, because only
+    Python knows all rules for decoding such ids. If it could not encode either, the result is None.
 
-    A coder decodes. For a vocabulary of SentencePiece's kind, the coder gets empty tokens and only
-    encodes, because only Python knows all rules for decoding such ids. If the coder could not
-    encode either, the result is None.
+    most_bytes: if given, the coder also encodes documents of up to this size and looks up the ids
+        of tokens. A coder can't encode if Python has to prepare all texts, or if
+        `CSliceEncoder.is_immediate` is false.
     """
     module = extension()
     if module is None or not (vocabulary.pieces is None or _prepared_by_engine(vocabulary)):

@@ -117,7 +117,7 @@ class Snapshot:
             raise ValueError("two tensors of a snapshot have the same name")
 
     def take(self) -> None:
-        """Begin to replace the copies. They are complete as soon as `advance` returns True."""
+        """Begin to copy the tensors. `arrays` is complete as soon as `advance` returns True."""
         for tensor in self.tensors:
             np.copyto(self.arrays[tensor.name], tensor.array)
 
