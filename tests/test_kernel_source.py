@@ -44,6 +44,7 @@ PRODUCTS_ON_UNITS = (
     {"aligned": 1, "unit_columns": 8, "together": 4, "left_size": 640},
 )
 ATTENTION_ON_UNITS = ({"head_dim": 128, "column_sets": 2, "rows": 64}, {"head_dim": 16, "step": 16})
+GRADIENTS_ON_UNITS = (*ATTENTION_ON_UNITS, *({**each, "packed": 1} for each in ATTENTION_ON_UNITS))
 WEIGHTS_IN_HALF = (
     "01_embed_lookup",
     "01_embed_lookup_rows",
@@ -52,8 +53,8 @@ WEIGHTS_IN_HALF = (
     "13_normed_gated",
     "13_normed_heads",
 )
-VECTORS = ("04_join_heads", "04_split_heads", "06_gated_half", "09_gated_backward_half")
-IN_REGISTERS = ("02_rms_norm_backward_half", "02_rms_norm_half", "10_attention_delta_half")
+VECTORS = ("04_split_heads", "06_gated_half", "09_gated_backward_half")
+IN_REGISTERS = ("02_rms_norm_backward_half", "02_rms_norm_half")
 WITH_HALF_COPY = ("adamw_8bit_update", "adamw_update", "adamw_update_rows", "muon_update")
 WITH_SYMBOLS = (
     "bench/pair_count_global",
@@ -80,9 +81,9 @@ SETTINGS: dict[str, tuple[Mapping[str, int], ...]] = {
     "lm/03_matrix_product.wgsl": PRODUCTS,
     "lm/03_matrix_product_units.wgsl": PRODUCTS_ON_UNITS,
     "lm/05_attention_units.wgsl": ATTENTION_ON_UNITS,
-    "lm/10_attention_backward_q_units.wgsl": (*ATTENTION_ON_UNITS, {"stores": 1}),
-    "lm/10_attention_backward_kv_units.wgsl": ATTENTION_ON_UNITS,
-    "lm/10_attention_backward_kv_stored_units.wgsl": ATTENTION_ON_UNITS,
+    "lm/10_attention_backward_q_units.wgsl": (*GRADIENTS_ON_UNITS, {"stores": 1}),
+    "lm/10_attention_backward_kv_units.wgsl": GRADIENTS_ON_UNITS,
+    "lm/10_attention_backward_kv_stored_units.wgsl": GRADIENTS_ON_UNITS,
 }
 COMPILED = [(file, settings) for file in KERNELS for settings in ({}, *SETTINGS.get(file, ()))]
 SCAN = {"scan": "common/scan_shared.wgsl"}

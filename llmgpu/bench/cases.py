@@ -27,6 +27,7 @@ from llmgpu.bench.peers import CACHE_BYTES, Torch, first_line
 from llmgpu.bench.results import Result, Times
 from llmgpu.bench.timing import ProgramTimes, measure_limits, raise_clocks, time_program, timed
 from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.ops.adjacent import side_by_side
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.ops.recording import LARGEST_HALF, Program
@@ -38,6 +39,8 @@ Arrays = dict[str, Array]
 Tensors = dict[str, Tensor]
 TOLERANCE = 3e-5  # for different rounding and orders of addition in NumPy and on a GPU
 UNIFORMS = ("hyper", "params")  # inputs that kernels bind as uniforms
+# Tensors that kernels on matrix units bind as one.
+TOGETHER = ("q", "k", "v"), ("grad_q", "grad_k", "grad_v"), ("cosines", "sines")
 FEW_NUMBERS = ("stats", *UNIFORMS)  # inputs too small to count as moved bytes
 NO_HALF_PRECISION = "no half precision (shader-f16)"
 BLOCK_ELEMENTS = 1 << 22  # elements compared at a time
@@ -308,10 +311,15 @@ class Prepared:
 
 def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepared:
     """Write the arrays of a case to tensors, and record the operation."""
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
+    for names in TOGETHER:
+        if arrays.keys() >= {*names}:
+            shapes = {name: arrays[name].shape for name in names}
+            tensors |= side_by_side(operations, shapes, arrays[names[0]].dtype)
     for name, array in arrays.items():
-        make = operations.parameters if name in UNIFORMS else operations.tensor
-        tensors[name] = make(name, array.shape, array.dtype)
+        if name not in tensors:
+            make = operations.parameters if name in UNIFORMS else operations.tensor
+            tensors[name] = make(name, array.shape, array.dtype)
         operations.write(tensors[name], array)
     with operations.record(case.variant) as program:
         case.record_on(operations, tensors)

@@ -203,8 +203,6 @@ def _rotation_cases(s: Sizes, sizes: str) -> Iterator[KernelCase]:
         yield s.case("rotary", f"x:NC {tables} +out:NC:h", operations, angles, **more)
         operands = f"x:NP:h {tables} +q:NC:h +k:NK:h +v:NK:h"
         yield s.case("split_heads", operands, operations, angles, **more)
-        operands = f"q:NC k:NK v:NK {tables} +grad_x:NP:h"
-        yield s.case("join_heads", operands, operations, angles, **more)
 
 
 def generating_cases(s: Sizes) -> Iterator[KernelCase]:

@@ -16,13 +16,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import LayerWeights, Model
+from llmgpu.lm.ops.adjacent import side_by_side
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import (
     AttentionGradients,
     AttentionShape,
     AttentionTensors,
     Norm,
+    PackedGradient,
     Rotation,
     Tensor,
 )
@@ -45,9 +48,6 @@ class Sequences:
     def attend(self, heads: AttentionTensors) -> None:
         self.operations.attention(heads, self.starts, self.shape)
 
-    def attend_backward(self, heads: AttentionTensors, gradients: AttentionGradients) -> None:
-        self.operations.attention_backward(heads, gradients, self.starts, self.shape)
-
 
 class RowTensors:
     """Creates tensors of `rows` rows on a model's backend, with names that start with `prefix`.
@@ -67,6 +67,18 @@ class RowTensors:
         """Create an operand of products, (rows, width)."""
         name, dtype = f"{self._prefix} {role}", np.float16 if self.mixed else np.float32
         return self._operations.tensor(name, (self._rows, width), dtype)
+
+    def heads(self, config: ModelConfig, *, together: bool, half: bool = False) -> list[Tensor]:
+        """Create tensors of queries, keys and values.
+
+        together: the tensors are one binding of kernels on matrix units.
+        """
+        widths = zip(ROLES, (config.query_dim, config.kv_dim, config.kv_dim), strict=True)
+        shapes = {f"{self._prefix} {role}": (self._rows, width) for role, width in widths}
+        dtype = np.float16 if half else np.float32
+        if together:
+            return [*side_by_side(self._operations, shapes, dtype).values()]
+        return [self._operations.tensor(*each, dtype) for each in shapes.items()]
 
     def operand_of(self, tensor: Tensor) -> Tensor:
         """Return `tensor`, or in a mixed model a new float16 tensor for its rounded numbers."""
@@ -102,7 +114,8 @@ class LayerGradients:
     residual_operand: Tensor  # (N, C)
     # Gradient of a norm's output, (N, C): float16 if each of these gradients is a single product.
     normed: Tensor
-    attention: AttentionGradients  # q, k and v are float32
+    attended: Tensor  # gradient of attention's output, (N, H*D)
+    single_heads: tuple[Tensor, ...]  # float32 queries, keys and values; () with one operand
     heads: tuple[Tensor, ...]  # operands of queries, keys and values, or one operand of all three
     # Gradients of queries and keys before head norms; () without head norms.
     before_norms: tuple[Tensor, ...]
@@ -178,14 +191,17 @@ class SeparateHeads:
             ops.rotary(single, rotation, None if rotated is single else rotated)
         round_operand(ops, value, heads.v)
 
-    def record_backward(self, pass_: Backward, x: Tensor, rotation: Rotation) -> None:
-        """Record the gradients of the weights, and the gradient of `x`, the output of a norm."""
+    def record_backward(self, pass_: Backward, x: Tensor, rows: Sequences) -> None:
+        """Record the gradients of attention, of the weights, and of `x`, the output of a norm."""
         ops, w, d, g = self._ops, pass_.weights, pass_.of_weights, pass_.inside
+        query, key, value = g.single_heads
+        gradients = AttentionGradients(query, key, value, g.attended)
+        ops.attention_backward(self._heads, gradients, rows.starts, rows.shape)
         # Undo the rotation, the norm and the bias of queries, keys and values.
-        for k, gradient in enumerate((g.attention.q, g.attention.k, g.attention.v)):
+        for k, gradient in enumerate(g.single_heads):
             of_product = gradient
             if k < 2:
-                ops.rotary(gradient, rotation, inverse=True)
+                ops.rotary(gradient, rows.rotation, inverse=True)
             if k < len(self._norms):
                 of_product = g.before_norms[k]
                 ops.fill_zero(of_product)  # `rms_norm_backward` adds to this gradient
@@ -218,10 +234,11 @@ class PackedHeads:
         self._ops.linear(x, w.packed_heads.tensor, self._product)
         self._ops.split_heads(self._product, w.packed_heads.starts, rotation, self._heads)
 
-    def record_backward(self, pass_: Backward, x: Tensor, rotation: Rotation) -> None:
+    def record_backward(self, pass_: Backward, x: Tensor, rows: Sequences) -> None:
         ops, w, d, g = self._ops, pass_.weights, pass_.of_weights, pass_.inside
         (gradient,) = g.heads
-        ops.join_heads(g.attention, rotation, gradient, w.packed_heads.starts)
+        of_heads = PackedGradient(g.attended, gradient, w.packed_heads.starts, rows.rotation)
+        ops.attention_backward_to_packed(self._heads, of_heads, rows.starts, rows.shape)
         packed, d_packed = w.packed_heads.tensor, d.packed_heads.tensor
         ops.linear_backward_weight(gradient, x, d_packed, accumulate=pass_.accumulate)
         ops.linear_backward_input(gradient, packed, g.normed, accumulate=False)
@@ -244,12 +261,12 @@ class Layer:
         self._epsilon, self._mixed = config.norm_epsilon, mixed
         # Attention reads half precision if the device has matrix units for heads of this width.
         in_half = mixed and model.operations.attends_in_half(config.head_dim)
-        head = new.operand if in_half else new.single
+        q, k, v = new.heads(config, together=in_half, half=in_half)
         self.attention = AttentionTensors(
-            q=head("queries", config.query_dim),
-            k=head("keys", config.kv_dim),
-            v=head("values", config.kv_dim),
-            out=head("attention", config.query_dim),
+            q=q,
+            k=k,
+            v=v,
+            out=(new.operand if in_half else new.single)("attention", config.query_dim),
             log_sum_exp=new.single("attention's normaliser", config.heads),
         )
         self._attended = new.operand_of(self.attention.out)
@@ -317,9 +334,8 @@ class Layer:
         # From the residual stream after attention to the layer's input.
         out = d.attention_out
         ops.linear_backward_weight(residual, self._attended, out, accumulate=accumulate)
-        ops.linear_backward_input(residual, w.attention_out, g.attention.out, accumulate=False)
-        rows.attend_backward(self.attention, g.attention)
-        self._heads.record_backward(pass_, self._attention_normed, rows.rotation)
+        ops.linear_backward_input(residual, w.attention_out, g.attended, accumulate=False)
+        self._heads.record_backward(pass_, self._attention_normed, rows)
         g.add_through_norm(ops, self._attention_norm(w, x), d.attention_norm)
 
     def _attention_norm(self, w: LayerWeights, x: Tensor) -> Norm:
@@ -341,32 +357,27 @@ def make_gradients(model: Model, rows: int) -> LayerGradients:
     in_half = model.mixed and model.operations.attends_in_half(config.head_dim)
     # Gradients that attention writes, and gradients before head norms.
     residual = new.single("the residual stream", config.dim)
-    attention = AttentionGradients(
-        q=new.single("queries", config.query_dim),
-        k=new.single("keys", config.kv_dim),
-        v=new.single("values", config.kv_dim),
-        out=(new.operand if in_half else new.single)("attention", config.query_dim),
-    )
+    is_packed = in_half and config.has_plain_heads
+    of_heads = () if is_packed else tuple(new.heads(config, together=in_half))
     widths = zip(ROLES, (config.query_dim, config.kv_dim), strict=False)
     before_norms = tuple(
         new.single(f"{role} before their norm", width) for role, width in widths if config.qk_norm
     )
     inner = _inner(model, new, "the gate")
     # Operands of the gradients of queries, keys and values: one for all three, or one for each.
-    packs = in_half and config.has_plain_heads
-    normed = new.operand if packs and len(inner) == 1 and config.dim % 4 == 0 else new.single
-    if packs:
+    normed = new.operand if is_packed and len(inner) == 1 and config.dim % 4 == 0 else new.single
+    if is_packed:
         width = model.layers[0].packed_heads.tensor.shape[0]
         heads: tuple[Tensor, ...] = (new.operand("queries, keys and values", width),)
     else:
-        of_heads = attention.q, attention.k, attention.v
         singles = (*before_norms, *of_heads[len(before_norms) :])
         heads = tuple(new.operand_of(single) for single in singles)
     return LayerGradients(
         residual=residual,
         residual_operand=new.operand_of(residual),
         normed=normed("a norm's output", config.dim),
-        attention=attention,
+        attended=(new.operand if in_half else new.single)("attention", config.query_dim),
+        single_heads=of_heads,
         heads=heads,
         before_norms=before_norms,
         activated=new.operand("the activation", config.ffn_dim),

@@ -23,7 +23,7 @@ from llmgpu.errors import DeviceError
 from llmgpu.lm.checkpoints.pretrained import SavedModel
 from llmgpu.lm.config import EMBEDDING, OUTPUT, ModelConfig, Weight
 from llmgpu.lm.ops.activations import BY_NAME
-from llmgpu.lm.ops.adjacent import adjacent_tensors
+from llmgpu.lm.ops.adjacent import adjacent_tensors, side_by_side
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.tensor import (
@@ -125,8 +125,8 @@ class Model:
         packed |= packed_halves
         self.layers = [LayerWeights.of(self.working, packed, k) for k in range(config.layers)]
         positions = config.seq_len + 1  # the last position is for rows that are not in use
-        self._cosines = operations.tensor("cosines", (positions, config.head_dim // 2))
-        self._sines = operations.tensor("sines", (positions, config.head_dim // 2))
+        tables = dict.fromkeys(("cosines", "sines"), (positions, config.head_dim // 2))
+        self._cosines, self._sines = side_by_side(operations, tables, np.float32).values()
         operations.write_computed(
             (self._cosines, self._sines),
             lambda: rotary_tables(positions, scaled_frequencies(config)),

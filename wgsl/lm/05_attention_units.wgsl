@@ -12,16 +12,14 @@
 // half-precision number, 65504. If a weight is NaN, the sum of the weights of its row is NaN, too.
 //
 // binding 0  params       uniform     sizes, see attention_sizes.wgsl
-// binding 1  q            read        (N, H, D), 8 halves an element
-// binding 2  k            read        (N, K, D), 8 halves an element
-// binding 3  v            read        (N, K, D), 8 halves an element
-// binding 4  out          read_write  (N, H, D), 8 halves an element
-// binding 5  log_sum_exp  read_write  (N, H)
-// binding 6  starts       read        (N), the first key that each row sees
+// binding 1  heads        read        q (N, H, D), k and v (N, K, D), 8 halves an element
+// binding 2  out          read_write  (N, H, D), 8 halves an element
+// binding 3  log_sum_exp  read_write  (N, H)
+// binding 4  starts       read        (N), the first key that each row sees
 // dispatch: one workgroup for `rows` queries of each head
 // limits: D, `step` and `rows` are multiples of the sizes of matrices and of 8
 
-//!let inputs = 1 q heads, 2 k kv_heads, 3 v kv_heads
+//!let inputs = q heads heads params.queries, k heads kv_heads params.keys, v heads kv_heads params.values
 //!let arrays = scores vec4<u32> 4, weights vec4<u32> 8
 //!let others = 0 k next, 1 v first
 //!let order = row_major
@@ -35,11 +33,12 @@
 //!let sums = out
 //!let width = {head_dim}
 //!let chunks = {(width + step - 1) / step}
+//!let gap = 0
 //!let first_vector =
 
-@group(0) @binding(4) var<storage, read_write> out: array<vec4<u32>>;
-@group(0) @binding(5) var<storage, read_write> log_sum_exp: array<f32>;
-@group(0) @binding(6) var<storage, read> starts: array<u32>;
+@group(0) @binding(2) var<storage, read_write> out: array<vec4<u32>>;
+@group(0) @binding(3) var<storage, read_write> log_sum_exp: array<f32>;
+@group(0) @binding(4) var<storage, read> starts: array<u32>;
 var<workgroup> grown: atomic<u32>; // 1 + first key of the last step that replaced a maximum
 
 //!block place_of_weights

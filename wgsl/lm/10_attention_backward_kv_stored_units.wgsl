@@ -9,39 +9,39 @@
 // registers while the weights and rows of this step are multiplied.
 //
 // binding 0  params    uniform     sizes, see attention_sizes.wgsl
-// binding 1  q         read        (N, H, D), 8 halves an element
-// binding 2  grad_out  read        (N, H, D), 8 halves an element
-// binding 3  weights   read        (B, H, T / step, 2, step / 8, T), 8 halves an element: for each step
-//   of keys p and then ds; for each vector of 8 keys of the step one element per query
-// binding 4  delta     read        (N, H), then (N): the first key that each row sees
-// binding 5  grad_k    read_write  (N, K, D), 4 numbers an element
-// binding 6  grad_v    read_write  (N, K, D), 4 numbers an element
+// binding 1  heads      read        q (N, H, D), 8 halves an element
+// binding 2  grad_out   read        (N, H, D), 8 halves an element
+// binding 3  starts     read        (N), the first key that each row sees
+// binding 4  gradients  read_write  see attention_units_outputs.wgsl
+// binding 5  weights    read        (B, H, T / step, 2, step / 8, T), 8 halves an element: for each
+//   step of keys p and then ds; for each vector of 8 keys of the step one element per query
+// binding 6  tables     read        (positions, D/2) cosines and sines, 4 an element, only bound if
+//   `packed` is set
 // dispatch: one workgroup for `rows` keys of each head and set of columns
 // limits: D, `step` and `rows` are multiples of the sizes of matrices and of 8
 
-//!let inputs = 1 q heads, 2 grad_out heads
+//!let inputs = q heads heads params.queries
 //!let arrays = scores vec4<u32> 4
 //!let others = 0 q next, 1 grad_out next
 //!let order = col_major
-//!include lm/attention_units.wgsl
+//!let tables = 6
+//!include lm/attention_units_outputs.wgsl
 
 //!let width = {head_dim / column_sets}
+//!let gap = {(head_dim - width) / 2}
 //!let first_vector =
 //!let first_quad =
 //!if column_sets > 1
   //!let first_vector = column0 / 8u +
   //!let first_quad = column0 / 4u +
 //!end
-//!let heads = kv_heads
+//!let stride = key_stride
 // Vectors of 8 halves in the weights of a step of queries, and the number of them that a thread
 // loads.
 //!let weight_vectors = {rows * step / 4}
 //!let weight_loads = {(weight_vectors + threads - 1) / threads}
 
-@group(0) @binding(3) var<storage, read> weights: array<vec4<u32>>;
-@group(0) @binding(4) var<storage, read> delta: array<f32>;
-@group(0) @binding(5) var<storage, read_write> grad_k: array<vec4<f32>>;
-@group(0) @binding(6) var<storage, read_write> grad_v: array<vec4<f32>>;
+@group(0) @binding(5) var<storage, read> weights: array<vec4<u32>>;
 
 // `lines` has a line for each query of a step: p of all own keys, then ds of all own keys. LINE is
 // the number of vectors from a line to the next. Lines are padded by one vector of 16 bytes, so
@@ -97,12 +97,14 @@ fn attention_backward_kv(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local_index: u32,
     @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
 ) {
 //!include place_of_workgroup
     // The last workgroups of a dispatch that is split over two dimensions may have nothing to do.
     if (group < params.workgroups) {
 //!include place_of_keys
 //!include place_of_subgroup
+//!include part_of_row
         let key_steps = (params.seq + STEP - 1u) / STEP;
 //!for sums in grad_k, grad_v
   //!include declare_sums
@@ -123,7 +125,7 @@ fn attention_backward_kv(
             workgroupBarrier();
             for (var first = next; first < params.seq; first = next) {
                 next = first + STEP;
-                let next_first = delta[params.starts + sequence + min(next, params.seq - 1u)];
+                let next_first = starts[sequence + min(next, params.seq - 1u)];
 //!include load_rows
 //!include load_weights
 //!let skipped = 0
@@ -136,16 +138,20 @@ fn attention_backward_kv(
 //!include add_weighted
                 workgroupBarrier();
                 // If the next step's first query sees no own key, no later query does.
-                if (next_first >= f32(own_first + ROWS)) { break; }
+                if (next_first >= own_first + ROWS) { break; }
 //!include store_rows
 //!include store_weights
                 workgroupBarrier();
             }
         }
 //!let sums = grad_k
+//!let grads = grad_keys
+//!let is_turned = 1
 //!let factor = params.scale *
 //!include store_gradient
 //!let sums = grad_v
+//!let grads = grad_values
+//!let is_turned = 0
 //!let factor =
 //!include store_gradient
     }

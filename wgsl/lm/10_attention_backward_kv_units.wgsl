@@ -10,40 +10,43 @@
 // share a block of keys, each with a set of columns.
 //
 // binding 0  params       uniform     sizes, see attention_sizes.wgsl
-// binding 1  q            read        (N, H, D), 8 halves an element
-// binding 2  k            read        (N, K, D), 8 halves an element
-// binding 3  v            read        (N, K, D), 8 halves an element
-// binding 4  grad_out     read        (N, H, D), 8 halves an element
+// binding 1  heads        read        q (N, H, D), k and v (N, K, D), 8 halves an element
+// binding 2  grad_out     read        (N, H, D), 8 halves an element
+// binding 3  starts       read        (N), the first key that each row sees
+// binding 4  gradients    read_write  see attention_units_outputs.wgsl
 // binding 5  log_sum_exp  read        (N, H)
-// binding 6  delta        read        (N, H), then (N): the first key that each row sees
-// binding 7  grad_k       read_write  (N, K, D), 4 numbers an element
-// binding 8  grad_v       read_write  (N, K, D), 4 numbers an element
+// binding 6  delta        read        (N, H)
+// binding 7  tables       read        (positions, D/2) cosines and sines, 4 an element, only bound if
+//   `packed` is set
 // dispatch: one workgroup for `rows` keys of each head and set of columns
 // limits: D, `step` and `rows` are multiples of the sizes of matrices and of 8
 
-//!let outputs = 7 grad_k, 8 grad_v
 //!let others = 0 q next, 1 grad_out next
+//!let tables = 7
 //!include lm/attention_units_gradients.wgsl
+
+@group(0) @binding(6) var<storage, read> delta: array<f32>;
 
 //!let own = k, v
 //!let width = {head_dim / column_sets}
+//!let gap = {(head_dim - width) / 2}
 //!let first_vector =
 //!let first_quad =
 //!if column_sets > 1
   //!let first_vector = column0 / 8u +
   //!let first_quad = column0 / 4u +
 //!end
-//!let heads = kv_heads
+//!let stride = key_stride
 
 // log_sum_exp (as exponents of 2), delta and first key of a step's queries, four queries per
 // element.
 var<workgroup> logs: array<vec4<f32>, {step / 4}>;
 var<workgroup> deltas: array<vec4<f32>, {step / 4}>;
-var<workgroup> firsts: array<vec4<f32>, {step / 4}>;
+var<workgroup> firsts: array<vec4<u32>, {step / 4}>;
 
 // `masks` is false if all queries of a step see all keys of a subgroup, as in most steps.
 //!let after = first >= own_first + own_row + {subgroup_rows - 1}u && next <= params.seq
-//!let masks = !({after} && firsts[{step / 4 - 1}u].w <= f32(own_first + own_row))
+//!let masks = !({after} && firsts[{step / 4 - 1}u].w <= own_first + own_row)
 //!block numbers_of_four
   //!let log = logs[part_quad + {q}u]
   //!let delta = deltas[part_quad + {q}u]
@@ -54,17 +57,17 @@ var<workgroup> firsts: array<vec4<f32>, {step / 4}>;
 
 // Loads log_sum_exp, delta and first key of the next step's queries, four queries per thread.
 //!block load_numbers
-            let next_first = delta[params.starts + sequence + min(next, params.seq - 1u)];
+            let next_first = starts[sequence + min(next, params.seq - 1u)];
             if (local_index < {step / 4}u) {
                 let queries = min(next + 4u * local_index + FOUR, vec4<u32>(params.seq - 1u));
                 let i = (sequence + queries) * params.heads + other_head;
-                let start = params.starts + sequence + queries;
+                let start = sequence + queries;
                 next_logs = vec4<f32>(
                     log_sum_exp[i.x], log_sum_exp[i.y], log_sum_exp[i.z], log_sum_exp[i.w]
                 ) * LOG2_E;
                 next_deltas = vec4<f32>(delta[i.x], delta[i.y], delta[i.z], delta[i.w]);
-                next_firsts = vec4<f32>(
-                    delta[start.x], delta[start.y], delta[start.z], delta[start.w]
+                next_firsts = vec4<u32>(
+                    starts[start.x], starts[start.y], starts[start.z], starts[start.w]
                 );
             }
 //!end
@@ -101,7 +104,7 @@ fn attention_backward_kv(
 //!include declare_rows
             var next_logs = vec4<f32>();
             var next_deltas = vec4<f32>();
-            var next_firsts = vec4<f32>();
+            var next_firsts = vec4<u32>();
 //!include load_rows
 //!include load_numbers
 //!include store_rows
@@ -124,16 +127,20 @@ fn attention_backward_kv(
 //!include add_weighted
                 workgroupBarrier();
                 // If the next step's first query sees no own key, no later query does.
-                if (next_first >= f32(own_first + ROWS)) { break; }
+                if (next_first >= own_first + ROWS) { break; }
 //!include store_rows
 //!include store_numbers
                 workgroupBarrier();
             }
         }
 //!let sums = grad_k
+//!let grads = grad_keys
+//!let is_turned = 1
 //!let factor = params.scale *
 //!include store_gradient
 //!let sums = grad_v
+//!let grads = grad_values
+//!let is_turned = 0
 //!let factor =
 //!include store_gradient
     }

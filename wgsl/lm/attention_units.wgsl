@@ -9,10 +9,13 @@
 // are loaded into registers while the rows of this step are multiplied. Rows beyond the sequence
 // are zeros. Sums have a fixed order.
 //
-// A file that includes this one sets `inputs` (binding, name and heads of each input), `arrays`
-// (name, element and numbers in an element of each array of scores and weights) and `others`
-// (side, name and first row of each input whose rows a step loads). The side, 0 or 1, is the half
-// of `tiles` that holds the rows.
+// Queries, keys and values are in one binding, `heads`, because WebGPU's default limit is 8 storage
+// buffers.
+//
+// A file that includes this one sets `inputs` (name, binding, heads and first element of each
+// input), `arrays` (name, element and numbers in an element of each array of scores and weights) and
+// `others` (side, name and first row of each input whose rows a step loads). The side, 0 or 1, is
+// the half of `tiles` that holds the rows.
 
 // Own rows of a workgroup, own rows of a subgroup, other rows of a step, threads of a subgroup, and
 // columns of a head.
@@ -22,7 +25,8 @@
 //!override lanes = 32
 //!override head_dim = 64
 // Number of workgroups that share a block of keys in the gradients of keys and values. Each of them
-// computes a set of columns.
+// computes a set of columns: as many of the first half of a head as of the second half, at the same
+// places.
 //!override column_sets = 1
 //!include lm/matrix_units.wgsl
 
@@ -49,14 +53,14 @@ const FOUR: vec4<u32> = vec4<u32>(0u, 1u, 2u, 3u);
 const LOG2_E: f32 = 1.4426950408889634;
 
 //!include lm/attention_sizes.wgsl
-//!for binding name heads in {inputs}
 
-@group(0) @binding({binding}) var<storage, read> {name}: array<vec4<u32>>;
+@group(0) @binding(1) var<storage, read> heads: array<vec4<u32>>;
+//!for name binding heads first in {inputs}
 
 // Loads eight halves of a row of a head, or zeros beyond the sequence.
 fn load_{name}(sequence: u32, head: u32, row: u32, vector: u32) -> vec4<u32> {
     if (row >= params.seq) { return vec4<u32>(); }
-    return {name}[((sequence + row) * params.{heads} + head) * VECTORS + vector];
+    return {binding}[{first} + ((sequence + row) * params.{heads} + head) * VECTORS + vector];
 }
 //!end
 
@@ -105,7 +109,7 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
 // Sets the first column of the gradients, the head, the first row of the sequence, and the first
 // own row of a workgroup that owns keys. The blocks that most queries see come first.
 //!block place_of_keys
-        let column0 = group % {column_sets}u * {width}u;
+        let column0 = group % {column_sets}u * {width / 2}u;
         let head = group % columns / {column_sets}u % params.kv_heads;
         let sequence = group % columns / {column_sets}u / params.kv_heads * params.seq;
         let own_first = group / columns * ROWS;
@@ -239,7 +243,8 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
 // Adds the products of the weights and `width` columns of the step's rows of side `side` to `sums`.
 // The block `place_of_weights` sets `weights`, the array, index and stride of the matrix of weights
 // that starts at `row` and `column`. `order` is the order of its elements, row_major or col_major.
-// `first_vector` is empty, or adds the first vector of the workgroup's columns.
+// `first_vector` is empty, or adds the first vector of the workgroup's columns. Columns of a set
+// in the second half of a head come after `gap` columns that other sets have.
 //!block add_weighted
   //!for t in 0..step / unit_inner
     //!let column = {t * unit_inner}
@@ -250,7 +255,9 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
                 let w{i} = subgroupMatrixLoad<Left, {order}>({weights});
     //!end
     //!for j in 0..width / unit_columns
-      //!let place = {side * step + column}u * STRIDE + {first_vector} {j * unit_columns / 8}u
+      //!let from = {j * unit_columns}
+      //!let from = {from + gap} if from >= width / 2
+      //!let place = {side * step + column}u * STRIDE + {first_vector} {from / 8}u
                 let r{j} = subgroupMatrixLoad<Right, row_major>(&tiles, {place}, STRIDE);
       //!for i in 0..down
         //!let sum = {sums}_{i}_{j}
@@ -291,22 +298,4 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
     //!end
   //!end
             workgroupBarrier();
-//!end
-
-// Stores the sums `sums` of a gradient in global memory, chunk by chunk.
-//!block store_gradient
-  //!for c in 0..(width + step - 1) / step
-    //!include chunk_of_sums
-    //!include store_sums
-        for (var n = local_index; n < ROWS * {chunk_width / 4}u; n += THREADS) {
-            let line = n / {chunk_width / 4}u;
-            if (own_first + line < params.seq) {
-                let i = (sequence + own_first + line) * params.{heads} + head;
-    //!let place = i * {head_dim / 4}u + {first_quad} {chunk / 4}u + n % {chunk_width / 4}u
-      //!let sum = scores[line * SCORE_STRIDE + n % {chunk_width / 4}u]
-                {sums}[{place}] = {factor} bitcast<vec4<f32>>({sum});
-            }
-        }
-        workgroupBarrier();
-  //!end
 //!end

@@ -3,16 +3,12 @@
 // Probabilities are computed again from scores and their log_sum_exp (FlashAttention, T. Dao et
 // al., arXiv 2205.14135). For a softmax ds = p (dp - delta), where delta, the sum of p dp over a
 // row, equals grad_out . out.
-//!let inputs = 1 q heads, 2 k kv_heads, 3 v kv_heads, 4 grad_out heads
+//!let inputs = q heads heads params.queries, k heads kv_heads params.keys, v heads kv_heads params.values
 //!let arrays = scores vec4<u32> 4
 //!let order = row_major
-//!include lm/attention_units.wgsl
+//!include lm/attention_units_outputs.wgsl
 
 @group(0) @binding(5) var<storage, read> log_sum_exp: array<f32>;
-@group(0) @binding(6) var<storage, read> delta: array<f32>;
-//!for binding name in {outputs}
-@group(0) @binding({binding}) var<storage, read_write> {name}: array<vec4<f32>>;
-//!end
 
 // Returns the probabilities p of four scores. `logs` are log_sum_exp as exponents of 2.
 fn probabilities(scores: vec4<f32>, logs: vec4<f32>) -> vec4<f32> {
@@ -20,8 +16,8 @@ fn probabilities(scores: vec4<f32>, logs: vec4<f32>) -> vec4<f32> {
 }
 
 // Returns whether four queries see four keys. `firsts` are the first keys that the queries see.
-fn are_seen(keys: vec4<u32>, queries: vec4<u32>, firsts: vec4<f32>) -> vec4<bool> {
-    return (keys <= queries) & (vec4<f32>(keys) >= firsts) & (queries < vec4<u32>(params.seq));
+fn are_seen(keys: vec4<u32>, queries: vec4<u32>, firsts: vec4<u32>) -> vec4<bool> {
+    return (keys <= queries) & (keys >= firsts) & (queries < vec4<u32>(params.seq));
 }
 
 // Computes the weights p and ds of a step. The products of own rows `own_0` and the rows of side 0

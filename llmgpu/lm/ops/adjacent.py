@@ -45,7 +45,7 @@ def adjacent_tensors(
     made: dict[str, Tensor] = {}
     for of_kind in by_kind.values():
         for group in _groups(of_kind, most):
-            made |= _side_by_side(operations, group, dtype)
+            made |= side_by_side(operations, group, dtype)
     return [made[name] for name in shapes]
 
 
@@ -64,21 +64,19 @@ def _groups(shapes: Shapes, most: int) -> Iterator[dict[str, Shape]]:
     yield group
 
 
-def _side_by_side(
-    operations: Recorder, shapes: Shapes, dtype: DTypeLike
-) -> Iterator[tuple[str, Tensor]]:
-    """Create tensors in the memory of a single tensor; yield each with its name."""
+def side_by_side(operations: Recorder, shapes: Shapes, dtype: DTypeLike) -> dict[str, Tensor]:
+    """Create tensors in the memory of a single tensor, by their names."""
     first, *more = shapes
     if not more:
-        yield first, operations.tensor(first, shapes[first], dtype)
-        return
+        return {first: operations.tensor(first, shapes[first], dtype)}
     elements = sum(map(_places, shapes.values()))
     whole = operations.tensor(f"{first} and {len(more)} more", (elements,), dtype)
-    start = 0
+    start, made = 0, {}
     for name, shape in shapes.items():
         part = whole.part(start, start + math.prod(shape)).reshaped(*shape)
-        yield name, replace(part, name=name)
+        made[name] = replace(part, name=name)
         start += _places(shape)
+    return made
 
 
 def _places(shape: Shape) -> int:

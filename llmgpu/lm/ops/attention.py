@@ -7,23 +7,33 @@ NumPy computes a block of queries at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.kernel_source import struct_dtype
+from llmgpu.lm.ops.adjacent import spanning
+from llmgpu.lm.ops.layers import columns_of, turned
 from llmgpu.lm.ops.matrix_tiling import HALVES
 from llmgpu.lm.ops.matrix_units import AttentionUnits, attention_units
-from llmgpu.lm.ops.recording import GpuRecorder, Recorder, as_single, dims, recorded, workgroups
+from llmgpu.lm.ops.recording import (
+    FOUR,
+    GpuRecorder,
+    Recorder,
+    as_single,
+    dims,
+    recorded,
+    workgroups,
+)
 from llmgpu.lm.ops.tensor import (
     AttentionGradients,
     AttentionShape,
     AttentionTensors,
     FloatArray,
+    PackedGradient,
     Tensor,
 )
 
@@ -124,6 +134,25 @@ class AttentionOperations(Recorder):
 
         self.over_rows(shape.batch, shape.batch * shape.heads * shape.seq**2, compute)
 
+    def attention_backward_to_packed(
+        self, t: AttentionTensors, grad: PackedGradient, starts: Tensor, shape: AttentionShape
+    ) -> None:
+        """Write grad.packed, after `attention` of the same float16 tensors."""
+        tensors = {"q": t.q, "k": t.k, "v": t.v}
+        single = {name: self.scratch(f"grad_{name}", x.shape) for name, x in tensors.items()}
+        gradients = AttentionGradients(**single, out=grad.out)
+        self.attention_backward(t, gradients, starts, shape)
+        self._pack(gradients, grad)
+
+    @recorded
+    def _pack(self, single: AttentionGradients, grad: PackedGradient) -> None:
+        rotation = grad.rotation
+        for tensor, columns in columns_of(grad.starts, single):
+            rows = tensor.array
+            if tensor is not single.v:
+                rows = turned(rows, rotation, rotation.positions.array, inverse=True)
+            np.copyto(grad.packed.array[:, columns], rows, casting="same_kind")
+
 
 class GpuAttention(GpuRecorder, AttentionOperations):
     """Attention, as GPU kernels."""
@@ -135,39 +164,80 @@ class GpuAttention(GpuRecorder, AttentionOperations):
         units = self._units(t, shape, gradients=False)
         rows = BLOCK_ROWS if units is None else units.tile.rows
         groups = shape.batch * shape.heads * -(-shape.seq // rows)
-        self._over_tiles("05_attention", groups, shape, units, **vars(t), starts=starts)
+        if units is None:
+            self._over_tiles("05_attention", groups, shape, **vars(t), starts=starts)
+            return
+        heads, firsts = _elements_of(HALVES, t.q, t.k, t.v)
+        params = attention_params(shape, shape.seq, groups, firsts)
+        tensors = {"out": t.out, "log_sum_exp": t.log_sum_exp, "starts": starts, "heads": heads}
+        self.dispatch(
+            "lm/05_attention_units.wgsl", groups, units.settings, params=params, **tensors
+        )
 
     def attention_backward(
         self, t: AttentionTensors, grad: AttentionGradients, starts: Tensor, shape: AttentionShape
     ) -> None:
         units = self._units(t, shape, gradients=True)
-        rows, column_sets = BLOCK_ROWS, -(-shape.head_dim // COLUMNS)
         if units is not None:
-            rows, column_sets = units.tile.rows, units.column_sets
-        blocks = shape.batch * -(-shape.seq // rows)
+            gradients, firsts = _elements_of(FOUR, grad.q, grad.k, grad.v)
+            strides = [tensor.shape[1] // FOUR for tensor in (grad.q, grad.k)]
+            tensors = {"grad_out": grad.out, "starts": starts, "gradients": gradients}
+            self._backward_on_units(units, t, [*firsts, *strides], shape, {}, tensors)
+            return
+        blocks = shape.batch * -(-shape.seq // BLOCK_ROWS)
         inputs = {"q": t.q, "k": t.k, "v": t.v, "grad_out": grad.out, "log_sum_exp": t.log_sum_exp}
         inputs["delta"] = self._delta(t.out, grad.out, starts, shape)
-        of_queries, of_keys = "10_attention_backward_q", "10_attention_backward_kv"
-        groups, key_groups = blocks * shape.heads, blocks * shape.kv_heads * column_sets
+        groups = blocks * shape.heads
+        self._over_tiles("10_attention_backward_q", groups, shape, **inputs, grad_q=grad.q)
+        groups = blocks * shape.kv_heads * -(-shape.head_dim // COLUMNS)
         outputs = {"grad_k": grad.k, "grad_v": grad.v}
-        weights = None if units is None else self._stored_weights(units, shape)
+        self._over_tiles("10_attention_backward_kv", groups, shape, **inputs, **outputs)
+
+    def attention_backward_to_packed(
+        self, t: AttentionTensors, grad: PackedGradient, starts: Tensor, shape: AttentionShape
+    ) -> None:
+        units = self._units(t, shape, gradients=True)
+        assert units is not None, "the tensors are float16"
+        tables, (_, sines) = _elements_of(FOUR, grad.rotation.cosines, grad.rotation.sines)
+        stride = grad.packed.shape[1] // HALVES
+        places = [*(start // HALVES for start in grad.starts), stride, stride, sines]
+        tensors = {"grad_out": grad.out, "starts": starts, "gradients": grad.packed}
+        tensors["tables"] = tables
+        self._backward_on_units(units, t, places, shape, {"packed": 1}, tensors)
+
+    def _backward_on_units(
+        self,
+        units: AttentionUnits,
+        t: AttentionTensors,
+        places: Sequence[int],
+        shape: AttentionShape,
+        settings: dict[str, int],
+        tensors: dict[str, Tensor],
+    ) -> None:
+        """Dispatch the kernels of gradients for matrix units.
+
+        places: values of the fields of `params` from `grad_queries` on. tensors: by the names of
+            bindings that all these kernels have.
+        """
+        tensors["heads"], firsts = _elements_of(HALVES, t.q, t.k, t.v)
+
+        def dispatch(kernel: str, groups: int, more: dict[str, int], **inputs: Tensor) -> None:
+            groups *= shape.batch * -(-shape.seq // units.tile.rows)
+            params = attention_params(shape, shape.seq, groups, [*firsts, *places])
+            file, constants = f"lm/10_attention_backward_{kernel}_units.wgsl", units.settings | more
+            self.dispatch(file, groups, constants, params=params, **tensors, **inputs)
+
+        # The kernel for queries keeps the weights of scores for the kernel for keys and values, or
+        # else delta, from which that kernel computes the weights again.
+        weights = self._stored_weights(units, shape)
+        kept = weights or self.scratch("attention delta", t.log_sum_exp.shape)
+        stores, sums = {"stores": int(weights is not None)}, t.log_sum_exp
+        dispatch("q", shape.heads, settings | stores, log_sum_exp=sums, out=t.out, kept=kept)
+        groups = shape.kv_heads * units.column_sets
         if weights is None:
-            self._over_tiles(of_queries, groups, shape, units, **inputs, grad_q=grad.q)
-            self._over_tiles(of_keys, key_groups, shape, units, **inputs, **outputs)
-            return
-        # The kernel of the gradients of queries stores the weights of scores for the other kernel.
-        self._over_tiles(
-            of_queries,
-            groups,
-            shape,
-            units,
-            {"stores": 1},
-            **inputs,
-            grad_q=grad.q,
-            weights=weights,
-        )
-        inputs = {name: inputs[name] for name in ("q", "grad_out", "delta")} | {"weights": weights}
-        self._over_tiles(f"{of_keys}_stored", key_groups, shape, units, **inputs, **outputs)
+            dispatch("kv", groups, settings, log_sum_exp=sums, delta=kept)
+        else:
+            dispatch("kv_stored", groups, settings, weights=weights)
 
     def _stored_weights(self, units: AttentionUnits, shape: AttentionShape) -> Tensor | None:
         """Return scratch memory for the weights of all scores; None if they must not be stored.
@@ -197,25 +267,12 @@ class GpuAttention(GpuRecorder, AttentionOperations):
         return units
 
     def _over_tiles(
-        self,
-        kernel: str,
-        groups: int,
-        shape: AttentionShape,
-        units: AttentionUnits | None,
-        more: Mapping[str, int] = MappingProxyType({}),
-        /,
-        **tensors: Tensor,
+        self, kernel: str, groups: int, shape: AttentionShape, /, **tensors: Tensor
     ) -> None:
-        """Dispatch a kernel with one workgroup per tile, or its variant for matrix units.
-
-        more: further settings of that variant.
-        """
+        """Dispatch a kernel for float32 tensors with one workgroup per tile."""
         params = attention_params(shape, shape.seq, groups)
-        if units is None:
-            file, settings = f"lm/{kernel}.wgsl", tile_constants(shape.head_dim, self.device.limits)
-        else:
-            file, settings = f"lm/{kernel}_units.wgsl", {**units.settings, **more}
-        self.dispatch(file, groups, settings, params=params, **tensors)
+        constants = tile_constants(shape.head_dim, self.device.limits)
+        self.dispatch(f"lm/{kernel}.wgsl", groups, constants, params=params, **tensors)
 
     def _delta(
         self, out: Tensor, grad_out: Tensor, starts: Tensor, shape: AttentionShape
@@ -226,16 +283,17 @@ class GpuAttention(GpuRecorder, AttentionOperations):
         delta = self.scratch("attention delta", (count + rows,))
         tensors = {"out": out, "grad_out": grad_out, "delta": delta, "starts": starts}
         kernel, constants = "lm/10_attention_delta.wgsl", {"HEAD_QUADS": shape.head_dim // 4}
-        if out.is_half:
-            kernel = "lm/10_attention_delta_half.wgsl"
-            constants = {"vectors": shape.head_dim // HALVES}
         sizes = dims(count, 0, rows)
         self.dispatch(kernel, workgroups(count), constants, **tensors, dims=sizes)
         return delta
 
 
-def attention_params(shape: AttentionShape, seq: int, workgroups: int) -> NDArray[np.void]:
-    """Return the contents of the kernels' uniform; seq: T, or the number of rows of the cache.
+def attention_params(
+    shape: AttentionShape, seq: int, workgroups: int, places: Sequence[int] = ()
+) -> NDArray[np.void]:
+    """Return the contents of the kernels' uniform.
+
+    seq: T, or the number of rows of the cache. places: the values of fields from `queries` on.
 
     Raises:
         DeviceError: the kernels don't support heads of this width.
@@ -247,7 +305,18 @@ def attention_params(shape: AttentionShape, seq: int, workgroups: int) -> NDArra
         )
     scales = (shape.scale, shape.scale * np.log2(np.e))
     starts = shape.batch * shape.seq * shape.heads  # index of the starts in `delta`
-    return np.array([(seq, shape.heads, shape.kv_heads, workgroups, *scales, starts)], PARAMS)
+    values = (seq, shape.heads, shape.kv_heads, workgroups, *scales, starts, *places)
+    return np.array([(*values, *[0] * (len(PARAMS.names or ()) - len(values)))], PARAMS)
+
+
+def _elements_of(numbers: int, *tensors: Tensor) -> tuple[Tensor, list[int]]:
+    """Return the memory of tensors as one tensor, and where each starts, in elements of `numbers`.
+
+    The tensors are made by `side_by_side`.
+    """
+    memory = spanning(tensors)
+    assert memory is not None, "the tensors are in one buffer"
+    return memory[0], [start // numbers for start in memory[1]]
 
 
 def _by_head(shape: AttentionShape, group: int, batch: slice, *tensors: Tensor) -> list[FloatArray]:

@@ -103,7 +103,7 @@ def rotary_tables(
 
 
 class LayerOperations(Recorder):
-    """Norms, biases, rotary embeddings, and splitting and joining of heads, computed by NumPy."""
+    """Norms, biases, rotary embeddings, and splitting of heads, computed by NumPy."""
 
     @recorded
     def rms_norm(self, norm: Norm, epsilon: float) -> None:
@@ -215,27 +215,15 @@ class LayerOperations(Recorder):
         All tensors are float16. starts: first columns of q, k and v in x, multiples of 4. D must be
         a multiple of 8.
         """
-        for tensor, columns in _columns(starts, heads):
+        for tensor, columns in columns_of(starts, heads):
             rows = as_single(x.array[:, columns])
             tensor.array[...] = (
                 rows if tensor is heads.v else turned(rows, rotation, rotation.positions.array)
             )
 
-    @recorded
-    def join_heads(
-        self, grad: AttentionGradients, rotation: Rotation, grad_x: Tensor, starts: Sequence[int]
-    ) -> None:
-        """Write the gradient of the input of `split_heads`, float16, from grad.q, k and v."""
-        positions = rotation.positions.array
-        for tensor, columns in _columns(starts, grad):
-            rows = tensor.array
-            if tensor is not grad.v:
-                rows = turned(rows, rotation, positions, inverse=True)
-            np.copyto(grad_x.array[:, columns], rows, casting="same_kind")
-
 
 class GpuLayers(GpuRecorder, LayerOperations):
-    """Norms, biases, rotary embeddings, and splitting and joining of heads, as GPU kernels."""
+    """Norms, biases, rotary embeddings, and splitting of heads, as GPU kernels."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
@@ -396,34 +384,18 @@ class GpuLayers(GpuRecorder, LayerOperations):
     def split_heads(
         self, x: Tensor, starts: Sequence[int], rotation: Rotation, heads: AttentionTensors
     ) -> None:
-        self._packed_heads("04_split_heads", "", starts, heads, rotation, x)
-
-    def join_heads(
-        self, grad: AttentionGradients, rotation: Rotation, grad_x: Tensor, starts: Sequence[int]
-    ) -> None:
-        self._packed_heads("04_join_heads", "grad_", starts, grad, rotation, grad_x)
-
-    def _packed_heads(
-        self,
-        kernel: str,
-        prefix: str,
-        starts: Sequence[int],
-        heads: AttentionTensors | AttentionGradients,
-        rotation: Rotation,
-        packed: Tensor,
-    ) -> None:
-        """Dispatch a kernel whose bindings have the names x, q, k and v after a prefix."""
-        tensors = {"x": packed, "q": heads.q, "k": heads.k, "v": heads.v}
-        widths = [tensor.shape[1] for tensor in (heads.q, heads.k, heads.v)]
+        tensors = {"q": heads.q, "k": heads.k, "v": heads.v}
+        widths = [tensor.shape[1] for tensor in tensors.values()]
         counts = [width // rotation.head_dim for width in widths[:2]]
-        columns = [rotation.head_dim // 2, packed.shape[1], *starts[1:]]
+        columns = [rotation.head_dim // 2, x.shape[1], *starts[1:]]
         fours = vector_fours(*columns)
-        vectors = packed.shape[0] * sum(widths) // (2 * FOUR * fours)
+        vectors = x.shape[0] * sum(widths) // (2 * FOUR * fours)
         self.dispatch(
-            f"lm/{kernel}.wgsl",
+            "lm/04_split_heads.wgsl",
             workgroups(vectors),
             {"fours": fours},
-            **{prefix + name: tensor for name, tensor in tensors.items()},
+            x=x,
+            **tensors,
             **rotation.tensors,
             params=dims(vectors, *counts, *(column // (FOUR * fours) for column in columns)),
         )
@@ -436,7 +408,7 @@ def _half_norm_settings(width: int) -> dict[str, int]:
     return {"ROW_THREADS": threads, "vectors": -(-fours // threads)}
 
 
-def _columns(
+def columns_of(
     starts: Sequence[int], heads: AttentionTensors | AttentionGradients
 ) -> Iterator[tuple[Tensor, slice]]:
     """Yield queries, keys and values, each with its columns in the packed tensor."""

@@ -111,12 +111,13 @@ class AttentionUnits:
 
     @property
     def column_sets(self) -> int:
-        """Number of workgroups that share the columns of the gradients of keys and values."""
-        width, columns = self.head_dim, self.unit[1]
-        even = (sets for sets in range(1, width + 1) if width % (sets * columns) == 0)
-        return next(
-            sets for sets in even if width // sets <= COLUMN_SET or width // sets == columns
-        )
+        """Number of workgroups that share the columns of the gradients of keys and values.
+
+        A set has whole matrices of both halves of a head, unless it has all columns.
+        """
+        width, pair = self.head_dim, 2 * self.unit[1]
+        even = (sets for sets in range(1, width + 1) if width % (sets * pair) == 0)
+        return next((n for n in even if width // n <= COLUMN_SET or width // n == pair), 1)
 
     @property
     def settings(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ A tensor is a name, a shape and a type for an array or for memory of a device.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -231,6 +231,20 @@ class AttentionGradients:
     k: Tensor
     v: Tensor
     out: Tensor
+
+
+@dataclass(frozen=True)
+class PackedGradient:
+    """The gradients of attention's output and of the input of `split_heads`, both float16.
+
+    Operations read `out` (N, H * D), and write `packed` (N, R). starts: first columns of q, k and v
+    in `packed`, multiples of 8. rotation: row t of each sequence has position t.
+    """
+
+    out: Tensor
+    packed: Tensor
+    starts: Sequence[int]
+    rotation: Rotation
 
 
 @dataclass(frozen=True)

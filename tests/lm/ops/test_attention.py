@@ -12,17 +12,27 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import constant
 from llmgpu.lm.ops import attention
+from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
-from llmgpu.lm.ops.tensor import AttentionGradients, AttentionShape, AttentionTensors, Tensor
+from llmgpu.lm.ops.tensor import (
+    AttentionGradients,
+    AttentionShape,
+    AttentionTensors,
+    PackedGradient,
+    Rotation,
+    Tensor,
+)
 from tests.lm.ops.checking import (
     FLOAT32_TOLERANCE,
     assert_close,
     float32_values,
     poisoned,
+    poisoned_halves,
     run,
     tensor_of,
 )
 from tests.reference.lm import attention as reference
+from tests.reference.lm.rotary import rotary
 
 Array = NDArray[np.float64]
 Starts = NDArray[np.uint32]
@@ -106,6 +116,38 @@ def run_both(
 
     run(operations, record)
     return [operations.read(grad) for grad in grads]
+
+
+@np.errstate(under="ignore")
+def test_the_packed_gradient_of_numpy() -> None:
+    """Gradients of queries and keys are turned back, and the gap before keys is not written."""
+    shape, operations = AttentionShape(2, 5, 4, 2, 8), open_operations(None)
+    arrays = [array.astype(np.float16) for array in inputs(shape)]
+    q, k, v, grad_out = (tensor_of(operations, "input", array) for array in arrays)
+    out, firsts = (
+        poisoned_halves(operations, "out", q.shape),
+        starts_tensor(operations, shape, None),
+    )
+    tensors = AttentionTensors(q, k, v, out, operations.tensor("sums", (len(arrays[0]), 4)))
+    positions = np.tile(np.arange(5, dtype=np.uint32), 2)
+    tables = [tensor_of(operations, "t", a) for a in rotary_tables(5, rotary_frequencies(8, 1e4))]
+    rotation = Rotation(*tables, tensor_of(operations, "positions", positions), 8)
+    columns = (0, 40, 56)
+    packed = operations.tensor("x", (10, 72), np.float16)
+    gradients = PackedGradient(grad_out, packed, columns, rotation)
+
+    def record() -> None:
+        operations.attention(tensors, firsts, shape)
+        operations.attention_backward_to_packed(tensors, gradients, firsts, shape)
+
+    run(operations, record)
+    found = operations.read(packed).astype(np.float64)
+    wide = [array.astype(np.float64) for array in arrays]
+    for n, gradient in enumerate(reference.attention_backward(*wide, shape)):
+        back = rotary(gradient, positions, 8, 1e4, inverse=True) if n < 2 else gradient
+        part = found[:, columns[n] : columns[n] + back.shape[1]]
+        np.testing.assert_allclose(part, back, rtol=2e-3, atol=2e-3)
+    assert not found[:, 32:40].any()
 
 
 @pytest.mark.parametrize("shape", ONE_TOKEN + SHAPES, ids=name_of)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,10 @@ from numpy.typing import NDArray
 from llmgpu.gpu.adapters import load_driver
 from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import KernelSource, compose
-from llmgpu.lm.ops import attention
-from llmgpu.lm.ops.attention import PARAMS
+from llmgpu.lm.ops import attention, matrix_units
+from llmgpu.lm.ops.adjacent import side_by_side
+from llmgpu.lm.ops.attention import PARAMS, attention_params
+from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.matrix_units import (
     ATTENTION_TILES,
     AttentionTile,
@@ -23,8 +27,10 @@ from llmgpu.lm.ops.matrix_units import (
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.ops.tensor import AttentionGradients, AttentionShape, AttentionTensors
 from tests.harness.kernels import kernel_of
+from tests.lm.ops.checking import assert_rounded
 from tests.lm.ops.test_attention import starts_of
 from tests.reference.lm import attention as reference
+from tests.reference.lm.rotary import rotary
 from tests.reference.lm.subgroup_matrices import by_first_lanes
 
 FORWARD, BACKWARD_Q, BACKWARD_KV, BACKWARD_KV_STORED = KINDS = (
@@ -37,6 +43,12 @@ Array = NDArray[np.float64]
 TOLERANCE = 3e-3  # of the norm: weights are rounded to 11 bits
 SMALL_UNIT = (8, 8, 8)  # of kernels that single lanes compute
 ROOM = 64  # numbers after an output, which have to stay
+UNWRITTEN = 6e4
+NO_SETTINGS: Mapping[str, int] = {}
+THETA = 10_000.0
+KINDS_OF_GRADIENTS = [
+    {"stores": stores, "packed": packed} for stores in (0, 1) for packed in (0, 1)
+]
 
 
 def small(head_dim: int, *, lanes: int = 8, rows: int = 8) -> AttentionUnits:
@@ -44,8 +56,8 @@ def small(head_dim: int, *, lanes: int = 8, rows: int = 8) -> AttentionUnits:
     return AttentionUnits(AttentionTile(2 * rows, 16, rows), SMALL_UNIT, lanes, head_dim)
 
 
-def source_of(file: str, a: AttentionUnits, *, stores: bool = False) -> KernelSource:
-    return compose(file, {}, a.settings | ({"stores": 1} if stores else {}))
+def source_of(file: str, a: AttentionUnits, settings: Mapping[str, int]) -> KernelSource:
+    return compose(file, {}, a.settings | settings)
 
 
 class Case:
@@ -74,10 +86,18 @@ class Case:
             halves[0] = abs(halves[0])
             halves[1] = (abs(halves[1]) * position / 8).astype(np.float16)
         self.q, self.k, self.v, self.grad_out = (half.astype(np.float64) for half in halves)
-        self.inputs = {
-            name: device.upload(name, half)
-            for name, half in zip(("q", "k", "v", "grad_out"), halves, strict=True)
+        # Queries, keys and values in one buffer, and the element of 8 halves where each starts.
+        self.firsts = np.cumsum([0, *(half.size // 8 for half in halves[:2])])
+        self.inputs: dict[str, NDArray[Any]] = {
+            "heads": np.concatenate([half.reshape(-1) for half in halves[:3]]),
+            "grad_out": halves[3],
+            "starts": self.starts,
         }
+        # The first column of each head's gradients in a packed row, with a gap before keys.
+        widths = [half.shape[1] for half in halves[:3]]
+        self.columns = np.cumsum([0, widths[0] + 8, widths[1]])
+        frequencies = rotary_frequencies(shape.head_dim, THETA)
+        self.rotation = rotary_tables(shape.seq + 1, frequencies)
 
     def run(
         self,
@@ -85,32 +105,33 @@ class Case:
         file: str,
         groups: int,
         outputs: dict[str, Any],
-        *,
-        stores: bool = False,
+        places: Sequence[Any] = (),
+        settings: Mapping[str, int] = NO_SETTINGS,
         **inputs: Any,
     ) -> list[NDArray[Any]]:
-        shape, device = self.shape, self.device
-        scales = (shape.scale, shape.scale * np.log2(np.e))
-        sizes = (shape.seq, shape.heads, shape.kv_heads, groups)
-        starts = shape.batch * shape.seq * shape.heads
-        params = np.array([(*sizes, *scales, starts)], PARAMS)
+        """Return the outputs of a kernel; elements that it does not write are UNWRITTEN."""
+        device = self.device
+        places = [*self.firsts, *places]
+        params = attention_params(self.shape, self.shape.seq, groups, places)
         buffers = {"params": device.create_uniform("params", PARAMS.itemsize)}
         device.write(buffers["params"], params)
-        buffers |= {name: device.upload(name, array) for name, array in inputs.items()}
+        text = source_of(file, a, settings).text
+        used = {
+            key: each for key, each in (self.inputs | inputs).items() if f" {key}: array" in text
+        }
+        buffers |= {name: device.upload(name, array) for name, array in used.items()}
         for name, like in outputs.items():
-            buffers[name] = device.upload(name, np.full(like.size + ROOM, 6e4, like.dtype))
-        text = source_of(file, a, stores=stores).text
+            buffers[name] = device.upload(name, np.full(like.size + ROOM, UNWRITTEN, like.dtype))
         if a.unit == SMALL_UNIT:
             text = by_first_lanes(text, a.lanes)
         kernel = kernel_of(device, text)
-        used = {name: each for name, each in self.inputs.items() if f" {name}: array" in text}
         commands = device.record()
-        commands.dispatch(kernel.bind(**used, **buffers), groups)
+        commands.dispatch(kernel.bind(**buffers), groups)
         commands.submit()
         results = []
         for name, like in outputs.items():
             found = device.read(buffers[name], like.size + ROOM, like.dtype.type)
-            assert (found[like.size :] == like.dtype.type(6e4)).all()
+            assert (found[like.size :] == like.dtype.type(UNWRITTEN)).all()
             results.append(found[: like.size].reshape(like.shape))
         return results
 
@@ -120,38 +141,76 @@ class Case:
         expected, sums = reference.attention(self.q, self.k, self.v, shape, self.starts)
         outputs = {"out": expected.astype(np.float16), "log_sum_exp": sums.astype(np.float32)}
         groups = shape.batch * shape.heads * -(-shape.seq // a.tile.rows)
-        out, found = self.run(a, FORWARD, groups, outputs, starts=self.starts)
+        out, found = self.run(a, FORWARD, groups, outputs)
         assert_near(out, expected)
         np.testing.assert_allclose(found, sums, rtol=1e-5, atol=1e-4)
+
+    def gradients(
+        self, a: AttentionUnits, *, stores: bool, packed: bool = False
+    ) -> list[NDArray[Any]]:
+        """Return the gradients of queries, keys and values, and delta unless `stores` is set."""
+        shape = self.shape
+        out, sums = reference.attention(self.q, self.k, self.v, shape, self.starts)
+        inputs: dict[str, NDArray[Any]] = {"log_sum_exp": sums.astype(np.float32)}
+        inputs["out"] = out.astype(np.float16)
+        heads = [self.q, self.k, self.v]
+        if packed:
+            width = self.columns[2] + self.v.shape[1]
+            gradients: Any = np.empty((len(self.q), width), np.float16)
+            places = [*(self.columns // 8), width // 8, width // 8, self.rotation[0].size // 4]
+            inputs["tables"] = np.stack(self.rotation)
+        else:
+            gradients = np.empty(sum(each.size for each in heads), np.float32)
+            places = [*(2 * self.firsts), self.q.shape[1] // 4, self.k.shape[1] // 4]
+        steps = -(-shape.seq // a.tile.step)
+        kept: NDArray[Any] = np.empty(sums.shape, np.float32)
+        if stores:
+            sizes = shape.batch * shape.heads, steps, shape.seq, 2 * a.tile.step
+            kept = np.empty(sizes, np.float16)
+        blocks = shape.batch * -(-shape.seq // a.tile.rows)
+        settings = {"stores": int(stores), "packed": int(packed)}
+        # The kernel for keys and values computes weights again, or reads stored ones.
+        outputs = {"gradients": gradients, "kept": kept}
+        groups = blocks * shape.heads
+        of_queries, kept = self.run(a, BACKWARD_Q, groups, outputs, places, settings, **inputs)
+        del outputs["kept"]
+        file, name = (BACKWARD_KV_STORED, "weights") if stores else (BACKWARD_KV, "delta")
+        inputs[name] = kept
+        groups = blocks * shape.kv_heads * a.column_sets
+        (of_keys,) = self.run(a, file, groups, outputs, places, settings, **inputs)
+        # Each element is written by at most one of the kernels.
+        unwritten = gradients.dtype.type(UNWRITTEN)
+        assert ((of_queries == unwritten) | (of_keys == unwritten)).all()
+        both = np.where(of_queries == unwritten, of_keys, of_queries)
+        if packed:
+            ends = self.columns + [each.shape[1] for each in heads]
+            parts = [both[:, first:end] for first, end in zip(self.columns, ends, strict=True)]
+            assert (both[:, ends[0] : self.columns[1]] == unwritten).all()
+        else:
+            parts = np.split(both, 8 * self.firsts[1:])
+            parts = [part.reshape(each.shape) for part, each in zip(parts, heads, strict=True)]
+        return parts if stores else [*parts, kept]
 
     @np.errstate(under="ignore")
     def check_gradients(self, a: AttentionUnits) -> None:
         shape = self.shape
-        out, sums = reference.attention(self.q, self.k, self.v, shape, self.starts)
-        terms = (out * self.grad_out).reshape(len(out), shape.heads, -1)
-        inputs = {
-            "log_sum_exp": sums.astype(np.float32),
-            "delta": np.append(terms.sum(-1), self.starts).astype(np.float32),
-        }
-        blocks = shape.batch * -(-shape.seq // a.tile.rows)
-        inputs_of = (self.q, self.k, self.v, self.grad_out)
-        gradients = reference.attention_backward(*inputs_of, shape, self.starts)
-        likes = [gradient.astype(np.float32) for gradient in gradients]
-        groups, key_groups = blocks * shape.heads, blocks * shape.kv_heads * a.column_sets
-        of_queries, of_keys = {"grad_q": likes[0]}, {"grad_k": likes[1], "grad_v": likes[2]}
-        # The kernel for keys and values computes weights again, or reads stored ones.
-        recomputed = self.run(a, BACKWARD_Q, groups, of_queries, **inputs)
-        recomputed += self.run(a, BACKWARD_KV, key_groups, of_keys, **inputs)
-        steps = -(-shape.seq // a.tile.step)
-        sizes = shape.batch * shape.heads, steps, shape.seq, 2 * a.tile.step
-        of_both = of_queries | {"weights": np.empty(sizes, np.float16)}
-        *stored, weights = self.run(a, BACKWARD_Q, groups, of_both, stores=True, **inputs)
-        stored += self.run(
-            a, BACKWARD_KV_STORED, key_groups, of_keys, delta=inputs["delta"], weights=weights
-        )
-        for actual, other, expected in zip(recomputed, stored, gradients, strict=True):
-            assert_near(actual, expected)
-            assert_near(other, expected)
+        out, _ = reference.attention(self.q, self.k, self.v, shape, self.starts)
+        inputs = (self.q, self.k, self.v, self.grad_out)
+        gradients = reference.attention_backward(*inputs, shape, self.starts)
+        terms = out.astype(np.float16) * self.grad_out
+        delta = terms.reshape(len(out), shape.heads, -1).sum(-1)
+        positions = np.tile(np.arange(shape.seq, dtype=np.uint32), shape.batch)
+        for stores in (False, True):
+            found = self.gradients(a, stores=stores)
+            for actual, expected in zip(found, (*gradients, delta), strict=False):
+                assert_near(actual, expected)
+            # The packed gradient is the rounding of the same gradients, turned back.
+            packed = self.gradients(a, stores=stores, packed=True)
+            for k in range(3):
+                back = found[k].astype(np.float64)
+                if k < 2:
+                    back = rotary(back, positions, shape.head_dim, THETA, inverse=True)
+                assert_rounded(packed[k], back)
 
 
 def assert_near(actual: NDArray[Any], expected: Array) -> None:
@@ -181,6 +240,14 @@ def test_attention_by_first_lanes(
 
 
 @pytest.mark.slow
+def test_sets_of_columns_by_first_lanes(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix_units, "COLUMN_SET", 16)
+    case, a = Case(device, AttentionShape(2, 21, 2, 1, 32)), small(32)
+    assert a.fits and a.column_sets == 2
+    case.check_gradients(a)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [[40, 1, 29], [17, 3, 90]], ids=str)
 @pytest.mark.parametrize("growing", [False, True])
 def test_documents_by_first_lanes(device: Device, lengths: list[int], growing: bool) -> None:
@@ -199,8 +266,8 @@ def test_the_largest_score_grows(device: Device) -> None:
 def test_tint_compiles_every_kind(null_device: Any, tile: AttentionTile, head_dim: int) -> None:
     a = AttentionUnits(tile, (16, 16, 16), 32, head_dim)
     assert a.fits
-    for file, stores in (*((file, False) for file in KINDS), (BACKWARD_Q, True)):
-        source = source_of(file, a, stores=stores)
+    for file, settings in product(KINDS, KINDS_OF_GRADIENTS):
+        source = source_of(file, a, settings)
         load_driver("dawn").create_shader_module(null_device, source.text, "attention")
         threads, memory = source.workgroup({})
         is_stored = file == BACKWARD_KV_STORED
@@ -250,8 +317,10 @@ def test_stored_weights_give_the_bits_of_recomputed_ones(
         monkeypatch.setattr(attention, "MOST_WEIGHT_BYTES", most_bytes)
         operations = open_operations(dawn_device)
         make = operations.tensor
-        halves = [make(name, (rows, n), np.float16) for name, n in widths.items()]
-        results = [make(f"grad_{name}", (rows, n)) for name, n in [*widths.items()][:3]]
+        shapes = {name: (rows, n) for name, n in [*widths.items()][:3]}
+        halves = [*side_by_side(operations, shapes, np.float16).values()]
+        halves += [make(name, (rows, width), np.float16) for name in ("out", "grad_out")]
+        results = [*side_by_side(operations, shapes, np.float32).values()]
         t = AttentionTensors(*halves[:4], make("log_sum_exp", (rows, shape.heads)))
         grad = AttentionGradients(*results, halves[4])
         first_keys = make("starts", (rows,), np.uint32)
