@@ -334,10 +334,11 @@ def test_stored_weights_give_the_bits_of_recomputed_ones(
         return [operations.read(tensor).tobytes() for tensor in results], operations.nbytes
 
     widths = {"q": width, "k": kv_width, "v": kv_width, "out": width, "grad_out": width}
-    inputs = [
-        rng.standard_normal((rows, widths[name])).astype(np.float16)
-        for name in ("q", "k", "v", "grad_out")
-    ]
+    with np.errstate(under="ignore"):  # half precision has no numbers that small
+        inputs = [
+            rng.standard_normal((rows, widths[name])).astype(np.float16)
+            for name in ("q", "k", "v", "grad_out")
+        ]
     (stored, memory), (recomputed, less) = gradients(1 << 30), gradients(0)
     assert stored == recomputed and memory > less
     assert gradients(1 << 30, replace(shape, saves_memory=True)) == (recomputed, less)
