@@ -135,6 +135,7 @@ def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
     # Read the file.
     try:
         content = tomllib.loads(read_whole(path, "file of options").decode())
+        repr(content)  # ValueError for a hexadecimal number of too many decimal digits
     except (OSError, ValueError, RecursionError) as error:
         nested = "nested too deep" if isinstance(error, RecursionError) else error
         reason = getattr(error, "strerror", None) or nested
@@ -162,8 +163,9 @@ def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
             raise InputError(f"{path}: {key} is not a string, a number, true or false, or a list")
         if isinstance(value, list) and name not in repeated:
             raise InputError(f"{path}: {key} is a list, but takes one value")
-        given = value if isinstance(value, (bool, list)) else str(value)
-        found[name] = [given] if name in repeated and not isinstance(given, list) else given
+        # Types of options parse texts; a flag's type parses "true" and "false".
+        texts = [each if isinstance(each, str) else _toml(each) for each in values]
+        found[name] = texts if name in repeated else texts[0]
     return found
 
 

@@ -125,6 +125,8 @@ def test_resuming_needs_only_the_folder(
         ("\xff", "can't read the options in run.toml"),
         (f"dim = {'[' * 100_000}", "can't read the options in run.toml: nested too deep"),
         (f"dim = {'9' * 5000}", "can't read the options in run.toml"),
+        (f"dim = 0x{'f' * 5000}", "can't read the options in run.toml"),
+        (f"log-format = 0x{'f' * 5000}", "can't read the options in run.toml"),
         ("#" * (1 << 20) + "\n", "longer than 1 MiB: no file of options is"),
     ],
 )
@@ -151,6 +153,28 @@ def test_an_option_that_may_be_repeated_takes_one_value_or_a_list(
         assert done.returncode == 0, done.stderr
         assert 'doc-separator = ["cat"]' in (corpus.parent / "run" / "options.toml").read_text()
         shutil.rmtree(corpus.parent / "run")
+
+
+@pytest.mark.parametrize("value", ["[7, 'cat']", "7", "1.5", "[true]", "true"])
+def test_numbers_are_texts_where_an_option_takes_a_text(
+    llmgpu: Run, corpus: Path, vocab: Path, value: str
+) -> None:
+    lines = ("vocab = 'v.bin'", "corpus = 'corpus.txt'", f"doc-separator = {value}")
+    (vocab.parent / "run.toml").write_text("\n".join(lines))
+    done = llmgpu("train", "--config", "run.toml", *OPTIONS, "--device", "cpu", "-o", "run")
+    assert done.returncode == 0, done.stderr
+    kept = tomllib.loads((corpus.parent / "run" / "options.toml").read_text())
+    given = tomllib.loads(lines[-1])["doc-separator"]
+    given = given if isinstance(given, list) else [given]
+    assert kept["doc-separator"] == [str(each).replace("True", "true") for each in given]
+    shutil.rmtree(corpus.parent / "run")
+
+
+def test_true_is_not_a_number(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    for name in ("limit", "seq_len", "lr", "steps"):
+        write(vocab.parent / "run.toml", vocab="v.bin", corpus="corpus.txt", **{name: True})
+        done = llmgpu("train", "--config", "run.toml", "--device", "cpu", "-o", "run")
+        fails(done, 2, f"'--{name.replace('_', '-')}': 'true'")
 
 
 def test_lines_as_json(llmgpu: Run, corpus: Path, vocab: Path) -> None:
