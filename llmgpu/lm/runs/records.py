@@ -256,6 +256,8 @@ def _read_lines(path: str | Path) -> tuple[dict[str, Any], list[bytes]]:
     facts = parse_json_object(lines[0], f"{path}, line 1")
     if (facts.pop("format", None), facts.pop("version", None)) != (FORMAT, VERSION):
         raise InputError(f"{path} is not the log of a training run ({FORMAT} {VERSION})")
+    if not isinstance(facts.get("command", ""), str):
+        raise InputError(f"{path}, line 1: command is not a text")
     return facts, lines
 
 
