@@ -9,14 +9,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from llmgpu.errors import CapacityError, DeviceError
 from llmgpu.gpu.driver import MATRIX_FEATURE, BufferMap, BufferUsage, Driver, MatrixShape
 from llmgpu.input_files import quote
 from llmgpu.spelling import spelled
+
+Result = TypeVar("Result")
 
 DRIVERS = ("wgpu", "dawn")
 DRIVER_VARIABLE = "LLMGPU_DRIVER"
@@ -263,10 +265,23 @@ class OpenedAdapter:
         try:
             return self.handle.create_buffer(label=label, size=nbytes, usage=int(usage))
         except self.webgpu.errors as error:
+            reason = " ".join(str(error).split())
             raise CapacityError(
-                f"{self.name} can't allocate {nbytes} bytes for {label}: {error}"
+                f"{self.name} can't allocate {nbytes} bytes for {label}: {reason}"
             ) from error
 
     def map_buffer(self, handle: Any, *, write: bool, nbytes: int) -> BufferMap:
         """Begin to map the first `nbytes` bytes of a buffer into the host's memory."""
-        return self.webgpu.map_buffer(self.handle, handle, write=write, nbytes=nbytes)
+        make = self.webgpu.map_buffer
+        return self.call(make, self.handle, handle, write=write, nbytes=nbytes)
+
+    def call(self, function: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
+        """Call a function of the driver.
+
+        Raises DeviceError for an error of the driver, such as the loss of the device.
+        """
+        try:
+            return function(*arguments, **named)
+        except self.webgpu.errors as error:
+            reason = " ".join(str(error).split())
+            raise DeviceError(f"{self.name} failed: {reason}") from error

@@ -117,8 +117,8 @@ class Commands:
             raise RuntimeError("staging memory is still mapped")
         self._end_pass()
         timestamps = self._resolve_timestamps() if self._timed_labels else None
-        handle = self._opened.handle
-        submission = self._opened.webgpu.submit(handle, self._encoder.finish())
+        finished = self._opened.call(self._encoder.finish)
+        submission = self._opened.webgpu.submit(self._opened.handle, finished)
         if timestamps is not None:
             self._collect_times(timestamps)
         return submission

@@ -192,7 +192,7 @@ class Device(OpenedAdapter):
         if len(flat) <= SMALL_UPLOAD:
             padded = np.zeros(-(-len(flat) // 4) * 4, np.uint8)
             padded[: len(flat)] = flat
-            self.handle.queue.write_buffer(buffer.handle, buffer.offset, padded)
+            self.call(self.handle.queue.write_buffer, buffer.handle, buffer.offset, padded)
             return
         self._write_staged(buffer, flat)
 

@@ -108,7 +108,7 @@ class Kernel:
             for binding, resource in zip(self.bindings, ranges, strict=True)
         ]
         create = self._opened.handle.create_bind_group
-        group = create(label=self.label, layout=self._layout, entries=entries)
+        group = self._opened.call(create, label=self.label, layout=self._layout, entries=entries)
         return BoundKernel(self.label, self._pipeline, group, ordered)
 
 

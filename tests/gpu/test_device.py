@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -137,6 +139,33 @@ def test_a_download_under_way_is_not_started_again(device: Device) -> None:
     download.finish(np.empty(16, np.uint8))
     with pytest.raises(RuntimeError, match="no download"):
         download.finish(np.empty(16, np.uint8))
+
+
+def test_the_loss_of_a_device_is_an_error_of_the_device() -> None:
+    require_adapter()
+    device = Device(OpenedAdapter(select_adapter(), frozenset(), {"max-buffer-size": 1 << 20}))
+    if device.webgpu.name != "wgpu":
+        pytest.skip("other drivers raise no errors for a lost device")
+    array = np.zeros(64, np.uint32)
+    bound = boundary_kernel(device, 64)
+    buffer, commands, download = device.upload("numbers", array), device.record(), Download(device)
+    kernel = device.kernel("recount/01_clear_table.wgsl", WORKGROUP_SIZE=64)
+    commands.dispatch(bound, 1)
+    download.start(buffer, 256)
+    download.cancel()
+    device.handle.destroy()
+    buffers = {binding.name: buffer for binding in kernel.bindings}
+    calls: list[Callable[[], object]] = [
+        commands.submit,
+        download.begin,
+        lambda: kernel.bind(**buffers),
+        lambda: device.write(buffer, array),
+        lambda: device.read(buffer, 64, np.uint32),
+        lambda: device.create_buffer("more", 256),
+    ]
+    for call in calls:
+        with pytest.raises(DeviceError, match=r"^[^\n]*Parent device is lost$"):
+            call()
 
 
 def test_indirect_counts_must_not_be_bound(device: Device) -> None:
