@@ -119,7 +119,7 @@ _READ = (
         ("tokenize", "in/shards.json", "--decode", *_V, "-o", "out/text", "--force"),
     ),
     *(
-        Job(name, ("tokenize", f"in/c.{name}", *_V, "-o", f"out/{name}.ids"))
+        Job(f"from {name}", ("tokenize", f"in/c.{name}", *_V, "-o", f"out/{name}.ids"))
         for name in ("txt.gz", "txt.zst", "txt.xz", "txt.bz2", "jsonl", "parquet")
     ),
     Job("from counts", ("bpe-train", "--from-counts", "in/counts", *_SMALL, "-o", "out/v.bin")),
