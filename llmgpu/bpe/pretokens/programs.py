@@ -197,6 +197,12 @@ def _every_character() -> str:
     return points.tobytes().decode("utf-32-le", "surrogatepass")
 
 
+@lru_cache(maxsize=64)  # a search takes 10 ms, and expressions have sets in common
+def _runs(regex: Any, spelled: str) -> NDArray[np.int64]:
+    """Return the begin and the end of each run of a set's code points: int64 (runs, 2)."""
+    return np.array([run.span() for run in regex.finditer(f"(?:{spelled})++", _every_character())])
+
+
 def _classes(regex: Any, sets: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
     """Return the class of each code point, and the bits of each class.
 
@@ -207,10 +213,7 @@ def _classes(regex: Any, sets: Sequence[str]) -> tuple[NDArray[np.uint8], NDArra
     """
     # Cut the code points wherever a run of some set's characters begins or ends. Code points that
     # no cut separates are in the same sets.
-    runs = [
-        np.array([match.span() for match in regex.finditer(f"(?:{spelled})++", _every_character())])
-        for spelled in sets
-    ]
+    runs = [_runs(regex, spelled) for spelled in sets]
     places = np.unique(np.concatenate([[0], *(run.reshape(-1) for run in runs)])).astype(np.int64)
     places = places[places < _CODE_POINTS]
     # bits[k]: the sets of the code points from places[k] to the next place.
