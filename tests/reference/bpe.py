@@ -125,10 +125,11 @@ def symbol_rank(symbol: int, tie: str) -> int:
 
 def merge_word(word: Sequence[int], pair: tuple[int, int], new: int) -> tuple[int, ...]:
     """Replace `pair` by `new`, from the left, without overlap."""
+    left, right = pair
     merged: list[int] = []
     i = 0
     while i < len(word):
-        if tuple(word[i : i + 2]) == pair:
+        if word[i] == left and i + 1 < len(word) and word[i + 1] == right:
             merged.append(new)
             i += 2
         else:

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 from tokenizers.normalizers import NFC
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.reference.bpe import pre_tokens
+
+# The place and the result of each merge by its pair, and the ids of tokens that are not special.
+Rules = tuple[dict[tuple[int, int], tuple[int, int]], dict[bytes, int]]
+_RULES: WeakKeyDictionary[Vocabulary, Rules] = WeakKeyDictionary()
+
+
+def rules_of(vocabulary: Vocabulary) -> Rules:
+    """Return the rules of a vocabulary, which many texts are encoded with."""
+    if vocabulary not in _RULES:
+        merges = enumerate(vocabulary.merges.tolist())
+        by_merges = {(left, right): (k, new) for k, (left, right, new) in merges}
+        special = set(vocabulary.special_tokens.values())
+        ids: dict[bytes, int] = {}
+        for i, token in enumerate(vocabulary.tokens):
+            if token and i not in special:
+                ids.setdefault(token, i)
+        _RULES[vocabulary] = by_merges, ids
+    return _RULES[vocabulary]
 
 
 def bpe_encode(vocabulary: Vocabulary, text: bytes) -> list[int]:
@@ -18,14 +38,7 @@ def bpe_encode(vocabulary: Vocabulary, text: bytes) -> list[int]:
     assert vocabulary.match == "bpe"
     if vocabulary.normalizer == "NFC":
         text = NFC().normalize_str(text.decode()).encode()
-    by_merges = {
-        (left, right): (k, new) for k, (left, right, new) in enumerate(vocabulary.merges.tolist())
-    }
-    special = set(vocabulary.special_tokens.values())
-    ids: dict[bytes, int] = {}
-    for i, token in enumerate(vocabulary.tokens):
-        if token and i not in special:
-            ids.setdefault(token, i)
+    by_merges, ids = rules_of(vocabulary)
     encoded: list[int] = []
     for piece in pre_tokens(text, vocabulary.pattern, vocabulary.unicode):
         if vocabulary.ignore_merges and piece in ids:
