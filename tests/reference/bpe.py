@@ -186,7 +186,7 @@ def extend(
         for piece in pre_tokens(document, pattern)
     )
     for left, right, result in merges:
-        words = _merge_words(words, (left, right), result)
+        words = merge_words(words, (left, right), result)
     ranks = {byte_id[byte]: symbol_rank(byte, tie) for byte in range(256)}
     spelled = list(tokens)
     learned: list[tuple[int, int, int]] = []
@@ -210,11 +210,11 @@ def extend(
         if result == len(spelled):
             spelled.append(new)
         learned.append((*best, result))
-        words = _merge_words(words, best, result)
+        words = merge_words(words, best, result)
     return learned, sum(len(word) * weight for word, weight in words.items())
 
 
-def _merge_words(
+def merge_words(
     words: Counter[tuple[int, ...]], pair: tuple[int, int], new: int
 ) -> Counter[tuple[int, ...]]:
     merged: Counter[tuple[int, ...]] = Counter()

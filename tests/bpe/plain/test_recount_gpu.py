@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -57,12 +58,15 @@ def replay(
     documents: list[bytes], merges: list[tuple[int, int]], pattern: str
 ) -> tuple[list[int], int]:
     """Return how often each pair occurs when it is merged, and the symbols left at the end."""
-    pieces = [tuple(piece) for text in documents for piece in reference.pre_tokens(text, pattern)]
+    words = Counter(
+        tuple(piece) for text in documents for piece in reference.pre_tokens(text, pattern)
+    )
     counts = []
     for number, pair in enumerate(merges):
-        counts.append(sum(list(itertools.pairwise(piece)).count(pair) for piece in pieces))
-        pieces = [reference.merge_word(piece, pair, 256 + number) for piece in pieces]
-    return counts, sum(map(len, pieces))
+        occurrences = {word: list(itertools.pairwise(word)).count(pair) for word in words}
+        counts.append(sum(words[word] * count for word, count in occurrences.items()))
+        words = reference.merge_words(words, pair, 256 + number)
+    return counts, sum(len(word) * weight for word, weight in words.items())
 
 
 def merge_everywhere(
