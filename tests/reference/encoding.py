@@ -9,23 +9,23 @@ from tokenizers.normalizers import NFC
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.reference.bpe import pre_tokens
 
-# The place and the result of each merge by its pair, and the ids of tokens that are not special.
-Rules = tuple[dict[tuple[int, int], tuple[int, int]], dict[bytes, int]]
-_RULES: WeakKeyDictionary[Vocabulary, Rules] = WeakKeyDictionary()
 
+class Rules:
+    """The rules of a vocabulary, and the ids of the pre-tokens that it has encoded."""
 
-def rules_of(vocabulary: Vocabulary) -> Rules:
-    """Return the rules of a vocabulary, which many texts are encoded with."""
-    if vocabulary not in _RULES:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         merges = enumerate(vocabulary.merges.tolist())
-        by_merges = {(left, right): (k, new) for k, (left, right, new) in merges}
+        # The place and the result of each merge by its pair.
+        self.by_merges = {(left, right): (k, new) for k, (left, right, new) in merges}
         special = set(vocabulary.special_tokens.values())
-        ids: dict[bytes, int] = {}
+        self.ids: dict[bytes, int] = {}
         for i, token in enumerate(vocabulary.tokens):
             if token and i not in special:
-                ids.setdefault(token, i)
-        _RULES[vocabulary] = by_merges, ids
-    return _RULES[vocabulary]
+                self.ids.setdefault(token, i)
+        self.encoded: dict[bytes, list[int]] = {}
+
+
+_RULES: WeakKeyDictionary[Vocabulary, Rules] = WeakKeyDictionary()
 
 
 def bpe_encode(vocabulary: Vocabulary, text: bytes) -> list[int]:
@@ -38,30 +38,35 @@ def bpe_encode(vocabulary: Vocabulary, text: bytes) -> list[int]:
     assert vocabulary.match == "bpe"
     if vocabulary.normalizer == "NFC":
         text = NFC().normalize_str(text.decode()).encode()
-    by_merges, ids = rules_of(vocabulary)
-    encoded: list[int] = []
+    if vocabulary not in _RULES:
+        _RULES[vocabulary] = Rules(vocabulary)
+    rules, encoded = _RULES[vocabulary], []
     for piece in pre_tokens(text, vocabulary.pattern, vocabulary.unicode):
-        if vocabulary.ignore_merges and piece in ids:
-            encoded.append(ids[piece])
-            continue
-        parts = [_byte_id(vocabulary, ids, byte) for byte in piece]
-        while True:
-            candidates = []
-            for i in range(len(parts) - 1):
-                left, right = parts[i], parts[i + 1]
-                if by_merges:
-                    found = by_merges.get((left, right))
-                else:
-                    new = ids.get(vocabulary.tokens[left] + vocabulary.tokens[right])
-                    found = None if new is None else (new, new)
-                if found:
-                    candidates.append((found[0], i, found[1]))
-            if not candidates:
-                break
-            _, i, new = min(candidates)
-            parts[i : i + 2] = [new]
-        encoded += parts
+        if piece not in rules.encoded:
+            rules.encoded[piece] = _encode_piece(vocabulary, rules, piece)
+        encoded += rules.encoded[piece]
     return encoded
+
+
+def _encode_piece(vocabulary: Vocabulary, rules: Rules, piece: bytes) -> list[int]:
+    if vocabulary.ignore_merges and piece in rules.ids:
+        return [rules.ids[piece]]
+    parts = [_byte_id(vocabulary, rules.ids, byte) for byte in piece]
+    while True:
+        candidates = []
+        for i in range(len(parts) - 1):
+            left, right = parts[i], parts[i + 1]
+            if rules.by_merges:
+                found = rules.by_merges.get((left, right))
+            else:
+                new = rules.ids.get(vocabulary.tokens[left] + vocabulary.tokens[right])
+                found = None if new is None else (new, new)
+            if found:
+                candidates.append((found[0], i, found[1]))
+        if not candidates:
+            return parts
+        _, i, new = min(candidates)
+        parts[i : i + 2] = [new]
 
 
 def _byte_id(vocabulary: Vocabulary, ids: dict[bytes, int], byte: int) -> int:
