@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -90,15 +91,21 @@ SCAN = {"scan": "common/scan_shared.wgsl"}
 HEADER_LINE = re.compile(r"^// binding (\d+)\s+(\w+)\s+(read_write|read|uniform)\b", re.MULTILINE)
 
 
+@cache
+def source_of(file: str, **settings: int) -> sources.KernelSource:
+    """Compose a kernel with its settings once."""
+    return compose(file, SCAN, settings)
+
+
 def test_kernels_with_directives_are_compiled_with_several_settings() -> None:
-    assert set(SETTINGS) == {file for file in KERNELS if compose(file, SCAN).settings}
+    assert set(SETTINGS) == {file for file in KERNELS if source_of(file).settings}
     for file, settings in COMPILED:
-        assert set(settings) <= compose(file, SCAN).settings, file
+        assert set(settings) <= source_of(file).settings, file
 
 
 @pytest.mark.parametrize(("file", "settings"), COMPILED, ids=str)
 def test_every_kernel_compiles(any_device: Device, file: str, settings: Mapping[str, int]) -> None:
-    text = compose(file, SCAN, settings).text
+    text = source_of(file, **settings).text
     if "probe_subgroups" in file and not any_device.subgroup_size:
         pytest.skip("asks for subgroups")
     if "subgroup_matrix" in text and not any_device.matrix_shapes:
@@ -117,7 +124,7 @@ def test_headers_list_the_bindings(file: str) -> None:
     assert [index for index, _, _ in listed] == list(range(len(listed)))
     found = set()
     for settings in ({}, *SETTINGS.get(file, ())):
-        source = compose(file, SCAN, settings)
+        source = source_of(file, **settings)
         declared = [(b.index, b.name, b.access) for b in source.bindings]
         assert declared == listed[: len(declared)]
         found |= set(declared)
@@ -126,7 +133,7 @@ def test_headers_list_the_bindings(file: str) -> None:
 
 def test_kernels_keep_to_webgpu_s_default_number_of_storage_buffers() -> None:
     for file, settings in COMPILED:
-        source = compose(file, SCAN, settings)
+        source = source_of(file, **settings)
         assert sum(binding.access != "uniform" for binding in source.bindings) <= 8, file
 
 

@@ -16,6 +16,8 @@ from llmgpu.bench.suite import Benchmark
 from llmgpu.lm.config import ModelConfig
 
 T = TypeVar("T")
+# Random numbers of small arrays: a prime, so that rows do not repeat each other.
+SMALL_PERIOD = 20_011
 
 
 def given(value: T | None) -> T:
@@ -37,6 +39,7 @@ def small_parts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(kernels, "choose_sizes", lambda engine, quick: (Sizes(config, 3), "small"))
     patch.setattr(cases, "QUICK_CASE_SECONDS", 0.0)
     patch.setattr(embedding, "QUICK_TABLE_BYTES", 1 << 20)
+    patch.setattr(cases, "_PERIOD", SMALL_PERIOD)
     patch.setattr(timing, "WARM_UP_SECONDS", 0.0)
     patch.setattr(timing, "CPU_COPY_BYTES", 1 << 20)
     patch.setattr(timing, "PRODUCT_SIZE", 64)

@@ -32,7 +32,7 @@ from llmgpu.gpu.adapters import WEBGPU_DEFAULT_LIMITS
 from llmgpu.gpu.device import Device
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.progress import no_progress
-from tests.bench.conftest import given
+from tests.bench.conftest import SMALL_PERIOD, given
 from tests.conftest import require_adapter
 
 TINY = Lab("Tiny", 300, 64, 2, 75)
@@ -43,6 +43,7 @@ NUMPY_ENGINE = Engine(NUMPY, 0.0)
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding, "LABS", (TINY,))
+    monkeypatch.setattr(embedding, "BLOCK", SMALL_PERIOD)
     monkeypatch.setattr(cases, "CASE_SECONDS", float("inf"))  # on a busy machine, too
     monkeypatch.setattr(cases, "QUICK_CASE_SECONDS", float("inf"))
     monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench import BenchOptions, cases, ideas, timing
+from llmgpu.bench import BenchOptions, cases, embedding, ideas, timing
 from llmgpu.bench.cases import Sizes
 from llmgpu.bench.embedding import Lab
 from llmgpu.bench.engines import Engine
@@ -19,7 +19,7 @@ from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import compose
 from llmgpu.lm.config import ModelConfig
 from llmgpu.progress import no_progress
-from tests.bench.conftest import given
+from tests.bench.conftest import SMALL_PERIOD, given
 
 CONFIG = ModelConfig(90, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, seq_len=12)
 LAB = Lab("small", 60, 32, 2, 50)
@@ -35,6 +35,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ideas, "choose_sizes", lambda engine, quick: (Sizes(CONFIG, 3), "small"))
     monkeypatch.setattr(ideas, "_lab", lambda engine, quick: LAB)
     monkeypatch.setattr(ideas, "SOFTWARE_MERGES", 4)
+    monkeypatch.setattr(cases, "_PERIOD", SMALL_PERIOD)
+    monkeypatch.setattr(embedding, "BLOCK", SMALL_PERIOD)
     monkeypatch.setattr(cases, "QUICK_CASE_SECONDS", 0.0)
     monkeypatch.setattr(cases, "measure_limits", lambda engine: Limits(1e9, 1e10))
     monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)

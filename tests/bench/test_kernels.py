@@ -31,7 +31,7 @@ from llmgpu.kernel_source import compose
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.progress import no_progress
-from tests.bench.conftest import given
+from tests.bench.conftest import SMALL_PERIOD, given
 from tests.test_kernel_source import COMPILED, SCAN
 
 RECORDED = Path(__file__).parents[2] / "docs" / "recorded"
@@ -50,6 +50,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizers, "kernel_text_bytes", lambda engine, quick: 3000)
     monkeypatch.setattr(tokenizers, "KERNELS_VOCAB_SIZE", 270)
     monkeypatch.setattr(cases, "measure_limits", lambda engine: Limits(1e9, 1e10))
+    monkeypatch.setattr(cases, "_PERIOD", SMALL_PERIOD)
     monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
     monkeypatch.setattr(cases, "QUICK_CASE_SECONDS", float("inf"))  # on a busy machine, too
 
@@ -238,7 +239,8 @@ def test_an_update_of_one_weight_that_differs_is_wrong(device: Device) -> None:
     assert (result.correct, result.answer) == (False, wrong)
 
 
-def test_same_values() -> None:
+def test_same_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "BLOCK_ELEMENTS", 1 << 12)
     wanted = np.array([[1.0, -1.0], [100.0, 100.0]], np.float32)
     assert same_values(wanted, wanted, 0)
     assert same_values(wanted * np.float32(1.00001), wanted, 1e-5)
