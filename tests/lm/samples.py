@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.gpu.commands import Download
 from llmgpu.lm.checkpoints.checkpoint import TrainingState, save_checkpoint
 from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.generating.generator import Generator
 from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.model import Model
+from llmgpu.lm.ops.operations import GpuOperations
 from llmgpu.lm.options import SamplingOptions
 from tests.bpe.vocabularies import build_vocabulary
 
@@ -55,9 +57,15 @@ def used_rows(
 
 
 def read_weights(model: Model) -> dict[str, NDArray[np.float32]]:
-    """Return a model's weights by name."""
-    begun = {name: model.operations.begin_read(each) for name, each in model.weights.items()}
-    return {name: finish() for name, finish in begun.items()}
+    """Return a model's weights by name, which a device copies in one submission."""
+    operations, weights = model.operations, model.weights
+    if not isinstance(operations, GpuOperations):
+        return {name: operations.read(each) for name, each in weights.items()}
+    arrays = {name: np.empty(each.shape, each.dtype) for name, each in weights.items()}
+    download = Download(operations.device)
+    download.start_all([(each.buffer, each.nbytes) for each in weights.values()])
+    download.finish(*(array.reshape(-1).view(np.uint8) for array in arrays.values()))
+    return arrays
 
 
 class _KeptLogits(Sampler):
