@@ -98,7 +98,7 @@ class VocabularyError(LlmgpuError):
 
 
 class DeviceError(LlmgpuError):
-    """No adapter matches, an adapter's limit is too small, or its memory is exhausted."""
+    """No adapter matches, a limit or the memory of a device is too small, or a device is lost."""
 
 
 class CapacityError(DeviceError):

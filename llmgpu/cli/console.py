@@ -73,13 +73,13 @@ class Reporter(Closing):
         # By phase: the time of the first report, and the amount done by then.
         self._started: dict[str, tuple[float, int]] = {}
         self._printed = 0.0  # time of the last progress line
-        self._judged = 0  # bytes of memory up to which an estimate needs no other report
+        self._covered = 0  # estimates of up to so many bytes are not reported again
         # Memory of the process before the job begins, in bytes: now, and at the peak.
         self._process, self._first_peak = resident_memory() or 0, peak_memory() or 0
         self.needed_bytes = 0  # bytes of memory in the latest estimate
 
     def need_memory(self, memory: Memory, *, is_small: bool = False) -> None:
-        """Report the most memory that the process needs, if an earlier call did not cover it.
+        """Report the most memory that the process needs, unless an earlier report named as much.
 
         memory: the estimate for the job. The memory that the process had before the job is added.
         If the sum is less than a tenth of the free memory, nothing is reported.
@@ -91,19 +91,19 @@ class Reporter(Closing):
         if peak > self._first_peak:  # an earlier peak is not due to this job
             needed = max(needed, peak)
         self.needed_bytes = needed
-        if is_small or needed <= self._judged:
+        if is_small or needed <= self._covered:
             return
-        # plus 10 %, so that a slightly larger need is not judged again
-        self._judged = needed + needed // 10
-        free = free_memory()
+        self._covered, free = needed, free_memory()
         if free is not None and needed < free // _LITTLE:
             return
+        # plus 10 %, so that a slightly larger need is not reported again
+        self._covered += needed // 10
         on_device = f", {human_bytes(memory.device)} on the device" if memory.device else ""
         about = ""
         if memory.likely is not None:
             likely = max(memory.likely + self._process, min(peak, needed))
             about = f"about {human_bytes(likely)}, "
-        self.line(f"needs {about}at most {human_bytes(self._judged)} of memory{on_device}")
+        self.line(f"needs {about}at most {human_bytes(self._covered)} of memory{on_device}")
         if free is not None and needed > free:
             self.line(f"note: only {human_bytes(free)} of memory are free: use less text (--limit)")
 

@@ -22,6 +22,7 @@ Result = TypeVar("Result")
 
 DRIVERS = ("wgpu", "dawn")
 DRIVER_VARIABLE = "LLMGPU_DRIVER"
+LOST = "device is lost"  # part of a driver's message about a lost device
 
 _DISCRETE, _SOFTWARE = "discrete GPU", "software adapter"
 _KINDS = {
@@ -266,22 +267,31 @@ class OpenedAdapter:
             return self.handle.create_buffer(label=label, size=nbytes, usage=int(usage))
         except self.webgpu.errors as error:
             reason = " ".join(str(error).split())
-            raise CapacityError(
+            raise self.lost(error) or CapacityError(
                 f"{self.name} can't allocate {nbytes} bytes for {label}: {reason}"
             ) from error
 
     def map_buffer(self, handle: Any, *, write: bool, nbytes: int) -> BufferMap:
         """Begin to map the first `nbytes` bytes of a buffer into the host's memory."""
-        make = self.webgpu.map_buffer
-        return self.call(make, self.handle, handle, write=write, nbytes=nbytes)
+        return self.call(self.webgpu.map_buffer, self.handle, handle, write=write, nbytes=nbytes)
 
     def call(self, function: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
         """Call a function of the driver.
 
-        Raises DeviceError for an error of the driver, such as the loss of the device.
+        Raises DeviceError if the device is lost; other errors of the driver are raised unchanged.
         """
         try:
             return function(*arguments, **named)
         except self.webgpu.errors as error:
-            reason = " ".join(str(error).split())
-            raise DeviceError(f"{self.name} failed: {reason}") from error
+            if (lost := self.lost(error)) is None:
+                raise
+            raise lost from error
+
+    def lost(self, error: Exception) -> DeviceError | None:
+        """Return the error for the loss of the device if an error of the driver reports it."""
+        if LOST not in str(error):
+            return None
+        return DeviceError(
+            f"{self.name} was lost while it worked: run the command again, with "
+            f"{spelled('--resume')} if it has that option, or use {spelled('--device cpu')}"
+        )

@@ -15,6 +15,7 @@ mapped buffers are several times faster.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,8 @@ class Commands:
         self.still_mapped: list[Callable[[], bool]] = []
         self._timed_labels: list[str] = []
         if self._times is not None:
-            self._queries = handle.create_query_set(type="timestamp", count=2 * MAX_TIMED)
+            create = handle.create_query_set
+            self._queries = self._opened.call(create, type="timestamp", count=2 * MAX_TIMED)
 
     def dispatch(self, kernel: BoundKernel, groups: int) -> None:
         """Run `groups` workgroups of a kernel, in two dimensions if one is too short."""
@@ -170,7 +172,7 @@ class Commands:
         if not pending.wait():
             raise DeviceError(f"{self._opened.name} can't map its timestamps for reading")
         ticks = np.frombuffer(pending.memory(), np.uint64).copy()
-        pending.unmap()
+        self._opened.call(pending.unmap)
         period = self._opened.webgpu.timestamp_period(self._opened.handle)
         spans = (ticks[1::2] - ticks[::2]).astype(np.float64) * period
         times = self._times if self._times is not None else {}
@@ -228,7 +230,7 @@ class Staging:
     ) -> None:
         """Unmap the memory, and record the copy of `nbytes` bytes of it into `target`."""
         if self._map is not None:
-            self._map.unmap()
+            self._opened.call(self._map.unmap)
             self._map = None
         commands.still_mapped.append(self.is_mapped)
         size = -(-nbytes // 4) * 4
@@ -324,7 +326,7 @@ class Download:
             raise RuntimeError("no download is under way in this memory")
         if not mapped.wait():
             raise DeviceError(f"{self._opened.name} can't map {self._size} bytes for reading")
-        return np.frombuffer(mapped.memory(), np.uint8), mapped.unmap
+        return np.frombuffer(mapped.memory(), np.uint8), partial(self._opened.call, mapped.unmap)
 
     def reserve(self, nbytes: int) -> None:
         """Allocate memory for `nbytes` bytes in advance, because allocation is slow."""

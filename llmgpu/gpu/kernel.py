@@ -56,7 +56,7 @@ class Kernel:
         try:
             self._compile(source, overrides)
         except opened.webgpu.errors as error:
-            raise DeviceError(_locate(str(error), source)) from error
+            raise opened.lost(error) or DeviceError(_locate(str(error), source)) from error
 
     def _check_limits(self, source: KernelSource, memory: int) -> None:
         needs = {

@@ -17,7 +17,7 @@ from llmgpu.text.streams import AUTO, STANDARD_INPUT
 from llmgpu.tokens.filters import Filter
 from llmgpu.tokens.sinks import TokenSink
 
-_PREPARED = 3  # number of slices that threads prepare for writing at the same time
+_PREPARED = 3  # slices being prepared for writing, with the slice that the writer took last
 _WRITTEN = 2  # number of slices that are being written or wait for it
 SUGGEST_GPU_FROM = 10**9  # suggest a GPU after as many bytes of text
 

@@ -16,7 +16,7 @@ from llmgpu.bench.suite import Benchmark
 from llmgpu.lm.config import ModelConfig
 
 T = TypeVar("T")
-# Random numbers of small arrays: a prime, so that rows do not repeat each other.
+# Number of random numbers that fill the arrays of tests: a prime, so that rows differ.
 SMALL_PERIOD = 20_011
 
 

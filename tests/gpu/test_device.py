@@ -153,6 +153,8 @@ def test_the_loss_of_a_device_is_an_error_of_the_device() -> None:
     commands.dispatch(bound, 1)
     download.start(buffer, 256)
     download.cancel()
+    staging = Staging(device, 256)
+    staging.array()
     device.handle.destroy()
     buffers = {binding.name: buffer for binding in kernel.bindings}
     calls: list[Callable[[], object]] = [
@@ -162,10 +164,20 @@ def test_the_loss_of_a_device_is_an_error_of_the_device() -> None:
         lambda: device.write(buffer, array),
         lambda: device.read(buffer, 64, np.uint32),
         lambda: device.create_buffer("more", 256),
+        lambda: device.kernel("recount/01_clear_table.wgsl", WORKGROUP_SIZE=32),
+        lambda: staging.copy_to(commands, buffer, 256),
     ]
     for call in calls:
-        with pytest.raises(DeviceError, match=r"^[^\n]*Parent device is lost$"):
+        with pytest.raises(DeviceError, match=r"^[^\n]* was lost while it worked: run [^\n]*$"):
             call()
+
+
+def test_a_mistake_is_not_the_loss_of_a_device(device: Device) -> None:
+    buffer = device.upload("numbers", np.zeros(64, np.uint32))
+    commands = device.record()
+    commands.copy(buffer.handle, buffer.handle, 256)
+    with pytest.raises(device.webgpu.errors):
+        commands.submit()
 
 
 def test_indirect_counts_must_not_be_bound(device: Device) -> None:

@@ -60,53 +60,50 @@ _V = ("--vocab", "in/v.bin", *_CPU)
 _CHAT = ("--vocab", "in/chat/v.bin", *_CPU)
 _SMALL = ("--vocab-size", "300", *_CPU)
 _SHARD_PARTS = ("out/parts-1-of-2.json", "out/parts-2-of-2.json")
-JOBS = {
-    job.name: job
-    for job in (
-        Job("bpe-train", (*CHECKPOINTED, "-o", "out/v.bin")),
-        Job("save-counts", (*CHECKPOINTED, "-o", "out/v.bin", "--save-counts", "out/counts")),
-        Job(
-            "checkpoint",
-            (*CHECKPOINTED, "--checkpoint", "out/kept", "-o", "out/v.bin"),
-            ("--resume",),
-        ),
-        *(
-            Job(name, ("tokenize", "in/corpus.txt", *_V, "--format", name, "-o", f"out/ids.{name}"))
-            for name in ("ids", "jsonl", "npy", "bin")
-        ),
-        Job(
-            "megatron",
-            ("tokenize", "in/corpus.txt", *_V, "--layout", "megatron", "-o", "out/ids.bin"),
-        ),
-        Job(
-            "split",
-            ("tokenize", "in/c.jsonl", *_V, "--split", "val=0.2", "-o", "out/ids.bin"),
-        ),
-        Job("shards", (*SHARDED, "-o", "out/s.bin"), ("--resume",)),
-        *(
-            Job(name, ("export", "in/v.bin", "--to", name, "-o", f"out/{name}"))
-            for name in ("huggingface", "tiktoken", "gpt2")
-        ),
-        Job("chat", ("tokenize", "in/chat.jsonl", "--chat", *_CHAT, "-o", "out/chat.bin")),
-        Job("part", (*SHARDED, "--part", "1/2", "-o", "out/p-%P.bin")),
-        Job("merge counts", ("merge-word-counts", "in/counts", "in/counts", "-o", "out/all")),
-        Job("merge shards", ("merge-shards", *_SHARD_PARTS, "-o", "out/all.json")),
-        Job("import", ("import", "in/t.json", "-o", "out/v.bin")),
-        Job("bench", ("bench", "--from", "in/record.json", "-o", "out/r.json", "-q")),
-        Job(
-            "train",
-            (*TRAINED, "--steps", "2", "--save-interval", "1", "-o", "out/run"),
-            ("--resume",),
-        ),
-        Job(
-            "train adapters",
-            (*ADAPTED, "--steps", "2", "--save-interval", "1", "-o", "out/run"),
-            ("--resume",),
-        ),
-    )
-}
-# What only reads, or writes little: its files can't be read or looked at.
-_READ = (
+WRITTEN = (
+    Job("bpe-train", (*CHECKPOINTED, "-o", "out/v.bin")),
+    Job("save-counts", (*CHECKPOINTED, "-o", "out/v.bin", "--save-counts", "out/counts")),
+    Job(
+        "checkpoint",
+        (*CHECKPOINTED, "--checkpoint", "out/kept", "-o", "out/v.bin"),
+        ("--resume",),
+    ),
+    *(
+        Job(name, ("tokenize", "in/corpus.txt", *_V, "--format", name, "-o", f"out/ids.{name}"))
+        for name in ("ids", "jsonl", "npy", "bin")
+    ),
+    Job(
+        "megatron",
+        ("tokenize", "in/corpus.txt", *_V, "--layout", "megatron", "-o", "out/ids.bin"),
+    ),
+    Job(
+        "split",
+        ("tokenize", "in/c.jsonl", *_V, "--split", "val=0.2", "-o", "out/ids.bin"),
+    ),
+    Job("shards", (*SHARDED, "-o", "out/s.bin"), ("--resume",)),
+    *(
+        Job(name, ("export", "in/v.bin", "--to", name, "-o", f"out/{name}"))
+        for name in ("huggingface", "tiktoken", "gpt2")
+    ),
+    Job("chat", ("tokenize", "in/chat.jsonl", "--chat", *_CHAT, "-o", "out/chat.bin")),
+    Job("part", (*SHARDED, "--part", "1/2", "-o", "out/p-%P.bin")),
+    Job("merge counts", ("merge-word-counts", "in/counts", "in/counts", "-o", "out/all")),
+    Job("merge shards", ("merge-shards", *_SHARD_PARTS, "-o", "out/all.json")),
+    Job("import", ("import", "in/t.json", "-o", "out/v.bin")),
+    Job("bench", ("bench", "--from", "in/record.json", "-o", "out/r.json", "-q")),
+    Job(
+        "train",
+        (*TRAINED, "--steps", "2", "--save-interval", "1", "-o", "out/run"),
+        ("--resume",),
+    ),
+    Job(
+        "train adapters",
+        (*ADAPTED, "--steps", "2", "--save-interval", "1", "-o", "out/run"),
+        ("--resume",),
+    ),
+)
+# Jobs that only read, or write little: their files can't be read or looked at.
+READ = (
     Job("info", ("info", "in/v.bin")),
     Job("info of shards", ("info", "in/shards.json")),
     Job("info of a checkpoint", ("info", "kept/model/step-00000001")),
@@ -131,7 +128,7 @@ _READ = (
         ("--resume",),
     ),
 )
-JOBS |= {job.name: job for job in _READ}
+JOBS = {job.name: job for job in (*WRITTEN, *READ)}
 
 
 def contents(folder: Path) -> Files:
@@ -151,7 +148,7 @@ def contents(folder: Path) -> Files:
 
 def make_old(job: Job, folder: Path) -> None:
     """Write an earlier result, of another text."""
-    if job.name in ("train", "train adapters", "checkpoint") or job in _READ:
+    if job.name in ("train", "train adapters", "checkpoint") or job in READ:
         return
     if job.name == "merge shards":
         for path in (folder / "kept").glob("parts-*"):
@@ -286,7 +283,7 @@ def run_all(
             (fault, job, samples, Path(name) / f"{fault}-{job}-{part}", part)
             for fault in faults
             for job in jobs
-            if fault == READING or JOBS[job] not in _READ
+            if fault == READING or JOBS[job] not in READ
             for part in range(_PARTS)
         ]
         with multiprocessing.get_context("fork").Pool(processes) as pool:

@@ -261,8 +261,9 @@ def host_slices(vocabulary: Vocabulary, threads: int = 1) -> HostSlices:
 def open_coder(vocabulary: Vocabulary, most_bytes: int | None = None) -> Any:
     """Return a `Coder` of the extension module; None if the module is missing.
 
-    A coder decodes ids. For a vocabulary of SentencePiece's kind it only encodes, because only
-    Python knows all rules for decoding such ids. If it could not encode either, the result is None.
+    A coder decodes ids. For a vocabulary of SentencePiece's kind it has empty tokens and only
+    encodes, because only Python knows all rules for decoding such ids. If Python has to prepare
+    all texts of such a vocabulary, the result is None.
 
     most_bytes: if given, the coder also encodes documents of up to this size and looks up the ids
         of tokens. A coder can't encode if Python has to prepare all texts, or if

@@ -200,7 +200,10 @@ def _every_character() -> str:
 @lru_cache(maxsize=64)  # a search takes 10 ms, and expressions have sets in common
 def _runs(regex: Any, spelled: str) -> NDArray[np.int64]:
     """Return the begin and the end of each run of a set's code points: int64 (runs, 2)."""
-    return np.array([run.span() for run in regex.finditer(f"(?:{spelled})++", _every_character())])
+    found = regex.finditer(f"(?:{spelled})++", _every_character())
+    runs = np.array([run.span() for run in found], np.int64).reshape(-1, 2)
+    runs.flags.writeable = False  # all callers share the array
+    return runs
 
 
 def _classes(regex: Any, sets: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError
 from llmgpu.files import output_errors
-from llmgpu.input_files import input_errors, read_whole
+from llmgpu.input_files import input_errors, quote, read_whole
 from llmgpu.text.jsonl import parse_json_object
 
 FORMAT = "llmgpu-training-log"
@@ -256,8 +256,11 @@ def _read_lines(path: str | Path) -> tuple[dict[str, Any], list[bytes]]:
     facts = parse_json_object(lines[0], f"{path}, line 1")
     if (facts.pop("format", None), facts.pop("version", None)) != (FORMAT, VERSION):
         raise InputError(f"{path} is not the log of a training run ({FORMAT} {VERSION})")
-    if not isinstance(facts.get("command", ""), str):
-        raise InputError(f"{path}, line 1: command is not a text")
+    if not isinstance(command := facts.get("command", ""), str):
+        raise InputError(
+            f"{path}, line 1: command is {quote(str(command))}, not a text; restore the log from a "
+            "copy, or start a new run"
+        )
     return facts, lines
 
 

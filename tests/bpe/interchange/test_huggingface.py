@@ -365,9 +365,9 @@ class TestNormalizers:
         texts = ["".join(rng.choices(alphabet, k=rng.randrange(15))) for _ in range(300)]
         expected = [theirs.encode(text, add_special_tokens=False).ids for text in texts]
         found = ours.encode_batch(texts, allowed_special="all", dtype=list)
-        found[::6] = [ours.encode(text, allowed_special="all", dtype=list) for text in texts[::6]]
         for text, ids, wanted in zip(texts, found, expected, strict=True):
             assert ids == wanted, (steps, text)
+            assert ours.encode(text, allowed_special="all", dtype=list) == wanted, (steps, text)
         huggingface.write(read, tmp_path, force=True)
         again = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
         assert again.encode("Ab a<X>B ").ids == theirs.encode("Ab a<X>B ").ids

@@ -155,7 +155,7 @@ def test_single_calls_give_the_ids_of_a_batch(name: str, tmp_path: Path) -> None
     ours = Tokenizer.load(write(tmp_path, CASES[name](4)))
     draw = random.Random(4)
     more = ["<s>", "<|user|>", "ab", "AB", "\n\n", MARK * 2]
-    texts: list[str | bytes] = [random_text(draw, more) for _ in range(80)]
+    texts: list[str | bytes] = [random_text(draw, more) for _ in range(150)]
     texts += [text.encode() + draw.choice((b"\xff", b"\xe6")) for text in map(str, texts[:20])]
     for given in ({}, {"allowed_special": "all"}, {"bos": 1}):
         found = ours.encode_batch(texts, **given)

@@ -120,8 +120,8 @@ def test_a_resumed_run_drops_later_records(tmp_path: Path, step: int, kept: int)
         (b"[]\n", r"line 1: not a JSON object"),
         (b"{}\n", r"is not the log of a training run \(llmgpu-training-log 1\)"),
         (b'{"format": "llmgpu-training-log", "version": 2}\n', "is not the log of a training run"),
-        (HEAD + b'"command": 7}\n', "line 1: command is not a text"),
-        (HEAD + b'"command": null}\n', "line 1: command is not a text"),
+        (HEAD + b'"command": 7}\n', "line 1: command is '7', not a text"),
+        (HEAD + b'"command": null}\n', "line 1: command is 'None', not a text"),
     ],
 )
 def test_what_is_no_log(tmp_path: Path, content: bytes, message: str) -> None:
