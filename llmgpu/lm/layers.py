@@ -68,17 +68,17 @@ class RowTensors:
         name, dtype = f"{self._prefix} {role}", np.float16 if self.mixed else np.float32
         return self._operations.tensor(name, (self._rows, width), dtype)
 
-    def heads(self, config: ModelConfig, *, together: bool, half: bool = False) -> list[Tensor]:
+    def heads(self, config: ModelConfig, *, together: int, half: bool = False) -> list[Tensor]:
         """Create tensors of queries, keys and values.
 
-        together: the tensors are one binding of kernels on matrix units.
+        together: number of tensors, the last ones, that one buffer holds, because kernels on
+            matrix units bind them as a whole.
         """
         widths = zip(ROLES, (config.query_dim, config.kv_dim, config.kv_dim), strict=True)
-        shapes = {f"{self._prefix} {role}": (self._rows, width) for role, width in widths}
-        dtype = np.float16 if half else np.float32
-        if together:
-            return [*side_by_side(self._operations, shapes, dtype).values()]
-        return [self._operations.tensor(*each, dtype) for each in shapes.items()]
+        shapes = [(f"{self._prefix} {role}", (self._rows, width)) for role, width in widths]
+        dtype, alone = np.float16 if half else np.float32, len(shapes) - together
+        tensors = [self._operations.tensor(*each, dtype) for each in shapes[:alone]]
+        return [*tensors, *side_by_side(self._operations, dict(shapes[alone:]), dtype).values()]
 
     def operand_of(self, tensor: Tensor) -> Tensor:
         """Return `tensor`, or in a mixed model a new float16 tensor for its rounded numbers."""
@@ -112,7 +112,7 @@ class LayerGradients:
 
     residual: Tensor  # (N, C), float32
     residual_operand: Tensor  # (N, C)
-    # Gradient of a norm's output, (N, C): float16 if each of these gradients is a single product.
+    # Gradient of a norm's output, (N, C): float16 in a mixed model if no product adds to it.
     normed: Tensor
     attended: Tensor  # gradient of attention's output, (N, H*D)
     single_heads: tuple[Tensor, ...]  # float32 queries, keys and values; () with one operand
@@ -261,7 +261,7 @@ class Layer:
         self._epsilon, self._mixed = config.norm_epsilon, mixed
         # Attention reads half precision if the device has matrix units for heads of this width.
         in_half = mixed and model.operations.attends_in_half(config.head_dim)
-        q, k, v = new.heads(config, together=in_half, half=in_half)
+        q, k, v = new.heads(config, together=3 if in_half else 1, half=in_half)
         self.attention = AttentionTensors(
             q=q,
             k=k,
@@ -355,17 +355,17 @@ def make_gradients(model: Model, rows: int) -> LayerGradients:
     """Allocate the gradients inside the layers of a model."""
     new, config = RowTensors(model, rows, "gradient of", mixed=model.mixed), model.config
     in_half = model.mixed and model.operations.attends_in_half(config.head_dim)
-    # Gradients that attention writes, and gradients before head norms.
     residual = new.single("the residual stream", config.dim)
+    # Gradients that attention writes, and gradients before head norms.
     is_packed = in_half and config.has_plain_heads
-    of_heads = () if is_packed else tuple(new.heads(config, together=in_half))
+    of_heads = () if is_packed else tuple(new.heads(config, together=2 if in_half else 1))
     widths = zip(ROLES, (config.query_dim, config.kv_dim), strict=False)
     before_norms = tuple(
         new.single(f"{role} before their norm", width) for role, width in widths if config.qk_norm
     )
     inner = _inner(model, new, "the gate")
-    # Operands of the gradients of queries, keys and values: one for all three, or one for each.
     normed = new.operand if is_packed and len(inner) == 1 and config.dim % 4 == 0 else new.single
+    # Operands of the gradients of queries, keys and values: one for all three, or one for each.
     if is_packed:
         width = model.layers[0].packed_heads.tensor.shape[0]
         heads: tuple[Tensor, ...] = (new.operand("queries, keys and values", width),)

@@ -8,7 +8,7 @@
 // keys. The weights of the next step, and the next step's rows of q and grad_out, are loaded into
 // registers while the weights and rows of this step are multiplied.
 //
-// binding 0  params    uniform     sizes, see attention_sizes.wgsl
+// binding 0  params     uniform     sizes, see attention_sizes.wgsl
 // binding 1  heads      read        q (N, H, D), 8 halves an element
 // binding 2  grad_out   read        (N, H, D), 8 halves an element
 // binding 3  starts     read        (N), the first key that each row sees

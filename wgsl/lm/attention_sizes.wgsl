@@ -7,7 +7,7 @@ struct AttentionParams {
     workgroups: u32,
     scale: f32, // 1 / sqrt(D)
     log2_scale: f32, // scale * log2(e), for exp2
-    starts: u32, // index in `delta` from which it holds the first key that each row sees
+    starts: u32, // without units: index in `delta` of the first key that the first row sees
     // The other fields are only set for kernels on matrix units.
     queries: u32, // index in `heads` of the first query, in elements; the same below
     keys: u32,

@@ -1,7 +1,6 @@
 // Stores the gradients of attention on matrix units, in one of two ways.
 //
-// The gradients of queries, keys and values are float32, in three tensors in the memory of
-// `gradients`. If `packed` is set, `gradients` is the gradient of the input of split_heads instead:
+// The gradients are float32, each in a tensor in the memory of `gradients`. If `packed` is set, `gradients` is the gradient of the input of split_heads instead:
 //
 //   x[i], x[i + D/2] = q[i] cos + q[i + D/2] sin, q[i + D/2] cos - q[i] sin; the same for k; x = v
 //
@@ -48,7 +47,7 @@
         workgroupBarrier();
   //!end
   //!if packed
-        // A thread has all quads of its row, so a quad and its partner, D/2 columns later.
+        // A thread has all sums of its row, so it has both columns of each pair i, i + D/2.
         if (row < params.seq && lane % {row_threads}u == 0u) {
     //!for n in 0..width / 8
       //!let left = {sums}_quad_{n}

@@ -65,12 +65,15 @@ def _groups(shapes: Shapes, most: int) -> Iterator[dict[str, Shape]]:
 
 
 def side_by_side(operations: Recorder, shapes: Shapes, dtype: DTypeLike) -> dict[str, Tensor]:
-    """Create tensors in the memory of a single tensor, by their names."""
+    """Create tensors in the memory of a single tensor; return them by their names.
+
+    Raises DeviceError if the device can't allocate or bind all of them together.
+    """
     first, *more = shapes
     if not more:
         return {first: operations.tensor(first, shapes[first], dtype)}
     elements = sum(map(_places, shapes.values()))
-    whole = operations.tensor(f"{first} and {len(more)} more", (elements,), dtype)
+    whole = operations.tensor(f"{first} to {more[-1]}", (elements,), dtype)
     start, made = 0, {}
     for name, shape in shapes.items():
         part = whole.part(start, start + math.prod(shape)).reshaped(*shape)

@@ -167,8 +167,8 @@ class GpuAttention(GpuRecorder, AttentionOperations):
         if units is None:
             self._over_tiles("05_attention", groups, shape, **vars(t), starts=starts)
             return
-        heads, firsts = _elements_of(HALVES, t.q, t.k, t.v)
-        params = attention_params(shape, shape.seq, groups, firsts)
+        heads, offsets = _as_one_binding(HALVES, t.q, t.k, t.v)
+        params = attention_params(shape, shape.seq, groups, offsets)
         tensors = {"out": t.out, "log_sum_exp": t.log_sum_exp, "starts": starts, "heads": heads}
         self.dispatch(
             "lm/05_attention_units.wgsl", groups, units.settings, params=params, **tensors
@@ -179,10 +179,11 @@ class GpuAttention(GpuRecorder, AttentionOperations):
     ) -> None:
         units = self._units(t, shape, gradients=True)
         if units is not None:
-            gradients, firsts = _elements_of(FOUR, grad.q, grad.k, grad.v)
+            of_keys, offsets = _as_one_binding(FOUR, grad.k, grad.v)
             strides = [tensor.shape[1] // FOUR for tensor in (grad.q, grad.k)]
-            tensors = {"grad_out": grad.out, "starts": starts, "gradients": gradients}
-            self._backward_on_units(units, t, [*firsts, *strides], shape, {}, tensors)
+            tensors = {"grad_out": grad.out, "starts": starts}
+            places, gradients = [0, *offsets, *strides], (grad.q, of_keys)
+            self._backward_on_units(units, t, gradients, places, shape, {}, tensors)
             return
         blocks = shape.batch * -(-shape.seq // BLOCK_ROWS)
         inputs = {"q": t.q, "k": t.k, "v": t.v, "grad_out": grad.out, "log_sum_exp": t.log_sum_exp}
@@ -197,18 +198,19 @@ class GpuAttention(GpuRecorder, AttentionOperations):
         self, t: AttentionTensors, grad: PackedGradient, starts: Tensor, shape: AttentionShape
     ) -> None:
         units = self._units(t, shape, gradients=True)
-        assert units is not None, "the tensors are float16"
-        tables, (_, sines) = _elements_of(FOUR, grad.rotation.cosines, grad.rotation.sines)
+        assert units is not None, "float16 heads need matrix units"
+        tables, (_, sines) = _as_one_binding(FOUR, grad.rotation.cosines, grad.rotation.sines)
         stride = grad.packed.shape[1] // HALVES
         places = [*(start // HALVES for start in grad.starts), stride, stride, sines]
-        tensors = {"grad_out": grad.out, "starts": starts, "gradients": grad.packed}
-        tensors["tables"] = tables
-        self._backward_on_units(units, t, places, shape, {"packed": 1}, tensors)
+        tensors = {"grad_out": grad.out, "starts": starts, "tables": tables}
+        gradients, settings = (grad.packed, grad.packed), {"packed": 1}
+        self._backward_on_units(units, t, gradients, places, shape, settings, tensors)
 
     def _backward_on_units(
         self,
         units: AttentionUnits,
         t: AttentionTensors,
+        gradients: tuple[Tensor, Tensor],
         places: Sequence[int],
         shape: AttentionShape,
         settings: dict[str, int],
@@ -216,16 +218,18 @@ class GpuAttention(GpuRecorder, AttentionOperations):
     ) -> None:
         """Dispatch the kernels of gradients for matrix units.
 
-        places: values of the fields of `params` from `grad_queries` on. tensors: by the names of
+        gradients: the memory of the gradients of queries, and the memory of the others. places:
+            values of the fields of `params` from `grad_queries` on. tensors: by the names of
             bindings that all these kernels have.
         """
-        tensors["heads"], firsts = _elements_of(HALVES, t.q, t.k, t.v)
+        heads, offsets = _as_one_binding(HALVES, t.q, t.k, t.v)
 
         def dispatch(kernel: str, groups: int, more: dict[str, int], **inputs: Tensor) -> None:
             groups *= shape.batch * -(-shape.seq // units.tile.rows)
-            params = attention_params(shape, shape.seq, groups, [*firsts, *places])
+            params = attention_params(shape, shape.seq, groups, [*offsets, *places])
             file, constants = f"lm/10_attention_backward_{kernel}_units.wgsl", units.settings | more
-            self.dispatch(file, groups, constants, params=params, **tensors, **inputs)
+            bound = {"heads": heads, "gradients": gradients[kernel != "q"], **tensors, **inputs}
+            self.dispatch(file, groups, constants, params=params, **bound)
 
         # The kernel for queries keeps the weights of scores for the kernel for keys and values, or
         # else delta, from which that kernel computes the weights again.
@@ -309,13 +313,13 @@ def attention_params(
     return np.array([(*values, *[0] * (len(PARAMS.names or ()) - len(values)))], PARAMS)
 
 
-def _elements_of(numbers: int, *tensors: Tensor) -> tuple[Tensor, list[int]]:
-    """Return the memory of tensors as one tensor, and where each starts, in elements of `numbers`.
+def _as_one_binding(numbers: int, *tensors: Tensor) -> tuple[Tensor, list[int]]:
+    """Return the memory of tensors of `side_by_side`, and the place where each tensor starts.
 
-    The tensors are made by `side_by_side`.
+    A place is the index of a vector of `numbers` numbers in this memory.
     """
     memory = spanning(tensors)
-    assert memory is not None, "the tensors are in one buffer"
+    assert memory is not None, "the tensors come from `side_by_side`"
     return memory[0], [start // numbers for start in memory[1]]
 
 

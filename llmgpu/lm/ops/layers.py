@@ -130,7 +130,7 @@ class LayerOperations(Recorder):
     ) -> None:
         """Add the gradients of x and weight to grad_x (N, C) and grad_weight (C,).
 
-        grad_out: (N, C), float32.
+        grad_out: (N, C), float32; float16 only if `rms_norm_backward_to_half` calls this method.
         """
 
         def compute(rows: slice) -> FloatArray:

@@ -18,7 +18,9 @@ MATRIX_TILES = (
     MatrixTile(64, 64, 64, 32, 32),
     MatrixTile(32, 32, 32, 16, 16),
 )
-COLUMN_SET = 64  # most columns of the gradients of keys and values that a workgroup adds up
+# A workgroup adds up at most this many columns of the gradients of keys and values, unless a head
+# can't be divided into sets of whole matrices of both halves.
+COLUMN_SET = 64
 
 
 def _unit_settings(unit: Unit, lanes: int) -> dict[str, int]:
