@@ -673,7 +673,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
 
         other = OTHER if holds(self._dtype, self.vocab_size - 1) else NARROW
         encoders, coder = self._current_encoders(), None
-        # Another thread may replace a coder that only decodes while this thread stores it.
+        # While this thread stores a coder that only decodes, another thread may replace the coder.
         while (found := encoders.coder(encodes=encodes)) is not coder:
             coder = found
             coder.usual = {None: ARRAY, list: LIST}.get(self._dtype, other)

@@ -220,7 +220,7 @@ class CSliceEncoder:
             self._matching.find_cuts()
 
     def _find_cuts(self, text: NDArray[np.uint8] | FileBytes) -> None:
-        """Find the vocabulary's cuts if `text` is long and has many characters beyond ASCII."""
+        """Find the cuts of the vocabulary before a long text with many characters beyond ASCII."""
         if self._has_no_cuts or self._matching.has_cuts or text.nbytes < self._cuts_from:
             return
         sample = text[:_SAMPLE] if isinstance(text, np.ndarray) else _middle(text)

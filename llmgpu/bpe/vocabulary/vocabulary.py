@@ -380,7 +380,7 @@ class Vocabulary:
         entries["tokens"] = self._packed_tokens
         if (pieces := entries.pop("pieces")) is not None:
             entries |= pieces.entries()
-        # Use an existing trie, or build one if it is small. Of a large trie, only sort the tokens.
+        # Use an existing trie, or build a small one. In place of a large trie, sort the tokens.
         trie: Trie | SortedTokens | None = self.__dict__.get("trie")
         if trie is None:
             trie = self.__dict__["trie"] = self._small_trie()
