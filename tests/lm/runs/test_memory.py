@@ -14,6 +14,8 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu.adapters import WEBGPU_DEFAULT_LIMITS
 from llmgpu.gpu.device import Device
 from llmgpu.lm.config import PRESETS, ModelConfig
+from llmgpu.lm.ops import attention, linear
+from llmgpu.lm.ops.matrix_units import ATTENTION_TILES, MATRIX_TILES, AttentionUnits, MatrixUnits
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.options import TrainOptions
@@ -127,6 +129,40 @@ def test_partial_sums_of_products_count(device: Device) -> None:
     on_device = training_memory(settings, Backend(device, "a device"), slots=1)
     on_host = training_memory(settings, NUMPY, slots=1)
     assert on_device > on_host
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "ffn_dim"), [(4, 1, 64), (4, 4, 64), (4, 2, 200)])
+def test_gradients_of_heads_with_norms_are_not_one_tensor(
+    device: Device, monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, ffn_dim: int
+) -> None:
+    unit, width = (16, 16, 16), 32
+
+    def attention_units(_: Device, head_dim: int, *, gradients: bool) -> AttentionUnits:
+        return AttentionUnits(ATTENTION_TILES[0], unit, 32, head_dim)
+
+    monkeypatch.setattr(attention, "attention_units", attention_units)
+    monkeypatch.setattr(linear, "matrix_units", lambda _: MatrixUnits(unit, 32, MATRIX_TILES))
+    config = ModelConfig(
+        vocab_size=90,
+        dim=64,
+        layers=1,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn_dim=ffn_dim,
+        seq_len=16,
+        head_width=width,
+        qk_norm=True,
+    )
+    options = TrainOptions(batch_size=64, precision="f16")
+    operations = memory._MeasuringGpu(device)
+    operations.backend, operations.free = Backend(device, "a device"), None
+    operations.has_half_precision = True
+    Trainer(operations, config, options, slots=1)
+    rows = options.batch_size * config.seq_len
+    # One tensor of the gradients of queries, keys and values would be the largest.
+    feed_forward, apart = 2 * 2 * ffn_dim * rows, max(heads, 2 * kv_heads) * width * 4 * rows
+    assert (heads + 2 * kv_heads) * width * 4 * rows > max(feed_forward, apart)
+    assert operations.largest.nbytes == max(feed_forward, apart)
 
 
 def test_numpy_s_sum_is_that_of_its_arrays() -> None:
