@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmgpu.gpu.adapters import load_driver
+from llmgpu.gpu.adapters import aligned, load_driver
 from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import KernelSource, compose
 from llmgpu.lm.ops import attention, matrix_units
@@ -24,8 +24,16 @@ from llmgpu.lm.ops.matrix_units import (
     AttentionUnits,
     attention_units,
 )
-from llmgpu.lm.ops.operations import open_operations
-from llmgpu.lm.ops.tensor import AttentionGradients, AttentionShape, AttentionTensors
+from llmgpu.lm.ops.operations import GpuOperations, open_operations
+from llmgpu.lm.ops.tensor import (
+    AnyArray,
+    AttentionGradients,
+    AttentionShape,
+    AttentionTensors,
+    PackedGradient,
+    Rotation,
+    Tensor,
+)
 from tests.harness.kernels import kernel_of
 from tests.lm.ops.checking import assert_rounded
 from tests.lm.ops.test_attention import starts_of
@@ -76,6 +84,7 @@ class Case:
         rng = np.random.default_rng(shape.seq)
         rows = shape.batch * shape.seq
         self.starts = starts_of(shape, lengths or [shape.seq])
+        self.positions = np.tile(np.arange(shape.seq, dtype=np.uint32), shape.batch)
         heads = (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads)
         halves = [
             rng.standard_normal((rows, count * shape.head_dim)).astype(np.float16)
@@ -153,15 +162,8 @@ class Case:
         out, sums = reference.attention(self.q, self.k, self.v, shape, self.starts)
         inputs: dict[str, NDArray[Any]] = {"log_sum_exp": sums.astype(np.float32)}
         inputs["out"] = out.astype(np.float16)
-        heads = [self.q, self.k, self.v]
-        if packed:
-            width = self.columns[2] + self.v.shape[1]
-            gradients: Any = np.empty((len(self.q), width), np.float16)
-            places = [*(self.columns // 8), width // 8, width // 8, self.rotation[0].size // 4]
-            inputs["tables"] = np.stack(self.rotation)
-        else:
-            gradients = np.empty(sum(each.size for each in heads), np.float32)
-            places = [*(2 * self.firsts), self.q.shape[1] // 4, self.k.shape[1] // 4]
+        gradients, places, tables = self.outputs(packed=packed)
+        inputs |= tables
         steps = -(-shape.seq // a.tile.step)
         kept: NDArray[Any] = np.empty(sums.shape, np.float32)
         if stores:
@@ -182,14 +184,30 @@ class Case:
         unwritten = gradients.dtype.type(UNWRITTEN)
         assert ((of_queries == unwritten) | (of_keys == unwritten)).all()
         both = np.where(of_queries == unwritten, of_keys, of_queries)
+        parts = self.parts(both, packed=packed)
+        return parts if stores else [*parts, kept]
+
+    def outputs(self, *, packed: bool) -> tuple[Any, list[Any], dict[str, NDArray[Any]]]:
+        """Return an array like the gradients, their places in `params`, and more inputs."""
+        if packed:
+            width = self.columns[2] + self.v.shape[1]
+            places = [*(self.columns // 8), width // 8, width // 8, self.rotation[0].size // 4]
+            tables = {"tables": np.stack(self.rotation)}
+            return np.empty((len(self.q), width), np.float16), places, tables
+        places = [*(2 * self.firsts), self.q.shape[1] // 4, self.k.shape[1] // 4]
+        sizes = (each.size for each in (self.q, self.k, self.v))
+        return np.empty(sum(sizes), np.float32), places, {}
+
+    def parts(self, gradients: NDArray[Any], *, packed: bool) -> list[NDArray[Any]]:
+        """Return the gradients of queries, keys and values."""
+        heads = self.q, self.k, self.v
         if packed:
             ends = self.columns + [each.shape[1] for each in heads]
-            parts = [both[:, first:end] for first, end in zip(self.columns, ends, strict=True)]
-            assert (both[:, ends[0] : self.columns[1]] == unwritten).all()
-        else:
-            parts = np.split(both, 8 * self.firsts[1:])
-            parts = [part.reshape(each.shape) for part, each in zip(parts, heads, strict=True)]
-        return parts if stores else [*parts, kept]
+            gap = gradients[:, ends[0] : self.columns[1]]
+            assert (gap == gradients.dtype.type(UNWRITTEN)).all()
+            return [gradients[:, a:b] for a, b in zip(self.columns, ends, strict=True)]
+        parts = np.split(gradients, 8 * self.firsts[1:])
+        return [part.reshape(each.shape) for part, each in zip(parts, heads, strict=True)]
 
     @np.errstate(under="ignore")
     def check_gradients(self, a: AttentionUnits) -> None:
@@ -199,7 +217,6 @@ class Case:
         gradients = reference.attention_backward(*inputs, shape, self.starts)
         terms = out.astype(np.float16) * self.grad_out
         delta = terms.reshape(len(out), shape.heads, -1).sum(-1)
-        positions = np.tile(np.arange(shape.seq, dtype=np.uint32), shape.batch)
         for stores in (False, True):
             found = self.gradients(a, stores=stores)
             for actual, expected in zip(found, (*gradients, delta), strict=False):
@@ -209,7 +226,7 @@ class Case:
             for k in range(3):
                 back = found[k].astype(np.float64)
                 if k < 2:
-                    back = rotary(back, positions, shape.head_dim, THETA, inverse=True)
+                    back = rotary(back, self.positions, shape.head_dim, THETA, inverse=True)
                 assert_rounded(packed[k], back)
 
 
@@ -248,6 +265,44 @@ def test_sets_of_columns_by_first_lanes(device: Device, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True])
+def test_three_sets_of_columns_by_first_lanes(
+    device: Device, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    """Only the kernel that reads stored weights runs, because drivers compile it fastest."""
+    monkeypatch.setattr(matrix_units, "COLUMN_SET", 16)
+    shape = AttentionShape(2, 21, 2, 1, 48)
+    case, a = Case(device, shape), small(48)
+    assert a.fits and a.column_sets == 3
+    # Draw p and ds of all pairs of a query and a key that the query sees.
+    steps, step = -(-shape.seq // a.tile.step), a.tile.step
+    sizes = 2, shape.batch, shape.heads, shape.seq, steps * step
+    weights = np.tril(np.random.default_rng(3).standard_normal(sizes)).astype(np.float16)
+    vectors = weights.reshape(*sizes[:4], steps, step // 8, 8)
+    stored = np.ascontiguousarray(vectors.transpose(1, 2, 4, 0, 5, 3, 6))
+    like, places, inputs = case.outputs(packed=packed)
+    groups = shape.batch * shape.kv_heads * -(-shape.seq // a.tile.rows) * a.column_sets
+    settings, outputs = {"packed": int(packed)}, {"gradients": like}
+    (found,) = case.run(
+        a, BACKWARD_KV_STORED, groups, outputs, places, settings, weights=stored, **inputs
+    )
+    _, *actual = case.parts(found, packed=packed)
+    # All query heads share one head of keys and values.
+    p, ds = weights[..., : shape.seq].astype(np.float64)
+    q, grad_out = (
+        each.reshape(shape.batch, shape.seq, shape.heads, -1) for each in (case.q, case.grad_out)
+    )
+    grad_k, grad_v = (
+        np.einsum("bhts,bthd->bsd", each, rows).reshape(case.k.shape)
+        for each, rows in ((shape.scale * ds, q), (p, grad_out))
+    )
+    if packed:
+        grad_k = rotary(grad_k, case.positions, shape.head_dim, THETA, inverse=True)
+    for part, expected in zip(actual, (grad_k, grad_v), strict=True):
+        assert_near(part, expected)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [[40, 1, 29], [17, 3, 90]], ids=str)
 @pytest.mark.parametrize("growing", [False, True])
 def test_documents_by_first_lanes(device: Device, lengths: list[int], growing: bool) -> None:
@@ -261,7 +316,7 @@ def test_the_largest_score_grows(device: Device) -> None:
     case.check_forward(small(24))
 
 
-@pytest.mark.parametrize("head_dim", [16, 64, 96, 128])
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128])
 @pytest.mark.parametrize("tile", ATTENTION_TILES, ids=str)
 def test_tint_compiles_every_kind(null_device: Any, tile: AttentionTile, head_dim: int) -> None:
     a = AttentionUnits(tile, (16, 16, 16), 32, head_dim)
@@ -279,7 +334,9 @@ HARDWARE = [
     AttentionShape(2, 1, 2, 1, 64),
     AttentionShape(3, 37, 4, 2, 16),
     AttentionShape(1, 131, 3, 3, 32),
+    AttentionShape(1, 40, 2, 1, 48),
     AttentionShape(2, 300, 6, 2, 64),
+    AttentionShape(2, 77, 2, 1, 80),
     AttentionShape(1, 257, 2, 1, 96),
     AttentionShape(2, 161, 2, 2, 128),
 ]
@@ -342,3 +399,154 @@ def test_stored_weights_give_the_bits_of_recomputed_ones(
     (stored, memory), (recomputed, less) = gradients(1 << 30), gradients(0)
     assert stored == recomputed and memory > less
     assert gradients(1 << 30, replace(shape, saves_memory=True)) == (recomputed, less)
+
+
+# Tensors of the first shape have gaps between them in memory. Heads of the second shape have two
+# sets of columns.
+RECORDED = [AttentionShape(1, 37, 3, 1, 16), AttentionShape(2, 41, 4, 2, 128)]
+FIELDS = PARAMS.names or ()
+PLACES = FIELDS[FIELDS.index("queries") :]  # the fields that only kernels on matrix units have
+Memory = tuple[int, int, int]  # the handle's `id`, the offset and the size of a buffer
+
+
+class Recording(GpuOperations):
+    """Keeps the arguments of all dispatches, and dispatches nothing.
+
+    The tensors are those of a layer on a device with matrix units. Heads and their gradients lie in
+    memory in the order `order`.
+    """
+
+    def __init__(
+        self, device: Device, monkeypatch: pytest.MonkeyPatch, shape: AttentionShape, order: str
+    ) -> None:
+        super().__init__(device)
+        self.units = AttentionUnits(AttentionTile(32, 16, 32), (16, 16, 16), 32, shape.head_dim)
+        assert self.units.fits
+        monkeypatch.setattr(attention, "attention_units", lambda *_, gradients: self.units)
+        self.dispatched: list[tuple[str, int, Mapping[str, int | str], dict[str, Any]]] = []
+        self.rows, self.shape = shape.batch * shape.seq, shape
+        widths = {"q": shape.heads, "k": shape.kv_heads, "v": shape.kv_heads}
+        self.widths = {name: count * shape.head_dim for name, count in widths.items()}
+        self.shapes = {name: (self.rows, self.widths[name]) for name in order}
+        out, self.grad_out = (
+            self.tensor(name, (self.rows, self.widths["q"]), np.float16)
+            for name in ("out", "grad_out")
+        )
+        sums = self.tensor("log_sum_exp", (self.rows, shape.heads))
+        heads = side_by_side(self, self.shapes, np.float16)
+        self.heads = AttentionTensors(**heads, out=out, log_sum_exp=sums)
+        self.starts = self.tensor("starts", (self.rows,), np.uint32)
+
+    def dispatch(
+        self,
+        file: str,
+        groups: int,
+        constants: Mapping[str, int | str] | None = None,
+        /,
+        **bindings: Tensor | AnyArray,
+    ) -> None:
+        self.dispatched.append((file, groups, constants or {}, bindings))
+
+    def check(
+        self, gradients: Sequence[Memory], places: dict[str, int], *, stores: bool, packed: bool
+    ) -> None:
+        """Check the dispatches of both kernels.
+
+        gradients: the memory in which each kernel writes gradients. places: expected fields of
+            `params` by name, except those of heads.
+        """
+        starts, end = places_of(self.shapes)
+        names = {"q": "queries", "k": "keys", "v": "values"}
+        places |= {names[name]: start // 8 for name, start in starts.items()}
+        blocks = self.shape.batch * -(-self.shape.seq // 32)
+        sets = self.units.column_sets * self.shape.kv_heads
+        files = BACKWARD_Q, BACKWARD_KV_STORED if stores else BACKWARD_KV
+        kept = []
+        for file, count, written, dispatched in zip(
+            files, (self.shape.heads, sets), gradients, self.dispatched, strict=True
+        ):
+            actual, groups, constants, bound = dispatched
+            assert (actual, groups) == (file, blocks * count)
+            (params,) = bound.pop("params")
+            assert {name: params[name] for name in PLACES} == places
+            assert params["workgroups"] == groups
+            # The kernel is composed for the gradients and for the weights of the test.
+            expected = self.units.settings | {"packed": 1} if packed else self.units.settings
+            expected |= {"stores": int(stores)} if file == BACKWARD_Q else {}
+            assert constants == expected
+            source = compose(file, {}, constants)
+            assert {each.name for each in source.bindings} == {"params", *bound}
+            # Bindings are the memory of the tensors.
+            assert memory_of(bound["gradients"]) == written
+            first = min((self.heads.q, self.heads.v), key=lambda each: each.buffer.offset)
+            assert memory_of(bound["heads"]) == memory_of(first, 2 * end)
+            names_of_inputs = {"grad_out", "starts", "out", "log_sum_exp"} & bound.keys()
+            tensors = {**vars(self.heads), "grad_out": self.grad_out, "starts": self.starts}
+            assert all(bound[name] is tensors[name] for name in names_of_inputs)
+            kept.append(bound["kept" if file == BACKWARD_Q else "weights" if stores else "delta"])
+        assert kept[0] is kept[1] and kept[0].is_half == stores
+
+
+def places_of(shapes: Mapping[str, tuple[int, int]]) -> tuple[dict[str, int], int]:
+    """Return the element at which each tensor of `side_by_side` starts, and the end of the last."""
+    places, end = {}, 0
+    for name, (rows, width) in shapes.items():
+        places[name] = -(-end // 128) * 128
+        end = places[name] + rows * width
+    return places, end
+
+
+def memory_of(tensor: Tensor, nbytes: int = 0) -> Memory:
+    """Return the memory of a tensor, or of a binding of `nbytes` bytes that starts there."""
+    buffer = tensor.buffer
+    return id(buffer.handle), buffer.offset, aligned(nbytes) if nbytes else buffer.nbytes
+
+
+@pytest.mark.parametrize("order", ["qkv", "vkq"])
+@pytest.mark.parametrize("stores", [False, True])
+@pytest.mark.parametrize("shape", RECORDED, ids=str)
+def test_kernels_are_given_the_places_of_gradients(
+    device: Device, monkeypatch: pytest.MonkeyPatch, shape: AttentionShape, stores: bool, order: str
+) -> None:
+    operations = Recording(device, monkeypatch, shape, order)
+    shapes, widths = operations.shapes, operations.widths
+    of_keys = {name: size for name, size in shapes.items() if name != "q"}
+    found = side_by_side(operations, of_keys, np.float32)
+    query = operations.tensor("grad_q", shapes["q"])
+    grad = AttentionGradients(query, found["k"], found["v"], operations.grad_out)
+    saving = replace(shape, saves_memory=not stores)
+    operations.attention_backward(operations.heads, grad, operations.starts, saving)
+    starts, end = places_of(of_keys)
+    places = {"grad_queries": 0, "grad_keys": starts["k"] // 4, "grad_values": starts["v"] // 4}
+    places |= {"query_stride": widths["q"] // 4, "key_stride": widths["k"] // 4, "sines": 0}
+    first = min(found.values(), key=lambda each: each.buffer.offset)
+    gradients = memory_of(query), memory_of(first, 4 * end)
+    operations.check(gradients, places, stores=stores, packed=False)
+
+
+@pytest.mark.parametrize("order", ["qkv", "vkq"])
+@pytest.mark.parametrize("stores", [False, True])
+@pytest.mark.parametrize("shape", RECORDED, ids=str)
+def test_kernels_are_given_the_columns_of_the_packed_gradient(
+    device: Device, monkeypatch: pytest.MonkeyPatch, shape: AttentionShape, stores: bool, order: str
+) -> None:
+    operations = Recording(device, monkeypatch, shape, order)
+    widths = operations.widths
+    columns = (8, 24 + widths["q"], 32 + widths["q"] + widths["k"])
+    width = columns[2] + widths["v"] + 8
+    packed = operations.tensor("packed", (operations.rows, width), np.float16)
+    of_tables = dict.fromkeys(("cosines", "sines"), (shape.seq + 1, shape.head_dim // 2))
+    tables = side_by_side(operations, of_tables, np.float32)
+    positions = operations.tensor("positions", (operations.rows,), np.uint32)
+    rotation = Rotation(**tables, positions=positions, head_dim=shape.head_dim)
+    grad = PackedGradient(operations.grad_out, packed, columns, rotation)
+    saving = replace(shape, saves_memory=not stores)
+    operations.attention_backward_to_packed(operations.heads, grad, operations.starts, saving)
+    names = "grad_queries", "grad_keys", "grad_values"
+    places = {name: column // 8 for name, column in zip(names, columns, strict=True)}
+    starts, end = places_of(of_tables)
+    places |= {"query_stride": width // 8, "key_stride": width // 8, "sines": starts["sines"] // 4}
+    for _, _, _, bound in operations.dispatched:
+        if "tables" in bound:
+            assert memory_of(bound["tables"]) == memory_of(tables["cosines"], 4 * end)
+    operations.check([memory_of(packed)] * 2, places, stores=stores, packed=True)
