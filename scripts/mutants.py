@@ -67,7 +67,7 @@ TESTS = {
     "tokens/sinks.py": "tokens/test_formats.py",
     "tokens/npy.py": "tokens/test_formats.py",
     "tokens/bin.py": "tokens/test_foreign.py tokens/test_formats.py " + _SHARDS,
-    "tokens/manifest.py": "tokens/test_shards.py",
+    "tokens/manifest.py": "tokens/test_shards.py cli/test_parts.py",
     "tokens/layouts.py": "tokens/test_shards.py",
     "bpe/encoding/open.py": "bpe/encoding/test_optional_device.py",
     "tokens/counting.py": "cli/test_count.py",
