@@ -17,7 +17,8 @@ from llmgpu.text.streams import AUTO, STANDARD_INPUT
 from llmgpu.tokens.filters import Filter
 from llmgpu.tokens.sinks import TokenSink
 
-_PREPARED = 3  # slices being prepared for writing, with the slice that the writer took last
+# Most slices that are being prepared or wait for the writer, with the one that it took last.
+_PREPARED = 3
 _WRITTEN = 2  # number of slices that are being written or wait for it
 SUGGEST_GPU_FROM = 10**9  # suggest a GPU after as many bytes of text
 

@@ -26,16 +26,8 @@
 //!let order = col_major
 //!let tables = 6
 //!include lm/attention_units_outputs.wgsl
+//!include lm/attention_units_keys.wgsl
 
-//!let width = {head_dim / column_sets}
-//!let gap = {(head_dim - width) / 2}
-//!let first_vector =
-//!let first_quad =
-//!if column_sets > 1
-  //!let first_vector = column0 / 8u +
-  //!let first_quad = column0 / 4u +
-//!end
-//!let stride = key_stride
 // Vectors of 8 halves in the weights of a step of queries, and the number of them that a thread
 // loads.
 //!let weight_vectors = {rows * step / 4}
@@ -144,15 +136,6 @@ fn attention_backward_kv(
                 workgroupBarrier();
             }
         }
-//!let sums = grad_k
-//!let grads = grad_keys
-//!let is_turned = 1
-//!let factor = params.scale *
-//!include store_gradient
-//!let sums = grad_v
-//!let grads = grad_values
-//!let is_turned = 0
-//!let factor =
-//!include store_gradient
+//!include store_both_gradients
     }
 }

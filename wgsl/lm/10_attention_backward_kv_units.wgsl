@@ -24,19 +24,11 @@
 //!let others = 0 q next, 1 grad_out next
 //!let tables = 7
 //!include lm/attention_units_gradients.wgsl
+//!include lm/attention_units_keys.wgsl
 
 @group(0) @binding(6) var<storage, read> delta: array<f32>;
 
 //!let own = k, v
-//!let width = {head_dim / column_sets}
-//!let gap = {(head_dim - width) / 2}
-//!let first_vector =
-//!let first_quad =
-//!if column_sets > 1
-  //!let first_vector = column0 / 8u +
-  //!let first_quad = column0 / 4u +
-//!end
-//!let stride = key_stride
 
 // log_sum_exp (as exponents of 2), delta and first key of a step's queries, four queries per
 // element.
@@ -133,15 +125,6 @@ fn attention_backward_kv(
                 workgroupBarrier();
             }
         }
-//!let sums = grad_k
-//!let grads = grad_keys
-//!let is_turned = 1
-//!let factor = params.scale *
-//!include store_gradient
-//!let sums = grad_v
-//!let grads = grad_values
-//!let is_turned = 0
-//!let factor =
-//!include store_gradient
+//!include store_both_gradients
     }
 }

@@ -1,6 +1,7 @@
 // Stores the gradients of attention on matrix units, in one of two ways.
 //
-// The gradients are float32, each in a tensor in the memory of `gradients`. If `packed` is set, `gradients` is the gradient of the input of split_heads instead:
+// The gradients are float32, each in a tensor in the memory of `gradients`. If `packed` is set,
+// `gradients` is the gradient of the input of split_heads instead:
 //
 //   x[i], x[i + D/2] = q[i] cos + q[i + D/2] sin, q[i + D/2] cos - q[i] sin; the same for k; x = v
 //

@@ -31,8 +31,9 @@ from numpy.typing import NDArray
 # Operations, numbered as in llmgpu/cpu/expressions.c. Any other number is AHEAD, a lookahead.
 _MATCH, _TAKE, _REPEAT, _TRY, _JUMP = range(5)
 NO_LIMIT = 2**31 - 1
-# Flags of a step, as in llmgpu/cpu/automata.c. BOUND has the bits of MARK (1) and LAST (2), BEGIN
-# those of STOP and LAST. In a table, flags also hold a column of `heads`, from bit PLACE on.
+# Flags of a step, as in llmgpu/cpu/automata.c. BOUND has the bits of MARK (1) and LAST (2), and
+# BEGIN has the bits of STOP and LAST. In a table, the bits from PLACE on are the number of a column
+# of `heads`.
 _BOUND, _LAST, _STOP, _BEGIN, _PLACE = 3, 2, 0x80, 0x82, 2
 _MOST_OUTERS = 32  # equal to OUTERS in automata.c
 _MOST_ENTRIES = 1 << 15  # limit of the entries of a table, whose positions are uint16

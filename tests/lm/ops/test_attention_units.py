@@ -412,8 +412,8 @@ Memory = tuple[int, int, int]  # the handle's `id`, the offset and the size of a
 class Recording(GpuOperations):
     """Keeps the arguments of all dispatches, and dispatches nothing.
 
-    The tensors are those of a layer on a device with matrix units. Heads and their gradients lie in
-    memory in the order `order`.
+    The tensors have the types and the memory that a layer gives them on a device with matrix units.
+    `order` is the order of queries, keys and values in memory.
     """
 
     def __init__(
