@@ -126,8 +126,10 @@ def check_outputs(
     inputs: the files read by the command; "-" is standard input.
     force: allow replacing files of another kind, but never an input.
     """
-    # An output must be neither an input nor another output.
-    known = {_identity(path, is_input=True): path for path in inputs}
+    # An output must be neither an input nor another output. A new file is not an input: for 100 000
+    # inputs, examining each takes 0.3 s.
+    exist = any(each.path == STANDARD_OUTPUT or os.path.exists(each.path) for each in outputs)
+    known = {_identity(path, is_input=True): path for path in inputs} if exist else {}
     taken: dict[object, Output] = {}
     for output in outputs:
         require_name(output.path)

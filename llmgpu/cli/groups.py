@@ -16,7 +16,7 @@ import click
 
 from llmgpu import backend
 from llmgpu.backend import TRAINING_FROM, Opening, encoding_from
-from llmgpu.cli.options import refuse_given, was_asked, was_given
+from llmgpu.cli.options import flags_given, refuse_given, was_asked, was_given
 from llmgpu.errors import InputError
 from llmgpu.input_files import source_name
 from llmgpu.option_fields import (
@@ -322,10 +322,11 @@ def check_text_field(files: Sequence[Source]) -> None:
     """Raise click.UsageError for --text-field or --template if no file's format has fields."""
     from llmgpu.text.sources import format_of
 
-    if not any(format_of(source) for source in files):
+    options = ("text_field", "template")
+    if flags_given(options) and not any(format_of(source) for source in files):
         first = files[0].path if files else "nothing"
         refuse_given(
-            ("text_field", "template"),
+            options,
             f"is for .jsonl and .parquet files, but {first} is read as text; if it has JSON lines, "
             "use --input-format jsonl (jq -c '.[]' makes lines of an array)",
         )

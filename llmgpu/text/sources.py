@@ -37,7 +37,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import input_errors, listed, number_of, quote
+from llmgpu.input_files import input_errors, listed, number_of, quote, read_error
 from llmgpu.outputs import TOKEN_FILE, kind_of
 from llmgpu.spelling import spelled
 from llmgpu.text.arrow import ArrowFile
@@ -331,23 +331,25 @@ class _Found:
         chosen = self._selection
         leaves_out = chosen.skips_binaries and not is_named
         field, kind = chosen.usual_field, format_of(source)
-        if leaves_out and field is not None and _lacks_field(source, field):
+        if leaves_out and field is not None and _lacks_field(source, kind, field):
             remedy = f"; {spelled('--text-field')} names another field"
             return _Reason("file", f" without field {quote(field)}", remedy)
+        suffix, is_compressed = source.suffix, bool(source.compression)
         # Most remote files are checked when they are read, which saves a request now.
-        inside = source._replace(path=source.path.removesuffix(source.compression))
-        is_unclear = kind is None and inside.suffix not in _OF_TEXT
-        if source.remote is not None and not (leaves_out and is_unclear):
-            return None
+        if source.remote is not None:
+            inside = source._replace(path=source.path.removesuffix(source.compression))
+            is_unclear = kind is None and inside.suffix not in _OF_TEXT
+            if not (leaves_out and is_unclear):
+                return None
         # Only the first bytes of a compressed file are checked. Damage further on raises an error
         # when it is read, because the text before the damage may already have been used.
-        is_packed = bool(source.compression) and leaves_out and source.size is not None
+        is_packed = is_compressed and leaves_out and source.size is not None
         has_format = source.format != AUTO or kind is not None
         # Texts are not checked here: with many small files, this would take as long as reading all
         # their bytes.
-        is_known = has_format or source.suffix in _OF_TEXT
-        may_be_tokens = chosen.may_be_tokens and (not leaves_out or source.suffix in _OF_TOKENS)
-        later = not source.size or source.path == STANDARD_INPUT or bool(source.compression)
+        is_known = has_format or suffix in _OF_TEXT
+        may_be_tokens = chosen.may_be_tokens and (not leaves_out or suffix in _OF_TOKENS)
+        later = not source.size or source.path == STANDARD_INPUT or is_compressed
         if not is_packed and (is_known or may_be_tokens or later):
             return None
         head = head_of(source)
@@ -374,9 +376,11 @@ def _why_binary(source: Source, head: bytes) -> _Reason | None:
     return _BINARY if kind is not None or (b"\0" in head and not is_text) else None
 
 
-def _lacks_field(source: Source, field: str) -> bool:
-    """Whether the rows of a file lack a field, so that reading the file would fail."""
-    kind = format_of(source)
+def _lacks_field(source: Source, kind: type[DocumentFile] | None, field: str) -> bool:
+    """Whether the rows of a file lack a field, so that reading the file would fail.
+
+    kind: `format_of` the file.
+    """
     is_checked = source.format == AUTO and source.remote is None and source.size
     if kind is None or not is_checked:
         return False
@@ -440,8 +444,10 @@ def _check_searched(pattern: str) -> None:
 def _check(path: str, format: str) -> Source:
     if path == STANDARD_INPUT:
         return _check_format(Source(path, _standard_input_size(), format=format))
-    with input_errors(path):
+    try:
         status = os.stat(path)
+    except OSError as error:  # `input_errors` takes as long as os.stat
+        raise read_error(path, error) from error
     if status.st_mode & _ALL_READ != _ALL_READ and not os.access(path, os.R_OK):
         raise InputError(f"can't read {path}: permission denied")
     is_regular = stat.S_ISREG(status.st_mode)
