@@ -314,17 +314,31 @@ class Trainer:
 
     def results(self, count: int) -> list[StepResult]:
         """Return the results of the last `count` steps, at most `slots`, in order."""
-        # Prepare the next step now: the device would wait for a program that is prepared later.
-        self._ops.prepare(next(iter(self._batch_programs.values())))
-        self._finish_step()
-        history = self._ops.read(self.updates.history)  # (slots, 8), by step % slots
-        found = []
-        for step in range(max(0, self.step - min(count, self.slots)), self.step):
-            loss, norm, _, bad, smoothing, z_loss, *_ = history[step % self.slots].tolist()
-            skipped = step in self._skipped
-            is_bad = bool(bad) and not skipped
-            found.append(StepResult(loss, smoothing, z_loss, norm, is_bad, skipped))
-        return found
+        return self.begin_results(count)()
+
+    def begin_results(self, count: int) -> Callable[[], list[StepResult]]:
+        """Start to read the results of the last `count` steps, at most `slots`.
+
+        Returns a function that waits for the results and returns them in order. If the next step
+        is started before the function is called, the device does not wait.
+        """
+        last = self.step
+        read = self._ops.begin_read(self.updates.history)  # (slots, 8), by step % slots
+
+        def results() -> list[StepResult]:
+            if self.step == last:
+                # Prepare the next step: the device would wait for a program that is prepared later.
+                self._ops.prepare(next(iter(self._batch_programs.values())))
+                self._finish_step()
+            history, found = read(), list[StepResult]()
+            for step in range(max(0, last - min(count, self.slots)), last):
+                loss, norm, _, bad, smoothing, z_loss, *_ = history[step % self.slots].tolist()
+                skipped = step in self._skipped
+                is_bad = bool(bad) and not skipped
+                found.append(StepResult(loss, smoothing, z_loss, norm, is_bad, skipped))
+            return found
+
+        return results
 
     def explain_bad_step(self, step: int, batches: Sequence[Batch]) -> TrainingError:
         """Repeat a bad step; return an error that names the gradients that are not finite.

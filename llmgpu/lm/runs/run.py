@@ -6,7 +6,6 @@ checkpoint on the same device gets the same weights as an uninterrupted run.
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import threading
@@ -18,15 +17,14 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from llmgpu.backend import Backend
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import ARITHMETIC, library
 from llmgpu.errors import CapacityError, CheckpointError, DeviceError
-from llmgpu.files import atomic_output, output_errors, sync
+from llmgpu.files import sync
 from llmgpu.lm.adapters import Adapters
 from llmgpu.lm.checkpoints.checkpoint import (
     ADAPTER,
@@ -43,18 +41,17 @@ from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import Batch, Batches, token_bytes
 from llmgpu.lm.data.token_source import TokenSource
-from llmgpu.lm.generating.generator import Generator
-from llmgpu.lm.generating.sampling import Sampler
-from llmgpu.lm.model import InitialWeights, Model
+from llmgpu.lm.model import InitialWeights
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.products import describe_products, has_fixed_products
 from llmgpu.lm.ops.recording import Snapshot
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.options import Intervals, SamplingOptions
+from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.loss_curve import write_loss_curve
 from llmgpu.lm.runs.memory import SMALLER, has_room_for_copies
 from llmgpu.lm.runs.records import EvaluationTotals, RunLog, Spent, StepRecord, read_log
 from llmgpu.lm.runs.run_folder import RunFolder
+from llmgpu.lm.runs.samples import Samples
 from llmgpu.lm.runs.settings import RunSettings
 from llmgpu.lm.trainer import StepResult, Trainer
 from llmgpu.lm.workers import ALONE, Workers
@@ -64,7 +61,6 @@ from llmgpu.resume_key import check_same_run
 from llmgpu.text.chat import end_of_reply
 from llmgpu.version import __version__
 
-SAMPLE_TOKENS = 64
 _STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM]
 if sys.platform != "win32":
     _STOP_SIGNALS.append(signal.SIGHUP)
@@ -189,6 +185,13 @@ def initial_weights(settings: RunSettings) -> InitialWeights:
     return InitialWeights(settings.config, options.seed, options.initialisation)
 
 
+class _Results(NamedTuple):
+    """Results of the last steps until `step`, which `read` waits for."""
+
+    step: int
+    read: Callable[[], list[StepResult]]
+
+
 class TrainingRun:
     """A run in a locked run folder."""
 
@@ -227,6 +230,7 @@ class TrainingRun:
         # Create the trainer. Its weights come from the checkpoint, from the initial model, or from
         # `initial_weights`.
         self._trainer = self._open_trainer(config)
+        self._begun_record: _Results | None = None  # of the next record
         self._seconds = 0.0  # duration of training in earlier processes
         self._spent = Spent()
         self._saved_step = -1  # step of the newest checkpoint, which may not be complete yet
@@ -358,12 +362,13 @@ class TrainingRun:
                 with self._spent.on("data"):
                     batches = self._step_batches(step)
                 self._trainer.take_step(batches, self._options.rate(step))
+                self._finish_record()
                 self._listener.on_step(step + 1)
                 ends_round = self._options.ends_round(self._trainer.step)
                 if ends_round and self._options.sync_every:
                     # Check for a bad step before `end_round` changes the weights, because the
                     # explanation of a bad step repeats this step with the same weights.
-                    self._check_steps()
+                    self._check_steps(self._begin_results())
                     self._trainer.end_round()
                 self._do_what_is_due(last=self._trainer.step == self._options.steps)
                 self._advance_saving()
@@ -409,54 +414,69 @@ class TrainingRun:
     def _do_what_is_due(self, *, last: bool) -> None:
         step = self._trainer.step
         evaluate = last or step % self._plan.intervals.evaluation == 0
+        # Also save at the beginning of the decay, where a run of more steps continues with "wsd".
+        save = step % self._plan.intervals.save == 0 or step == self._decay_start
+        sample = self._samples is not None and (last or step % self._plan.intervals.sample == 0)
         if last or evaluate or step % self._plan.intervals.log == 0:
-            self._write_record(evaluate=evaluate)
+            self._begun_record = self._begin_results()
+            # A GPU would wait 5 ms for the host, so the next step starts first. The CPU would
+            # compute that step before it writes the record.
+            is_first = step == self._first_step + 1
+            goes_on = self._trainer.model.operations.is_asynchronous
+            if evaluate or save or sample or is_first or not goes_on:
+                self._finish_record(evaluate=evaluate)
         elif step == self._first_step + 1:
             self._listener.on_first_step(step, self._trainer.results(1)[0].loss)
-        # Also save at the beginning of the decay, where a run of more steps continues with "wsd".
-        if step % self._plan.intervals.save == 0 or step == self._decay_start:
+        if save:
             self._save()
-        if self._samples is not None and (last or step % self._plan.intervals.sample == 0):
+        if sample and self._samples is not None:
             with self._spent.on("evaluation"):
                 self._listener.note(f"sample of step {step}: {self._samples.take(step)}")
             self._measured = time.perf_counter(), step
 
-    def _check_steps(self) -> list[StepResult]:
-        """Return the results since the last record; raise TrainingError for a bad step."""
-        trainer = self._trainer
-        count = trainer.step - self._logged_step
-        results = trainer.results(count)
+    def _begin_results(self) -> _Results:
+        """Start to read the results of the steps since the last record."""
+        step = self._trainer.step
+        return _Results(step, self._trainer.begin_results(step - self._logged_step))
+
+    def _check_steps(self, begun: _Results) -> list[StepResult]:
+        """Return the results of steps; raise TrainingError for a bad step."""
+        results = begun.read()
         for offset, result in enumerate(results):
             if result.is_bad:
-                step = trainer.step - count + offset
-                raise trainer.explain_bad_step(step, self._step_batches(step))
+                step = begun.step - len(results) + offset
+                raise self._trainer.explain_bad_step(step, self._step_batches(step))
         return results
 
-    def _write_record(self, *, evaluate: bool) -> None:
-        results = self._check_steps()
+    def _finish_record(self, *, evaluate: bool = False) -> None:
+        """Write the record whose results are being read, if any."""
+        begun, self._begun_record = self._begun_record, None
+        if begun is None:
+            return
+        results, step = self._check_steps(begun), begun.step
         trainer = self._trainer
         loss = _mean_loss(results)
         if self._options.sync_every:  # each worker's loss is the mean of its own batches
             loss = float(np.mean(self._workers.gather(loss)))
         if not self._workers.is_first:
-            self._logged_step = trainer.step
+            self._logged_step = step
             return
         # Evaluate and write a record. The rate is measured from `_measured` to here.
         now = time.perf_counter()
-        (before, measured_step), self._measured = self._measured, (now, trainer.step)
+        (before, measured_step), self._measured = self._measured, (now, step)
         totals = None
         if evaluate:
             with self._spent.on("evaluation"):
                 totals = self._evaluate()
-        rate = self._tokens(trainer.step - measured_step) / (now - before)
+        rate = self._tokens(step - measured_step) / (now - before)
         teraflops = trainer.model.config.training_operations(1) * rate / 1e12
         peak, scaling = self._plan.intervals.peak_teraflops, trainer.updates.loss_scaling
         record = StepRecord(
-            step=trainer.step,
+            step=step,
             loss=loss,
-            learning_rate=self._options.rate(trainer.step - 1),
+            learning_rate=self._options.rate(step - 1),
             grad_norm=results[-1].grad_norm if results else 0.0,
-            tokens=self._tokens(trainer.step),
+            tokens=self._tokens(step),
             tokens_per_second=rate,
             seconds=self._seconds + now - self._started,
             validation_loss=totals.loss if totals else None,
@@ -469,18 +489,18 @@ class TrainingRun:
             mfu=teraflops / peak if peak else None,
             **self._spent.for_record(),
         )
-        self._logged_step = trainer.step
+        self._logged_step = step
         self._log.append(record)
         # The pace, in seconds per step, includes evaluations and checkpoints.
-        begun, paced_step = self._paced
-        pace = (now - begun) / (trainer.step - paced_step)
-        self._listener.on_record(record, pace * (self._options.steps - trainer.step))
+        begun_at, paced_step = self._paced
+        pace = (now - begun_at) / (step - paced_step)
+        self._listener.on_record(record, pace * (self._options.steps - step))
         # Draw the curve after each evaluation.
         if evaluate:
             with self._spent.on("evaluation"):
                 records = read_log(self._folder.log).records
                 write_loss_curve(self._folder.loss_curve, records, self._folder.path.name)
-            self._measured = time.perf_counter(), trainer.step  # the next rate excludes evaluation
+            self._measured = time.perf_counter(), step  # the next rate excludes evaluation
         self._last = record
 
     def _evaluate(self) -> EvaluationTotals:
@@ -496,8 +516,9 @@ class TrainingRun:
     def _save(self) -> None:
         """Write a record of the steps since the last record, then a checkpoint."""
         trainer = self._trainer
-        if self._logged_step != trainer.step:
-            self._write_record(evaluate=False)
+        if self._logged_step != trainer.step and self._begun_record is None:
+            self._begun_record = self._begin_results()
+        self._finish_record()
         self._saved_step = trainer.step
         if self._workers.is_first:
             with self._spent.on("saving"):
@@ -619,46 +640,6 @@ def _mean_loss(results: Sequence[StepResult]) -> float:
     """Return the mean loss of the steps that were not skipped, or of all if all were skipped."""
     taken = [result.loss for result in results if not result.is_skipped]
     return float(np.mean(taken or [result.loss for result in results]))
-
-
-class Samples:
-    """Texts that a model generates while it is trained, in a file of JSON lines: step and text."""
-
-    def __init__(
-        self, path: Path, model: Model, vocabulary: Vocabulary, first: int | None, step: int
-    ) -> None:
-        """Create the generator, and remove samples of steps after `step`, which the run repeats.
-
-        first: the first id of samples, which also ends a sample; None: samples begin with a
-        newline. Raises OutputError if the file can't be written.
-        """
-        self._path, self._vocabulary = path, vocabulary
-        self._prompt = [vocabulary.tokens.index(b"\n") if first is None else first]
-        self._stop = first
-        self._generator = Generator(model, vocabulary.size)
-        if path.exists():
-            with output_errors(str(path)):
-                lines = path.read_bytes().splitlines(keepends=True)
-            whole = (line for line in lines if line.endswith(b"\n"))
-            with atomic_output(path) as file:
-                file.writelines(line for line in whole if json.loads(line)["step"] <= step)
-
-    def take(self, step: int) -> str:
-        """Generate a text, append it to the file and return it.
-
-        Raises OutputError if the file can't be written.
-        """
-        ids = []
-        sampler = Sampler(SamplingOptions())
-        for token in self._generator.generate(self._prompt, SAMPLE_TOKENS, sampler):
-            if token == self._stop:
-                break
-            ids.append(token)
-        text = b"".join(self._vocabulary.tokens[token] for token in ids).decode("utf-8", "replace")
-        line = json.dumps({"step": step, "text": text}, ensure_ascii=False).encode() + b"\n"
-        with output_errors(str(self._path)), open(self._path, "ab") as file:
-            file.write(line)
-        return text
 
 
 @contextmanager

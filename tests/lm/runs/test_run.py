@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
@@ -97,6 +99,49 @@ def test_the_first_loss_is_told_at_once_unless_it_is_logged(tmp_path: Path) -> N
         prepared(folder, heard, load_checkpoint(folder.path), told, steps=5).run()
     assert [step for step, _ in told] == [1] and heard[-1][0].step == 5
     assert abs(told[0][1] - heard[0][0].loss) < 1  # a mean over two steps
+
+
+def test_a_device_starts_the_next_step_before_the_record_of_a_step_is_written(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step, evaluations, checkpoints, samples and the end wait for the record."""
+    losses = []
+    for name, backend in (("device", Backend(device, "the device")), ("NumPy", NUMPY)):
+        heard: list[Any] = []
+        intervals = Intervals(log=1, evaluation=4, save=3, sample=6)
+        with open_run_folder(tmp_path / name) as folder:
+            run = prepared(folder, heard, intervals=intervals, backend=backend, steps=9)
+
+            def hear(record: StepRecord, left: float, run: Any = run, heard: Any = heard) -> None:
+                heard.append((record, run._trainer.step))
+
+            monkeypatch.setattr(run._listener, "on_record", hear)
+            run.run()
+        records = [each for each in heard if isinstance(each, tuple)]
+        assert [record.step for record, _ in records] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+        later = [2, 5, 7] if name == "device" else []
+        assert [record.step for record, step in records if step > record.step] == later
+        losses.append([record.loss for record, _ in records])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+
+
+def test_a_stopped_run_has_the_record_of_its_last_step(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[Any] = []
+    with open_run_folder(tmp_path / "run") as folder:
+        backend = Backend(device, "the device")
+        run = prepared(folder, heard, intervals=Intervals(log=2), backend=backend, steps=9)
+
+        def stop_at(step: int) -> None:
+            if step == 4:
+                signal.raise_signal(signal.SIGTERM)
+
+        monkeypatch.setattr(run._listener, "on_step", stop_at)
+        with pytest.raises(KeyboardInterrupt):
+            run.run()
+        assert [record.step for record in read_log(folder.log).records] == [2, 4]
+        assert load_checkpoint(folder.path).state.step == 4
 
 
 def test_rates_and_times_left_are_of_this_process_but_for_its_first_step(
