@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -108,6 +109,8 @@ _BYTES_A_TOKEN = 4  # estimated bytes of text per token
 # Slices in flight need memory, too. So while slices are encoded, estimates of memory assume that
 # the whole text is at least this many times the text read.
 _IN_FLIGHT = 1.01
+# Least seconds between two estimates. An estimate takes 1 ms, as long as encoding 100 kB.
+_BETWEEN_ESTIMATES = 0.1
 _LEAST_TOLD = 1 << 20  # bytes of text; for less text, the memory needed is not reported
 _OF_TEXT = {*READING_OPTIONS, *FILE_OPTIONS} - {"doc_separators", "files_from"}
 _OF_ENCODING = {
@@ -430,9 +433,14 @@ class _Tokenizing:
             if memory is not None:
                 report.need_memory(memory, is_small=text.bytes_read < _LEAST_TOLD)
 
+        estimated = -math.inf
+
         def progress(phase: str, done: int, total: int | None) -> None:
+            nonlocal estimated
             show(phase, done, total)
-            estimate()
+            if (now := time.perf_counter()) - estimated >= _BETWEEN_ESTIMATES:
+                estimated = now
+                estimate()
 
         def tell() -> None:
             progress("tokenizing", text.bytes_read, text.total_bytes)
