@@ -33,10 +33,10 @@ from llmgpu.errors import InputError
 from llmgpu.lm.checkpoints.checkpoint import open_model
 from llmgpu.lm.config import SHORT_CONTEXT
 from llmgpu.lm.data.inputs import default_separator
-from llmgpu.lm.generating.generator import Continuation, Ends, Generator
-from llmgpu.lm.generating.sampling import Sampler
+from llmgpu.lm.generator import Continuation, Ends, Generator
 from llmgpu.lm.model import load_model
 from llmgpu.lm.options import SamplingOptions
+from llmgpu.lm.sampling import Sampler
 from llmgpu.lm.scoring import Request, Score, Scorer
 from llmgpu.tokenizer import Tokenizer
 

@@ -29,7 +29,7 @@ _PRETOKENS = (
 _OPERATIONS = (
     "lm/ops/test_operations.py lm/ops/test_layers_norm.py lm/ops/test_activations.py "
     "lm/ops/test_layers_rotary.py lm/ops/test_attention.py lm/ops/test_linear.py "
-    "lm/ops/test_loss.py lm/ops/test_optimizer.py"
+    "lm/ops/test_ids_loss.py lm/ops/test_optimizer.py"
 )
 _MERGING = (
     "bpe/training/test_merge_host.py bpe/training/test_batched_numpy.py bpe/training/test_train.py"
@@ -40,7 +40,7 @@ _ALONE = (
     "bpe/training/merge_host.py "
     "bpe/vocabulary/trie.py bpe/vocabulary/recovery.py "
     "bpe/interchange/tekken.py bpe/interchange/tiktoken.py tokens/shards.py text/remote.py "
-    "lm/generating/sampling.py cpu/transfers.c"
+    "lm/sampling.py cpu/transfers.c"
 )
 
 # By module: its tests besides the file that is named after it.
@@ -93,7 +93,7 @@ TESTS = {
 }
 KERNEL_TESTS = {
     "wgsl/common": "bpe/encoding/test_subgroups.py bpe/plain/test_recount_gpu.py "
-    "bpe/plain/test_greedy_gpu.py gpu/test_hash_key.py lm/ops/test_loss.py",
+    "bpe/plain/test_greedy_gpu.py gpu/test_hash_key.py lm/ops/test_ids_loss.py",
     "wgsl/words": "bpe/words/test_word_table_gpu.py bpe/words/test_count_gpu.py",
     "wgsl/count": "bpe/words/test_count_gpu.py bpe/test_engines.py",
     "wgsl/encode": "bpe/encoding/test_encoder_gpu.py bpe/encoding/test_pieces_gpu.py "

@@ -39,8 +39,7 @@ from llmgpu.backend import Backend, select_backend
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.lm import model, trainer, updates
 from llmgpu.lm.config import EMBEDDING, FINAL_NORM, OUTPUT, Weight
-from llmgpu.lm.data.batches import Batches, token_bytes
-from llmgpu.lm.data.token_source import open_token_files
+from llmgpu.lm.data.batches import Batches, open_token_files, token_bytes
 from llmgpu.lm.ops.optimizer import HYPER
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.options import TrainOptions

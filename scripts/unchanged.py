@@ -337,7 +337,7 @@ RULES: dict[str, list[str]] = {
         r"^var<workgroup> sh_pair: .*: 256 -> 257$",  # room to spare
         r"^state\.equal_parts = .*: 1 -> 2$",  # it is compared with 0
     ],
-    "llmgpu/lm/generating/sampling.py": [
+    "llmgpu/lm/sampling.py": [
         r"^if penalty == 1 or not self\._seen: ",  # nothing is lowered then, either
     ],
     "llmgpu/bpe/encoding/encoder_numpy.py": [

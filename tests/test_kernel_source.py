@@ -19,7 +19,7 @@ from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import compose, constant, kernel_source, read_wgsl, struct_dtype
 from llmgpu.lm.ops import optimizer
 from llmgpu.lm.ops.optimizer import HYPER
-from llmgpu.lm.optimizers import adamw_8bit
+from llmgpu.lm.optimizers import adamw
 
 WGSL = Path(__file__).parents[1] / "wgsl"
 KERNELS = sorted(
@@ -145,7 +145,7 @@ def test_constants_are_those_of_the_host() -> None:
     for file in ("recount/iter_state.wgsl", "trie/00_chunk_entry.wgsl"):
         assert constant(file, "MAX_GROUPS") == MAX_GROUPS
     assert constant("lm/squares.wgsl", "NORM_PARTIALS") == optimizer.NORM_PARTIALS
-    assert constant("lm/adamw_8bit.wgsl", "BLOCK") == adamw_8bit.BLOCK
+    assert constant("lm/adamw_8bit.wgsl", "BLOCK") == adamw.BLOCK
 
 
 DECLARATIONS = """

@@ -27,7 +27,6 @@ from llmgpu.bench.peers import CACHE_BYTES, Torch, first_line
 from llmgpu.bench.results import Result, Times
 from llmgpu.bench.timing import ProgramTimes, measure_limits, raise_clocks, time_program, timed
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.ops.adjacent import side_by_side
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.ops.recording import LARGEST_HALF, Program
@@ -315,7 +314,7 @@ def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepare
     for names in TOGETHER:
         if arrays.keys() >= {*names}:
             shapes = {name: arrays[name].shape for name in names}
-            tensors |= side_by_side(operations, shapes, arrays[names[0]].dtype)
+            tensors |= operations.side_by_side(shapes, arrays[names[0]].dtype)
     for name, array in arrays.items():
         if name not in tensors:
             make = operations.parameters if name in UNIFORMS else operations.tensor

@@ -24,7 +24,7 @@ from llmgpu.bench.cases import TOLERANCE, Array, Arrays, CaseBench, KernelCase, 
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.peers import Torch, missing_torch
 from llmgpu.bench.results import Result
-from llmgpu.lm.ops.embedding import copy_rows, group_tokens, lanes_of_row
+from llmgpu.lm.ops.ids import copy_rows, group_tokens, lanes_of_row
 from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
 from llmgpu.lm.ops.recording import dims, workgroups
 from llmgpu.lm.ops.tensor import Tensor

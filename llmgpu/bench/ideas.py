@@ -47,7 +47,7 @@ from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.gpu.adapters import OPTIONAL_FEATURES
 from llmgpu.gpu.device import Device
-from llmgpu.lm.ops.embedding import group_tokens
+from llmgpu.lm.ops.ids import group_tokens
 from llmgpu.lm.ops.operations import GpuOperations
 from llmgpu.lm.ops.recording import dims, workgroups
 from llmgpu.progress import Progress

@@ -28,7 +28,7 @@ from llmgpu.lm.config import preset
 from llmgpu.lm.gradients import LOGITS_BYTES, logits_block_rows
 from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.activations import GELU, SWIGLU
-from llmgpu.lm.ops.embedding import group_tokens
+from llmgpu.lm.ops.ids import group_tokens
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.ops.tensor import AttentionShape

@@ -31,11 +31,11 @@ from llmgpu.bench.results import Result, Times
 from llmgpu.bench.timing import host_times, kernel_times, measure_limits, runs_within, timed
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.data.batches import Batch
-from llmgpu.lm.generating.generator import Generator, Request
-from llmgpu.lm.generating.sampling import Sampler
+from llmgpu.lm.generator import Generator, Request
 from llmgpu.lm.model import Model, initial_values
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.options import Precision, SamplingOptions, TrainOptions
+from llmgpu.lm.sampling import Sampler
 from llmgpu.lm.trainer import Trainer
 from llmgpu.progress import Progress
 

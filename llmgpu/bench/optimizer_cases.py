@@ -16,8 +16,7 @@ from llmgpu.lm.ops.optimizer import (
     WeightState,
     WeightUpdate,
 )
-from llmgpu.lm.optimizers.adamw import Moments, RowMoments
-from llmgpu.lm.optimizers.adamw_8bit import BLOCK, BlockCodes, CodedMoments
+from llmgpu.lm.optimizers.adamw import BLOCK, BlockCodes, CodedMoments, Moments, RowMoments
 from llmgpu.lm.optimizers.muon import ITERATIONS, MUON, Momentum
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import hyper_parameters

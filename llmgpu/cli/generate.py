@@ -25,11 +25,11 @@ from llmgpu.cli.options import refuse_given, refuse_without_effect
 from llmgpu.errors import CheckpointError, InputError
 from llmgpu.input_files import decode_text, input_errors, naming, number_of, printable, read_whole
 from llmgpu.lm.checkpoints.checkpoint import open_model
-from llmgpu.lm.checkpoints.pretrained import SavedModel
-from llmgpu.lm.generating.generator import Continuation, Ends, Generator, Request
-from llmgpu.lm.generating.sampling import Sampler
+from llmgpu.lm.checkpoints.huggingface import SavedModel
+from llmgpu.lm.generator import Continuation, Ends, Generator, Request
 from llmgpu.lm.model import load_model
 from llmgpu.lm.options import SamplingOptions
+from llmgpu.lm.sampling import Sampler
 from llmgpu.pipeline import Background
 from llmgpu.text.chat import MESSAGES, check_messages
 from llmgpu.text.jsonl import parse_json_object

@@ -91,8 +91,7 @@ def info(asked: InfoCommand) -> None:
 def _plot(folder: str) -> None:
     """Print the losses of a run as a plot of characters, at most as wide as the terminal."""
     from llmgpu.lm.runs.loss_curve import COLUMNS, LABEL_COLUMNS, plot_losses
-    from llmgpu.lm.runs.records import read_log
-    from llmgpu.lm.runs.run_folder import RunFolder, require_log
+    from llmgpu.lm.runs.run_folder import RunFolder, read_log, require_log
 
     require_log(folder)
     records = read_log(RunFolder(Path(folder)).log).records

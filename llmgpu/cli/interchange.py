@@ -22,7 +22,7 @@ from llmgpu.input_files import number_of
 from llmgpu.outputs import ENDINGS, VOCABULARY, Output, check_outputs, kind_of
 
 if TYPE_CHECKING:
-    from llmgpu.lm.checkpoints.pretrained import SavedModel
+    from llmgpu.lm.checkpoints.huggingface import SavedModel
 
 
 def import_vocabulary(asked: ImportVocabularyCommand) -> None:
@@ -116,7 +116,7 @@ def _check_folder(folder: str, *, writes_model: bool, force: bool) -> None:
     """
     if not os.path.isdir(folder):
         return
-    from llmgpu.lm.checkpoints.pretrained import has_model
+    from llmgpu.lm.checkpoints.huggingface import has_model
     from llmgpu.lm.runs.run_folder import LOCK_NAME
 
     if os.path.isfile(os.path.join(folder, LOCK_NAME)):
@@ -133,7 +133,7 @@ def _check_folder(folder: str, *, writes_model: bool, force: bool) -> None:
 def _open_model(path: str, report: Reporter) -> SavedModel | None:
     """Return the model of a run, a checkpoint or a Hugging Face folder; None without a model."""
     from llmgpu.lm.checkpoints.checkpoint import TRAINING, list_checkpoints, open_model
-    from llmgpu.lm.checkpoints.pretrained import has_model
+    from llmgpu.lm.checkpoints.huggingface import has_model
 
     is_one = os.path.isfile(os.path.join(path, TRAINING)) or has_model(path)
     return open_model(path, report.note) if is_one or list_checkpoints(path) else None
@@ -143,7 +143,7 @@ def _note_model(folder: str, report: Reporter) -> None:
     """Print a note, with advice, if the folder also has a model, which is not exported."""
     if not os.path.isfile(os.path.join(folder, "config.json")):
         return
-    from llmgpu.lm.checkpoints.pretrained import has_model
+    from llmgpu.lm.checkpoints.huggingface import has_model
 
     if has_model(folder):
         report.note(

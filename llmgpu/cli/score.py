@@ -23,7 +23,7 @@ from llmgpu.lm.config import SHORT_CONTEXT
 from llmgpu.lm.data.batches import token_bytes
 from llmgpu.lm.data.inputs import default_separator
 from llmgpu.lm.model import load_model
-from llmgpu.lm.runs.records import bits_per_byte, perplexity
+from llmgpu.lm.runs.run_folder import bits_per_byte, perplexity
 from llmgpu.lm.scoring import Document, Request, Score, Scorer, read_documents
 from llmgpu.text.corpus import Corpus
 

@@ -37,32 +37,35 @@ from llmgpu.lm.checkpoints.checkpoint import (
     open_model,
     set_aside_checkpoints,
 )
-from llmgpu.lm.checkpoints.huggingface import Origin
-from llmgpu.lm.checkpoints.pretrained import SavedModel
+from llmgpu.lm.checkpoints.huggingface import SavedModel
+from llmgpu.lm.data.batches import TokenSource
 from llmgpu.lm.data.inputs import are_tokens, default_separator, open_tokens
-from llmgpu.lm.data.token_source import TokenSource
-from llmgpu.lm.exchange import exchange_memory, local_memory
 from llmgpu.lm.options import TrainOptions
-from llmgpu.lm.runs.memory import host_memory, require_free, require_layers, training_memory
-from llmgpu.lm.runs.records import StepRecord, read_log
 from llmgpu.lm.runs.run import RunListener, RunPlan, TrainingRun, initial_weights
 from llmgpu.lm.runs.run_folder import (
     EVALUATION_TOKENS_NAME,
     OPTIONS_NAME,
     SAMPLES_NAME,
     TOKENS_NAME,
+    Origin,
     RunFolder,
+    StepRecord,
     open_run_folder,
+    read_log,
 )
 from llmgpu.lm.runs.settings import (
     RunSettings,
     explain_schedule,
     gains_by_halves,
+    host_memory,
     new_settings,
+    require_free,
+    require_layers,
     resumed_settings,
     step_to_resume_from,
+    training_memory,
 )
-from llmgpu.lm.workers import Workers, start_workers
+from llmgpu.lm.workers import Workers, exchange_memory, local_memory, start_workers
 from llmgpu.memory import Memory, free_memory
 from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.corpus import Corpus

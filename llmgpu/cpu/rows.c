@@ -210,7 +210,7 @@ typedef struct {
 } Loss;
 
 /* Write the parts of a row's loss, and replace its finite logits by the gradient; see
- * `_loss_and_gradient` in loss.py. */
+ * `_loss_and_gradient` in ids.py. */
 static void row_loss(const Loss *p, int64_t row, float *logits, uint32_t target)
 {
     const Kernels *kernels = kernels_here();

@@ -17,7 +17,7 @@ from llmgpu.lm.config import EMBEDDING, FINAL_NORM, OUTPUT, ModelConfig
 from llmgpu.lm.data.batches import document_starts
 from llmgpu.lm.layers import Backward, Layer, Sequences, make_gradients
 from llmgpu.lm.model import LayerWeights, Model
-from llmgpu.lm.ops.embedding import group_tokens
+from llmgpu.lm.ops.ids import group_tokens
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import (
     Groups,

@@ -18,7 +18,6 @@ import numpy as np
 
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import LayerWeights, Model
-from llmgpu.lm.ops.adjacent import side_by_side
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import (
     AttentionGradients,
@@ -78,7 +77,7 @@ class RowTensors:
         shapes = [(f"{self._prefix} {role}", (self._rows, width)) for role, width in widths]
         dtype, alone = np.float16 if half else np.float32, len(shapes) - together
         tensors = [self._operations.tensor(*each, dtype) for each in shapes[:alone]]
-        return [*tensors, *side_by_side(self._operations, dict(shapes[alone:]), dtype).values()]
+        return [*tensors, *self._operations.side_by_side(dict(shapes[alone:]), dtype).values()]
 
     def operand_of(self, tensor: Tensor) -> Tensor:
         """Return `tensor`, or in a mixed model a new float16 tensor for its rounded numbers."""

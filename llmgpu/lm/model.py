@@ -20,10 +20,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from llmgpu.backend import Backend
 from llmgpu.errors import DeviceError
-from llmgpu.lm.checkpoints.pretrained import SavedModel
+from llmgpu.lm.checkpoints.huggingface import SavedModel
 from llmgpu.lm.config import EMBEDDING, OUTPUT, ModelConfig, Weight
 from llmgpu.lm.ops.activations import BY_NAME
-from llmgpu.lm.ops.adjacent import adjacent_tensors, side_by_side
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.tensor import (
@@ -126,7 +125,7 @@ class Model:
         self.layers = [LayerWeights.of(self.working, packed, k) for k in range(config.layers)]
         positions = config.seq_len + 1  # the last position is for rows that are not in use
         tables = dict.fromkeys(("cosines", "sines"), (positions, config.head_dim // 2))
-        self._cosines, self._sines = side_by_side(operations, tables, np.float32).values()
+        self._cosines, self._sines = operations.side_by_side(tables, np.float32).values()
         operations.write_computed(
             (self._cosines, self._sines),
             lambda: rotary_tables(positions, scaled_frequencies(config)),
@@ -228,7 +227,7 @@ def make_weights(
         for key, members in packs.items()
     }
     kinds = [members[0].shape for members in packs.values()]
-    made = adjacent_tensors(operations, shapes, dtype, kinds)
+    made = operations.adjacent_tensors(shapes, dtype, kinds)
     tensors, packed = {}, {}
     for (prefix, is_packed), whole in zip(packs, made, strict=True):
         if not is_packed:

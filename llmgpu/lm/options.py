@@ -81,7 +81,7 @@ class TrainOptions:
     lora_targets: the adapted matrices, names from `LORA_TARGETS` with commas between them.
     sync_every: number of steps in a round. In a round, each worker updates its weights with its own
         batches only. Then an outer step, with outer_learning_rate and outer_momentum, makes the
-        weights of all workers equal, see `llmgpu.lm.exchange.LocalSteps`. 0: workers add up their
+        weights of all workers equal, see `llmgpu.lm.workers.LocalSteps`. 0: workers add up their
         gradients in every step.
     corpus_weights: shares of sequences to draw from each corpus, with commas between the shares;
         empty for a single corpus.
@@ -407,7 +407,7 @@ class SamplingOptions:
     top_k: sample from this many of the most likely ids; 0: from all ids.
     top_p: sample from the most likely ids whose probabilities add up to at least this
         (A. Holtzman et al., arXiv 1904.09751).
-    repetition_penalty: see `llmgpu.lm.generating.sampling`; 1: no penalty.
+    repetition_penalty: see `llmgpu.lm.sampling`; 1: no penalty.
     log_probabilities: whether to store the log-probabilities of drawn ids.
     """
 

@@ -18,7 +18,6 @@ from llmgpu.lm.adapters import Adapters
 from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import Batch
-from llmgpu.lm.exchange import Exchange, LocalSteps, Stage
 from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import Operations
@@ -27,7 +26,7 @@ from llmgpu.lm.ops.recording import Program, Snapshot
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import Updates
-from llmgpu.lm.workers import ALONE, Workers
+from llmgpu.lm.workers import ALONE, Exchange, LocalSteps, Stage, Workers
 from llmgpu.pipeline import in_order
 
 QUEUED_STEPS = 2  # steps that are queued on the device while the host prepares the next one

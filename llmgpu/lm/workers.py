@@ -5,24 +5,62 @@ themselves, add up their gradients, and all apply the same update. So their weig
 the first worker writes files and reports.
 
 Gradients are added up in the order of the workers, so sums have the same bits in every run.
+Tensors are cut into buckets. Each bucket is read, added up over the workers, and written back.
+Threads add up a bucket while the next bucket is read. A few copies of buckets are queued on the
+device, so the device seldom waits. `BucketSums` does this for two uses:
+
+- `Exchange`: the last batch of a step runs in stages, each of which completes some gradients. Sums
+  replace the gradients while the backward pass computes further gradients.
+- `LocalSteps`: at the end of a round, workers add up weights and moments. An outer step computes
+  the new weights.
 """
 
 from __future__ import annotations
 
 import importlib
+import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.input_files import listed
-from llmgpu.lm.exchange import Sums, open_sums
+from llmgpu.lm.ops.operations import Operations
+from llmgpu.lm.ops.recording import STAGED, Program, Read
+from llmgpu.lm.ops.tensor import FloatArray, Tensor
+from llmgpu.lm.options import TrainOptions
+from llmgpu.pipeline import in_order
 from llmgpu.processors import usable_processors
 
 T = TypeVar("T")
 # Environment variables with the number of processes: Open MPI, MPICH or Intel MPI, MVAPICH.
 _COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+BUCKET = 1 << 23  # most numbers in a bucket
+AHEAD = 3  # buckets that the device copies to the host while the host reads another bucket
+_SLOTS = 3  # slots, of one bucket each, in the memory that a worker shares
+# Parts of a tensor, and shares of threads, start at multiples of this many numbers (256 bytes).
+_START = 64
+_BLOCK = 1 << 16  # numbers added up at a time, so that they fit in a processor's cache
+# Random bytes by which another worker recognizes this worker's memory; the slots after them start
+# at a line of a processor's cache, which makes copies faster.
+_TOKEN = 64
+_MOST_THREADS = 8  # more threads are no faster, because memory is the limit
+
+# A function that receives a range of an array, and the sums over all workers of each number in it.
+# It does not change the sums.
+Use = Callable[[slice, FloatArray], None]
+# A function that adds up an array over all workers. The argument is this worker's array, float32
+# (n,). The result is a function `add_up(use)`, which calls `use` for ranges of the sums, in several
+# threads. Any thread may call `add_up`. The array must not change until `add_up` has returned. At
+# most one more call of `Sums` may begin before `add_up` has returned.
+Sums = Callable[[FloatArray], Callable[[Use], None]]
 
 
 class Workers:
@@ -179,3 +217,355 @@ def _take_processors() -> None:
     with suppress(AttributeError, OSError):  # only Linux has `sched_setaffinity`
         if usable_processors() == 1:
             os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A program that completes some gradients of a step, and the tensors that it completes."""
+
+    program: Program
+    tensors: Sequence[Tensor]
+
+
+class Change(NamedTuple):
+    """A change of tensors that is computed from sums over all workers.
+
+    tensors: the tensors that are read and written, end to end as one array (n,). summed: the first
+    `summed` numbers of the array are added up over the workers; the other numbers are not. compute:
+    receives the old array (n,), the new array (n,), a range of the first `summed` numbers, and the
+    sums of this range. It writes to the new array.
+    """
+
+    tensors: Sequence[Tensor]
+    summed: int
+    compute: Callable[[FloatArray, FloatArray, slice, FloatArray], None]
+
+
+# A function that computes a change and returns two functions, to be called in this order: the first
+# frees the memory of the old numbers, the second copies the new numbers to the tensors.
+_Begun = Callable[[], tuple[Callable[[], None], Callable[[], None]]]
+
+
+class BucketSums:
+    """Changes tensors, one bucket after another, with their sums over all workers."""
+
+    def __init__(self, operations: Operations, open_sums: Callable[[], Sums], numbers: int) -> None:
+        """Prepare for changes of up to `numbers` numbers.
+
+        open_sums: called once on every worker, before the first sum.
+        """
+        self._open_sums = cache(open_sums)
+        self._transfers = operations.open_transfers(numbers)
+
+    def make(self, changes: Iterable[Change]) -> None:
+        """Make the changes. A change is computed while the tensors of later changes are read.
+
+        All workers must call this method.
+        """
+        for release, write in in_order(self._begun(changes), lambda begun: begun(), 2, threads=1):
+            release()
+            write()
+
+    def read(self, bucket: Sequence[Tensor], out: FloatArray) -> None:
+        """Copy tensors, end to end, into `out`, an array (n,)."""
+        out[...], release = self._transfers.start_reading(bucket)()
+        release()
+
+    def _begun(self, changes: Iterable[Change]) -> Iterator[_Begun]:
+        def start_reading(change: Change) -> tuple[Change, Read]:
+            return change, self._transfers.start_reading(change.tensors)
+
+        for reading in in_order(changes, start_reading, AHEAD + 1, threads=0):
+            yield self._begin(*reading)
+
+    def _begin(self, change: Change, read: Read) -> _Begun:
+        old, release = read()
+        add_up = self._open_sums()(old[: change.summed])
+        new, write = self._transfers.start_writing(change.tensors)
+
+        def compute() -> tuple[Callable[[], None], Callable[[], None]]:
+            add_up(partial(change.compute, old, new))
+            return release, write
+
+        return compute
+
+
+class Exchange:
+    """Replaces tensors by their sums over all workers."""
+
+    def __init__(
+        self, operations: Operations, open_sums: Callable[[], Sums], stages: Sequence[Stage]
+    ) -> None:
+        """Divide the tensors of stages into buckets; each tensor belongs to only one stage.
+
+        open_sums: called once on every worker, before the first sum.
+        """
+        self._operations = operations
+        self._stages = [(stage.program, list(buckets(stage.tensors, BUCKET))) for stage in stages]
+        sizes = [_size(bucket) for _, given in self._stages for bucket in given]
+        self._sums = BucketSums(operations, open_sums, max(sizes))
+
+    def finish(self) -> int:
+        """Run the stages after the first, and replace all tensors by their sums over the workers.
+
+        The caller has run the first stage. Programs that are run afterwards read the sums. Returns
+        the number of stages that were run here.
+        """
+        self._sums.make(self._changes())
+        return len(self._stages) - 1
+
+    def _changes(self) -> Iterator[Change]:
+        for number, (program, given) in enumerate(self._stages):
+            if number:
+                self._operations.run(program)
+            for bucket in given:
+                yield Change(bucket, _size(bucket), _take_sums)
+
+
+def _take_sums(old: FloatArray, new: FloatArray, block: slice, sums: FloatArray) -> None:
+    new[block] = sums
+
+
+def exchange_memory(parameters: int) -> int:
+    """Return an upper bound of a worker's memory for adding up gradients, in bytes."""
+    return (_SLOTS + AHEAD + 2 + STAGED) * 4 * min(BUCKET, parameters + BUCKET // 8)
+
+
+def _size(bucket: Sequence[Tensor]) -> int:
+    return sum(tensor.size for tensor in bucket)
+
+
+def buckets(tensors: Sequence[Tensor], most: int) -> Iterator[list[Tensor]]:
+    """Yield lists of tensors, or parts of tensors, in order; a list has up to `most` numbers."""
+    bucket: list[Tensor] = []
+    room = most
+    for tensor in tensors:
+        first = 0
+        while first < tensor.size:
+            count = min(room, tensor.size - first)
+            if first + count < tensor.size:
+                count = count // _START * _START
+            if count:
+                whole = count == tensor.size
+                bucket.append(tensor if whole else tensor.part(first, first + count))
+            first, room = first + count, room - count
+            if room < _START:
+                yield bucket
+                bucket, room = [], most
+    if bucket:
+        yield bucket
+
+
+class BlockThreads:
+    """Threads that work on blocks of arrays; a block fits in a processor's cache."""
+
+    def __init__(self, workers: int) -> None:
+        """Divide this machine's processors among its workers; the threads start later."""
+        self._count = max(1, min(usable_processors() // workers, _MOST_THREADS))
+        self._pool = ThreadPoolExecutor(self._count, "sums")
+
+    def run(self, count: int, do: Callable[[slice], None]) -> None:
+        """Call a function for the blocks of an array of `count` numbers."""
+        size = max(_BLOCK, -(-count // (self._count * _START)) * _START)
+        shares = [range(first, min(first + size, count)) for first in range(0, count, size)]
+
+        def over_blocks(share: range) -> None:
+            for start in share[::_BLOCK]:
+                do(slice(start, min(start + _BLOCK, share.stop)))
+
+        list((self._pool.map if len(shares) > 1 else map)(over_blocks, shares))
+
+
+def _pass_on(sums: FloatArray, use: Use) -> Callable[[slice], None]:
+    return lambda block: use(block, sums[block])
+
+
+class SharedSums:
+    """Sums over the workers of one machine, through shared memory.
+
+    A worker writes to its slots in turn. Before the workers read a slot, they wait until all have
+    written to this slot. A worker writes to the first slot again only after the wait for the second
+    slot. At that wait all workers have finished reading the first slot.
+    """
+
+    def __init__(
+        self, communicator: Any, threads: BlockThreads, memory: Sequence[mmap.mmap]
+    ) -> None:
+        """Store the memory of all workers, indexed by worker, as `share_memory` returns it."""
+        self._communicator, self._threads = communicator, threads
+        arrays = [np.frombuffer(each, np.float32, _SLOTS * BUCKET, _TOKEN) for each in memory]
+        self._slots = deque(zip(*(array.reshape(_SLOTS, BUCKET) for array in arrays), strict=True))
+
+    def __call__(self, own: FloatArray) -> Callable[[Use], None]:
+        """Write this worker's numbers to its next slot.
+
+        The returned function waits until all workers have written, and adds up their slots.
+        """
+        slot = self._slots[0]
+        self._slots.rotate(-1)
+        slot[self._communicator.rank][: len(own)] = own
+        return partial(self._add_up, slot, len(own))
+
+    def _add_up(self, slot: Sequence[FloatArray], count: int, use: Use) -> None:
+        def add(block: slice) -> None:
+            sums = slot[0][block] + slot[1][block]
+            for other in slot[2:]:
+                sums += other[block]
+            use(block, sums)
+
+        self._communicator.Barrier()
+        self._threads.run(count, add)
+
+
+def collective_sums(
+    communicator: Any, threads: BlockThreads, own: FloatArray
+) -> Callable[[Use], None]:
+    """Add up an array over workers of several machines; each worker adds up one range of it.
+
+    A worker sends about twice the size of the array, for any number of workers. Argument and result
+    are those of `Sums`.
+    """
+    workers, count = communicator.size, len(own)
+    given = np.zeros((workers, -(-count // workers)), np.float32)
+    given.reshape(-1)[:count] = own
+
+    def add_up(use: Use) -> None:
+        taken = np.empty_like(given)
+        communicator.Alltoall(given, taken)
+        total = taken[0]
+        for other in taken[1:]:
+            total += other
+        communicator.Allgather(total, given)
+        threads.run(count, _pass_on(given.reshape(-1), use))
+
+    return add_up
+
+
+def open_sums(communicator: Any, local_count: int) -> Sums:
+    """Return the `Sums` of an MPI communicator; all its workers must call this function.
+
+    communicator: None for a single worker. local_count: number of workers on this machine.
+    """
+    threads = BlockThreads(local_count)
+    if communicator is None:  # the sum is this worker's array itself
+        return lambda own: lambda use: threads.run(len(own), _pass_on(own, use))
+    memory = share_memory(communicator) if local_count == communicator.size else None
+    if memory is None:
+        return partial(collective_sums, communicator, threads)
+    return SharedSums(communicator, threads, memory)
+
+
+def share_memory(communicator: Any) -> list[mmap.mmap] | None:
+    """Return one shared memory per worker, which all workers can access; None if impossible.
+
+    The memory has no name in a file system, so a worker that dies leaves nothing behind.
+    """
+    nbytes = _TOKEN + _SLOTS * 4 * BUCKET
+    # Allocate this worker's memory; random bytes at its start identify it.
+    token = os.urandom(_TOKEN)
+    try:
+        descriptor = os.memfd_create("llmgpu gradients")  # available only on Linux
+        os.ftruncate(descriptor, nbytes)
+        os.pwrite(descriptor, token, 0)
+    except (AttributeError, OSError):
+        descriptor = -1
+    # Map the memory of all workers. Sharing works only if every worker can map all of it.
+    memory: list[mmap.mmap] = []
+    descriptors = communicator.allgather((os.getpid(), descriptor, token))
+    with suppress(OSError, ValueError):
+        for process, number, expected in descriptors:
+            with open(f"/proc/{process}/fd/{number}", "r+b") as file:
+                mapped = mmap.mmap(file.fileno(), nbytes)
+            # If a worker is in another container, its process number belongs to another process
+            # here.
+            if mapped[:_TOKEN] == expected:
+                memory.append(mapped)
+    is_shared = all(communicator.allgather(len(memory) == communicator.size))
+    if descriptor >= 0:
+        os.close(descriptor)
+    return memory if is_shared else None
+
+
+class LocalSteps:
+    """Rounds of steps that workers make separately; an outer step ends each round.
+
+    A worker updates its weights with the gradients of its own batches only. At the end of a round,
+    the weights at the beginning of the round minus the mean of all workers' weights are the
+    gradient of an outer optimizer, SGD with Nesterov's momentum. All workers begin the next round
+    with the weights after this outer step (DiLoCo, A. Douillard et al., arXiv 2311.08105). The
+    moments of the inner optimizer are averaged over the workers, as in Local Adam (Z. Cheng and M.
+    Glasgow, arXiv 2409.13155). So all workers have equal states after a round, and a checkpoint is
+    complete.
+
+    momenta: the momentum of the outer optimizer, a tensor for each weight, zeros at first.
+    """
+
+    def __init__(
+        self,
+        operations: Operations,
+        options: TrainOptions,
+        workers: int,
+        open_sums: Callable[[], Sums],
+        weights: Sequence[Tensor],
+        moments: Sequence[Tensor],
+    ) -> None:
+        """Create the state of the outer optimizer.
+
+        workers: number of workers. open_sums: called at the end of the first round. weights,
+        moments: tensors of the model and of the inner optimizer.
+        """
+        self._options, self._workers = options, np.float32(workers)
+        self._weights, self._moments = weights, moments
+        self.momenta = [
+            operations.tensor(f"outer momentum of {weight.name}", weight.shape)
+            for weight in weights
+        ]
+        most = max(2 * _size(weights), _size(moments))
+        self._sums = BucketSums(operations, open_sums, min(BUCKET, most))
+        self._start: FloatArray | None = None
+
+    def begin(self) -> None:
+        """Copy the weights before the first round; all workers have equal weights."""
+        if self._start is None:
+            rest = self._start = np.empty(_size(self._weights), np.float32)
+            for bucket in buckets(self._weights, BUCKET):
+                self._sums.read(bucket, rest[: _size(bucket)])
+                rest = rest[_size(bucket) :]
+
+    def end_round(self) -> None:
+        """Make the outer step and average the moments. All workers must call this method."""
+        assert self._start is not None, "a round has begun"
+        self._sums.make(self._changes(self._start))
+
+    def _changes(self, start: FloatArray) -> Iterator[Change]:
+        # A bucket has weights in its first half and their momenta in its second.
+        halves = (buckets(tensors, BUCKET // 2) for tensors in (self._weights, self.momenta))
+        for weights, momenta in zip(*halves, strict=True):
+            own, start = np.split(start, [_size(weights)])
+            yield Change([*weights, *momenta], len(own), partial(self._make_outer_step, own))
+        for moments in buckets(self._moments, BUCKET):
+            yield Change(moments, _size(moments), self._take_mean)
+
+    def _make_outer_step(
+        self, start: FloatArray, old: FloatArray, new: FloatArray, block: slice, sums: FloatArray
+    ) -> None:
+        """Compute weights and momenta, and the weights at the beginning of the next round."""
+        rate = np.float32(self._options.outer_learning_rate)
+        decay = np.float32(self._options.outer_momentum)
+        momenta = slice(len(start) + block.start, len(start) + block.stop)
+        gradient = start[block] - sums / self._workers
+        momentum = decay * old[momenta] + gradient
+        start[block] -= rate * (gradient + decay * momentum)
+        new[block], new[momenta] = start[block], momentum
+
+    def _take_mean(self, old: FloatArray, new: FloatArray, block: slice, sums: FloatArray) -> None:
+        new[block] = sums / self._workers
+
+
+def local_memory(parameters: int) -> int:
+    """Return an upper bound of the host memory of `LocalSteps`, in bytes.
+
+    The memory in which workers exchange their numbers is included. parameters: number of weights.
+    """
+    blocks = 6 * _MOST_THREADS * 4 * _BLOCK  # an outer step has up to 6 arrays in each thread
+    return 4 * parameters + exchange_memory(2 * parameters) + blocks

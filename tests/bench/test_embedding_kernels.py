@@ -13,7 +13,7 @@ from llmgpu.bench import embedding as lab
 from llmgpu.gpu.commands import MAX_GROUPS
 from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import constant
-from llmgpu.lm.ops.embedding import NO_TOKEN
+from llmgpu.lm.ops.ids import NO_TOKEN
 from llmgpu.lm.ops.operations import GpuOperations, Operations
 from tests.harness.kernels import kernel_of
 from tests.lm.conftest import operations  # noqa: F401 (a fixture)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmgpu.lm.checkpoints.checkpoint import load_checkpoint
-from llmgpu.lm.runs.records import read_log
+from llmgpu.lm.runs.run_folder import read_log
 from llmgpu.tokenizer import Tokenizer
 from tests.cli.conftest import Run, fails
 from tests.cli.test_train import SIZES, STEPS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgpu.lm.runs.records import read_log
+from llmgpu.lm.runs.run_folder import read_log
 from tests.cli.conftest import Run, fails, run_process
 
 SIZES = {"dim": 32, "layers": 1, "heads": 2, "seq-len": 32, "steps": 3}

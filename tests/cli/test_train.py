@@ -22,8 +22,7 @@ from llmgpu.backend import list_adapters
 from llmgpu.cli.train import say_failure
 from llmgpu.lm.checkpoints.checkpoint import load_checkpoint
 from llmgpu.lm.checkpoints.safetensors_file import read_tensors
-from llmgpu.lm.runs.records import read_log
-from llmgpu.lm.runs.run_folder import open_run_folder
+from llmgpu.lm.runs.run_folder import open_run_folder, read_log
 from tests.cli.conftest import Run, environment, fails, killed_before, run_here
 from tests.harness.arguments import overridden
 
@@ -521,7 +520,7 @@ def test_too_many_layers_are_refused_before_a_device_is_opened(
     if not list_adapters():
         pytest.skip("there is no adapter")
     monkeypatch.setattr("llmgpu.gpu.adapters.OpenedAdapter", pytest.fail)
-    monkeypatch.setattr("llmgpu.lm.runs.memory.free_memory", lambda: 4 << 30)
+    monkeypatch.setattr("llmgpu.lm.runs.settings.free_memory", lambda: 4 << 30)
     arguments = ("--vocab", "v.bin", "-o", "deep", "--layers", "100000", "--device", "gpu")
     done = run_here(corpus.parent, ("train", "corpus.txt", *arguments), b"")
     fails(done, 1, "the run needs at least")

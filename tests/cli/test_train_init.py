@@ -15,7 +15,7 @@ import pytest
 
 from llmgpu.bpe.interchange.open import open_vocabulary
 from llmgpu.lm.checkpoints.checkpoint import load_checkpoint, open_model
-from llmgpu.lm.runs.records import read_log
+from llmgpu.lm.runs.run_folder import read_log
 from llmgpu.tokenizer import Tokenizer
 from tests.bpe.interchange.models import BYTES, SPECIAL
 from tests.bpe.interchange.models import model as sentencepiece_model

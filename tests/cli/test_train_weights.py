@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgpu.lm.runs.records import read_log
+from llmgpu.lm.runs.run_folder import read_log
 from tests.cli.conftest import Run, fails, killed_before
 from tests.cli.test_train import SIZES, STEPS, assert_same_weights
 from tests.harness.arguments import overridden

@@ -14,11 +14,11 @@ from llmgpu.gpu.commands import Download
 from llmgpu.lm.checkpoints.checkpoint import TrainingState, save_checkpoint
 from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.generating.generator import Generator
-from llmgpu.lm.generating.sampling import Sampler
+from llmgpu.lm.generator import Generator
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import GpuOperations
 from llmgpu.lm.options import SamplingOptions
+from llmgpu.lm.sampling import Sampler
 from tests.bpe.vocabularies import build_vocabulary
 
 END = "<|end|>"

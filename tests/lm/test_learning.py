@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.generating.generator import Generator
-from llmgpu.lm.generating.sampling import Sampler
+from llmgpu.lm.generator import Generator
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.options import SamplingOptions, TrainOptions
+from llmgpu.lm.sampling import Sampler
 from llmgpu.lm.trainer import Trainer
 
 PARAGRAPH = b"The tide went out before dawn, and the boats lay on the sand until it came back."

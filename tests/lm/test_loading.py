@@ -14,7 +14,7 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.device import Device
 from llmgpu.lm.checkpoints.checkpoint import open_model
-from llmgpu.lm.checkpoints.pretrained import SavedModel
+from llmgpu.lm.checkpoints.huggingface import SavedModel
 from llmgpu.lm.model import load_model
 from tests.lm.pretrained_folders import kind_of_model, weights_of, write_folder
 from tests.lm.samples import read_weights

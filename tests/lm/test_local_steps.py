@@ -13,7 +13,7 @@ import pytest
 
 from llmgpu.cli import cli
 from llmgpu.errors import InputError
-from llmgpu.lm import exchange
+from llmgpu.lm import workers as workers_module
 from llmgpu.lm.checkpoints.safetensors_file import read_tensors
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import AnyArray
@@ -101,7 +101,7 @@ BUCKET = 1000  # numbers, so that weights and moments have several buckets
 def test_rounds_of_one_worker_are_those_by_hand(
     operations: Operations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "BUCKET", BUCKET)
+    monkeypatch.setattr(workers_module, "BUCKET", BUCKET)
     trainer = new_trainer(operations, OPTIONS)
     take_steps(trainer, 1)
     weights, _ = state(trainer)
@@ -113,12 +113,12 @@ WORKER = """
 import sys
 from dataclasses import replace
 import numpy as np
-from llmgpu.lm import exchange
+from llmgpu.lm import workers as workers_module
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.workers import start_workers
 from tests.lm.test_local_steps import BUCKET, OPTIONS, new_trainer, state, take_steps
 
-exchange.BUCKET = BUCKET
+workers_module.BUCKET = BUCKET
 workers = start_workers()
 trainer = new_trainer(Operations(), replace(OPTIONS, grad_accum=2), workers=workers)
 take_steps(trainer, 2)

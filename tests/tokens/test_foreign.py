@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llmgpu.errors import InputError
-from llmgpu.lm.data.token_source import open_token_files
+from llmgpu.lm.data.batches import open_token_files
 from llmgpu.tokens.bin import describe_bin_file, numbers_of, read_bin
 
 IDS = np.array([3, 1, 258, 7, 0, 259], np.int64)

@@ -37,17 +37,15 @@ from llmgpu.errors import CheckpointError, OutputError, VocabularyError
 from llmgpu.files import atomic_output, output_errors, sync
 from llmgpu.input_files import Note, no_notes, quote
 from llmgpu.lm.checkpoints.huggingface import (
+    CONFIG,
+    GENERATION_CONFIG,
     OWN_KEY,
+    WEIGHTS,
+    SavedModel,
     describe_generation,
     describe_model,
     describe_tokenizer,
     model_type,
-)
-from llmgpu.lm.checkpoints.pretrained import (
-    CONFIG,
-    GENERATION_CONFIG,
-    WEIGHTS,
-    SavedModel,
     naming,
     open_pretrained,
     read_model_files,

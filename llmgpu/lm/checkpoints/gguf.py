@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.interchange import formats, gguf
 from llmgpu.errors import CheckpointError
 from llmgpu.input_files import Note, no_notes
-from llmgpu.lm.checkpoints.huggingface import model_type
-from llmgpu.lm.checkpoints.pretrained import SavedModel
+from llmgpu.lm.checkpoints.huggingface import SavedModel, model_type
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.layers import rotary_frequencies

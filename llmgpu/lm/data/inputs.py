@@ -29,7 +29,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output, output_errors
 from llmgpu.input_files import read_whole
-from llmgpu.lm.data.token_source import TokenSource, open_token_files
+from llmgpu.lm.data.batches import TokenSource, open_token_files
 from llmgpu.outputs import MANIFEST, PROGRESS, SIDE_FILE, kind_of
 from llmgpu.progress import Progress, no_progress
 from llmgpu.resume_key import Run, check_same_run

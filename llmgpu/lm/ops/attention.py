@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.kernel_source import struct_dtype
-from llmgpu.lm.ops.adjacent import spanning
 from llmgpu.lm.ops.layers import columns_of, turned
 from llmgpu.lm.ops.matrix_tiling import HALVES
 from llmgpu.lm.ops.matrix_units import AttentionUnits, attention_units
@@ -35,6 +34,7 @@ from llmgpu.lm.ops.tensor import (
     FloatArray,
     PackedGradient,
     Tensor,
+    spanning,
 )
 
 MAX_HEAD_DIM = 128  # widest head that the kernels support

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.kernel_source import constant
-from llmgpu.lm.ops.adjacent import spanning
 from llmgpu.lm.ops.recording import (
     FOUR,
     WORKGROUP_SIZE,
@@ -40,6 +39,7 @@ from llmgpu.lm.ops.tensor import (
     Norm,
     Rotation,
     Tensor,
+    spanning,
 )
 
 if TYPE_CHECKING:

@@ -20,10 +20,9 @@ from llmgpu.lm.ops.activations import (
     separated,
 )
 from llmgpu.lm.ops.attention import AttentionOperations, GpuAttention
-from llmgpu.lm.ops.embedding import EmbeddingOperations, GpuEmbedding
 from llmgpu.lm.ops.generating import GenerationOperations, GpuGenerating
+from llmgpu.lm.ops.ids import GpuIds, IdOperations
 from llmgpu.lm.ops.linear import Product
-from llmgpu.lm.ops.loss import GpuLoss, LossOperations
 from llmgpu.lm.ops.optimizer import (
     GpuUpdates,
     UpdateOperations,
@@ -56,8 +55,7 @@ Call = tuple[Any, ...]
 class Operations(
     GenerationOperations,  # activations, layers and products included
     AttentionOperations,
-    EmbeddingOperations,
-    LossOperations,
+    IdOperations,
     UpdateOperations,
 ):
     """Tensors, programs, and the operations that programs consist of.
@@ -68,7 +66,7 @@ class Operations(
     """
 
 
-class GpuOperations(GpuGenerating, GpuAttention, GpuEmbedding, GpuLoss, GpuUpdates, Operations):
+class GpuOperations(GpuGenerating, GpuAttention, GpuIds, GpuUpdates, Operations):
     """All operations, as GPU kernels."""
 
 

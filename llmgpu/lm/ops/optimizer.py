@@ -19,7 +19,6 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from llmgpu.kernel_source import constant, struct_dtype
-from llmgpu.lm.ops.adjacent import adjacent_runs, joined
 from llmgpu.lm.ops.recording import (
     GpuRecorder,
     Recorder,
@@ -30,7 +29,7 @@ from llmgpu.lm.ops.recording import (
     saturate_to_half,
     workgroups,
 )
-from llmgpu.lm.ops.tensor import FloatArray, Tensor
+from llmgpu.lm.ops.tensor import FloatArray, Tensor, adjacent_runs, joined
 
 HYPER = struct_dtype("lm/hyper.wgsl", "Hyper")
 

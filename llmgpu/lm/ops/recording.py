@@ -9,9 +9,10 @@ and half precision.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -22,7 +23,15 @@ from numpy.typing import DTypeLike, NDArray
 
 from llmgpu.errors import DeviceError
 from llmgpu.lm.ops.products import FixedProducts
-from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Shape, Tensor
+from llmgpu.lm.ops.tensor import (
+    AnyArray,
+    FloatArray,
+    Shape,
+    Shapes,
+    Tensor,
+    group_shapes,
+    places_of,
+)
 
 if TYPE_CHECKING:
     from llmgpu.gpu.adapters import Buffer
@@ -43,8 +52,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 AnyRecorder = TypeVar("AnyRecorder", bound="Recorder")
 Step = Callable[[], None]
-# Tensors, or contents of uniforms, by the names of a kernel's bindings.
-Bindings = Mapping[str, Tensor | AnyArray]
 # A function that waits for a copy of tensors. It returns the numbers, an array (n,) that must not
 # be changed, and a function that gives their memory back.
 Read = Callable[[], tuple[FloatArray, Callable[[], None]]]
@@ -175,6 +182,38 @@ class Recorder:
     def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
         """Return the tensor with memory, set to zero, as its `data`."""
         return replace(tensor, data=np.zeros(tensor.shape, tensor.dtype))
+
+    def side_by_side(self, shapes: Shapes, dtype: DTypeLike = np.float32) -> dict[str, Tensor]:
+        """Create tensors in the memory of a single tensor; return them by their names.
+
+        Raises DeviceError if the device can't allocate or bind all of them together.
+        """
+        first, *more = shapes
+        if not more:
+            return {first: self.tensor(first, shapes[first], dtype)}
+        elements = sum(map(places_of, shapes.values()))
+        whole = self.tensor(f"{first} to {more[-1]}", (elements,), dtype)
+        start, made = 0, {}
+        for name, shape in shapes.items():
+            part = whole.part(start, start + math.prod(shape)).reshaped(*shape)
+            made[name] = replace(part, name=name)
+            start += places_of(shape)
+        return made
+
+    def adjacent_tensors(
+        self, shapes: Shapes, dtype: DTypeLike = np.float32, kinds: Sequence[Hashable] = ()
+    ) -> list[Tensor]:
+        """Create tensors with these names and shapes, in the order of `shapes`.
+
+        On a device, tensors of one kind lie side by side in groups, so that one kernel computes a
+        group. A group has up to `stack_elements` elements, or a single tensor. The places of
+        tensors in a group do not depend on `dtype`. On the CPU, each tensor has its own memory.
+
+        kinds: the kind of each tensor; by default its shape.
+
+        Raises DeviceError if the device has too little memory.
+        """
+        return [self.tensor(name, shape, dtype) for name, shape in shapes.items()]
 
     def scratch(self, role: str, shape: Shape, dtype: DTypeLike = np.float32) -> Tensor:
         """Return memory that an operation may use until the next operation starts.
@@ -438,6 +477,19 @@ class GpuRecorder(Recorder):
             self.device.choose_halves()
         create = self.device.create_uniform if uniform else self.device.create_buffer
         return replace(tensor, data=create(tensor.name, tensor.nbytes))
+
+    def adjacent_tensors(
+        self, shapes: Shapes, dtype: DTypeLike = np.float32, kinds: Sequence[Hashable] = ()
+    ) -> list[Tensor]:
+        by_kind: dict[Hashable, dict[str, Shape]] = {}
+        for (name, shape), kind in zip(shapes.items(), kinds or shapes.values(), strict=True):
+            by_kind.setdefault(kind, {})[name] = shape
+        most = min(self.stack_elements, self.max_tensor_bytes // 4)
+        made: dict[str, Tensor] = {}
+        for of_kind in by_kind.values():
+            for group in group_shapes(of_kind, most):
+                made |= self.side_by_side(group, dtype)
+        return [made[name] for name in shapes]
 
     def write(self, tensor: Tensor, array: AnyArray) -> None:
         values = np.asarray(array, tensor.dtype).reshape(tensor.shape)

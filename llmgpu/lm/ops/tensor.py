@@ -1,12 +1,14 @@
 """Tensors, and groups of tensors that are arguments of one operation.
 
-A tensor is a name, a shape and a type for an array or for memory of a device.
+A tensor is a name, a shape and a type for an array or for memory of a device. Tensors side by side
+in a device's memory can be computed as a single tensor: a dispatch takes several microseconds even
+if it has little to compute, and a small tensor does not keep a device busy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 AnyArray: TypeAlias = NDArray[Any]  # an array of float32, float16, uint32 or uint8
 FloatArray: TypeAlias = NDArray[np.float32]
 Shape: TypeAlias = tuple[int, ...]
+Shapes: TypeAlias = Mapping[str, Shape]  # of tensors, by their names
 
 # Packed matrices start at multiples of this many elements: 256 bytes in half precision.
 PACKED_ELEMENTS = 128
@@ -115,7 +118,7 @@ class Packed:
             end = starts[-1] + rows
         return tuple(starts), (end, width)
 
-    def parts(self, shapes: Mapping[str, Shape]) -> list[Tensor]:
+    def parts(self, shapes: Shapes) -> list[Tensor]:
         """Return the matrices; shapes: the shapes passed to `layout`, by the matrices' names."""
         return [
             replace(self.tensor.rows(start, start + rows), name=name)
@@ -274,3 +277,77 @@ class Rotation:
     def tensors(self) -> dict[str, Tensor]:
         """The rotation's tensors by the names of the kernels' bindings."""
         return {"cosines": self.cosines, "sines": self.sines, "positions": self.positions}
+
+
+def places_of(shape: Shape) -> int:
+    """Return the number of elements from the start of a tensor to where the next may start."""
+    return -(-math.prod(shape) // PACKED_ELEMENTS) * PACKED_ELEMENTS
+
+
+def group_shapes(shapes: Shapes, most: int) -> Iterator[dict[str, Shape]]:
+    """Divide tensors, in order, into groups of similar sizes, each of up to `most` elements."""
+    total = sum(map(places_of, shapes.values()))
+    enough = -(-total // -(-total // most))
+    group: dict[str, Shape] = {}
+    size = 0
+    for name, shape in shapes.items():
+        if group and (size >= enough or size + places_of(shape) > most):
+            yield group
+            group, size = {}, 0
+        group[name] = shape
+        size += places_of(shape)
+    yield group
+
+
+def adjacent_runs(rows: Sequence[Sequence[Tensor]]) -> list[list[int]]:
+    """Group rows of tensors into runs, so that `joined` can make one tensor of each column.
+
+    In a run, the tensors of each column are contiguous in memory. All rows have the same number of
+    tensors. Returns the row numbers of each run. On the CPU, each run has one row.
+    """
+    runs: list[list[int]] = []
+    ends: dict[tuple[int, int], list[int]] = {}  # runs, by the end of their first column in memory
+    for number, row in enumerate(rows):
+        run: list[int] = []
+        if not isinstance(row[0].data, np.ndarray):
+            buffer = row[0].buffer
+            before = ends.get((id(buffer.handle), buffer.offset))
+            if before and all(map(_follows, row, rows[before[-1]])):
+                run = before
+            ends[id(buffer.handle), buffer.offset + row[0].nbytes] = run
+        if not run:
+            runs.append(run)
+        run.append(number)
+    return runs
+
+
+def _follows(tensor: Tensor, before: Tensor) -> bool:
+    """Whether a tensor starts in memory where another one ends, with no gap in between."""
+    mine, other = tensor.buffer, before.buffer
+    return mine.handle is other.handle and mine.offset == other.offset + before.nbytes
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return contiguous tensors as one tensor of all their elements, (n,); see `adjacent_runs`."""
+    if len(tensors) == 1:
+        return tensors[0]
+    memory = tensors[0].buffer.until(tensors[-1].buffer)
+    return replace(tensors[0], shape=(sum(each.size for each in tensors),), data=memory)
+
+
+def spanning(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]] | None:
+    """Return one tensor of the memory from the first to the last tensor, and where each starts.
+
+    A start is a number of elements. The tensors, whose elements have one size, may lie in any
+    order. Returns None unless they are in one buffer. On the CPU, returns the first tensor and
+    zeros.
+    """
+    if isinstance(tensors[0].data, np.ndarray):
+        return tensors[0], [0] * len(tensors)
+    buffers = sorted((each.buffer for each in tensors), key=lambda buffer: buffer.offset)
+    if any(buffer.handle is not buffers[0].handle for buffer in buffers):
+        return None
+    memory = buffers[0].until(buffers[-1])
+    itemsize = tensors[0].dtype.itemsize
+    starts = [(each.buffer.offset - memory.offset) // itemsize for each in tensors]
+    return replace(tensors[0], shape=(memory.nbytes // itemsize,), data=memory), starts

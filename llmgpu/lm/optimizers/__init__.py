@@ -18,9 +18,7 @@ _ROOM = "llmgpu.lm.optimizers"
 OPTIMIZERS: Registry[Optimizer] = Registry(
     {
         "adamw": Entry(f"{_ROOM}.adamw:ADAMW", "keeps float32 moments"),
-        "adamw-8bit": Entry(
-            f"{_ROOM}.adamw_8bit:ADAMW_8BIT", "keeps them in a quarter of the memory"
-        ),
+        "adamw-8bit": Entry(f"{_ROOM}.adamw:ADAMW_8BIT", "keeps them in a quarter of the memory"),
         "muon": Entry(
             f"{_ROOM}.muon:MUON",
             "orthogonalizes the updates of hidden matrices and uses AdamW for the rest",

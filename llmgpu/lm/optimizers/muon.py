@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import DTypeLike
 
-from llmgpu.lm.ops.adjacent import adjacent_tensors
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import Steps, WeightState, WeightUpdate
 from llmgpu.lm.ops.recording import GpuRecorder, dims, workgroups
@@ -44,7 +43,7 @@ class Momentum(WeightState):
     def make(operations: Operations, weights: Sequence[Tensor]) -> list[Momentum]:
         """Make the momenta of matrices, zeros at first."""
         shapes = {f"{weight.name}.momentum": weight.shape for weight in weights}
-        return [Momentum(tensor) for tensor in adjacent_tensors(operations, shapes)]
+        return [Momentum(tensor) for tensor in operations.adjacent_tensors(shapes)]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

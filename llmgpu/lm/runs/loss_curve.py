@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from llmgpu.charts import escape_text
 from llmgpu.charts.axes import Axis, step_axis, value_axis
 from llmgpu.files import atomic_output
-from llmgpu.lm.runs.records import StepRecord
+from llmgpu.lm.runs.run_folder import StepRecord
 
 WIDTH, HEIGHT = 860, 480
 MOST_POINTS = 1_000  # most points of a line, because more can't be told apart

@@ -35,12 +35,10 @@ from llmgpu.lm.checkpoints.checkpoint import (
     save_checkpoint,
     step_folder_name,
 )
-from llmgpu.lm.checkpoints.huggingface import Origin, model_card
-from llmgpu.lm.checkpoints.pretrained import SavedModel
+from llmgpu.lm.checkpoints.huggingface import SavedModel
 from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.data.batches import Batch, Batches, token_bytes
-from llmgpu.lm.data.token_source import TokenSource
+from llmgpu.lm.data.batches import Batch, Batches, TokenSource, token_bytes
 from llmgpu.lm.model import InitialWeights
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.products import describe_products, has_fixed_products
@@ -48,11 +46,18 @@ from llmgpu.lm.ops.recording import Snapshot
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.loss_curve import write_loss_curve
-from llmgpu.lm.runs.memory import SMALLER, has_room_for_copies
-from llmgpu.lm.runs.records import EvaluationTotals, RunLog, Spent, StepRecord, read_log
-from llmgpu.lm.runs.run_folder import RunFolder
-from llmgpu.lm.runs.samples import Samples
-from llmgpu.lm.runs.settings import RunSettings
+from llmgpu.lm.runs.run_folder import (
+    EvaluationTotals,
+    Origin,
+    RunFolder,
+    RunLog,
+    Samples,
+    Spent,
+    StepRecord,
+    model_card,
+    read_log,
+)
+from llmgpu.lm.runs.settings import SMALLER, RunSettings, has_room_for_copies
 from llmgpu.lm.trainer import StepResult, Trainer
 from llmgpu.lm.workers import ALONE, Workers
 from llmgpu.memory import free_memory

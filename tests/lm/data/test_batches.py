@@ -23,12 +23,13 @@ from llmgpu.lm.data.batches import (
     STARTS_AHEAD,
     Batches,
     Mixture,
+    TokenSource,
     divide,
     document_starts,
+    open_token_files,
     permute,
     token_bytes,
 )
-from llmgpu.lm.data.token_source import TokenSource, open_token_files
 from llmgpu.lm.options import TrainOptions
 from llmgpu.tokens.formats import open_writer
 from tests.lm.vocabularies import sample_vocabulary

@@ -24,9 +24,9 @@ from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
-from llmgpu.lm.data import token_source
+from llmgpu.lm.data import batches
+from llmgpu.lm.data.batches import TokenSource
 from llmgpu.lm.data.inputs import default_separator, open_tokens
-from llmgpu.lm.data.token_source import TokenSource
 from llmgpu.text.corpus import CorpusOptions, corpus_from_bytes
 from llmgpu.tokens.formats import open_writer
 from llmgpu.tokens.manifest import read_progress
@@ -145,7 +145,7 @@ def test_files_of_another_vocabulary(tmp_path: Path) -> None:
 
 
 def test_ids_beyond_the_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_source, "_SCANNED_IDS", 64)
+    monkeypatch.setattr(batches, "_SCANNED_IDS", 64)
     write_bin(tmp_path / "own.bin", random_ids(100))
     ids = random_ids(200)
     ids[131:] = 400
@@ -215,7 +215,7 @@ def test_damaged_token_files(tmp_path: Path, kind: str, message: str) -> None:
 
 
 def test_the_checksum_is_that_of_all_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_source, "_SCANNED_IDS", 7)
+    monkeypatch.setattr(batches, "_SCANNED_IDS", 7)
     ids = random_ids(60)
     write_bin(tmp_path / "one.bin", ids)
     write_shards(tmp_path / "out.bin", ids, 25)

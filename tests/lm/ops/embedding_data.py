@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.lm.ops.embedding import NO_TOKEN
+from llmgpu.lm.ops.ids import NO_TOKEN
 from tests.lm.ops.checking import float32_values
 
 Ids = NDArray[np.uint32]

@@ -15,7 +15,6 @@ from llmgpu.gpu.adapters import aligned, load_driver
 from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import KernelSource, compose
 from llmgpu.lm.ops import attention, matrix_units
-from llmgpu.lm.ops.adjacent import side_by_side
 from llmgpu.lm.ops.attention import PARAMS, attention_params
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.matrix_units import (
@@ -375,9 +374,9 @@ def test_stored_weights_give_the_bits_of_recomputed_ones(
         operations = open_operations(dawn_device)
         make = operations.tensor
         shapes = {name: (rows, n) for name, n in [*widths.items()][:3]}
-        halves = [*side_by_side(operations, shapes, np.float16).values()]
+        halves = [*operations.side_by_side(shapes, np.float16).values()]
         halves += [make(name, (rows, width), np.float16) for name in ("out", "grad_out")]
-        results = [*side_by_side(operations, shapes, np.float32).values()]
+        results = [*operations.side_by_side(shapes, np.float32).values()]
         t = AttentionTensors(*halves[:4], make("log_sum_exp", (rows, shape.heads)))
         grad = AttentionGradients(*results, halves[4])
         first_keys = make("starts", (rows,), np.uint32)
@@ -433,7 +432,7 @@ class Recording(GpuOperations):
             for name in ("out", "grad_out")
         )
         sums = self.tensor("log_sum_exp", (self.rows, shape.heads))
-        heads = side_by_side(self, self.shapes, np.float16)
+        heads = self.side_by_side(self.shapes, np.float16)
         self.heads = AttentionTensors(**heads, out=out, log_sum_exp=sums)
         self.starts = self.tensor("starts", (self.rows,), np.uint32)
 
@@ -511,7 +510,7 @@ def test_kernels_are_given_the_places_of_gradients(
     operations = Recording(device, monkeypatch, shape, order)
     shapes, widths = operations.shapes, operations.widths
     of_keys = {name: size for name, size in shapes.items() if name != "q"}
-    found = side_by_side(operations, of_keys, np.float32)
+    found = operations.side_by_side(of_keys, np.float32)
     query = operations.tensor("grad_q", shapes["q"])
     grad = AttentionGradients(query, found["k"], found["v"], operations.grad_out)
     saving = replace(shape, saves_memory=not stores)
@@ -536,7 +535,7 @@ def test_kernels_are_given_the_columns_of_the_packed_gradient(
     width = columns[2] + widths["v"] + 8
     packed = operations.tensor("packed", (operations.rows, width), np.float16)
     of_tables = dict.fromkeys(("cosines", "sines"), (shape.seq + 1, shape.head_dim // 2))
-    tables = side_by_side(operations, of_tables, np.float32)
+    tables = operations.side_by_side(of_tables, np.float32)
     positions = operations.tensor("positions", (operations.rows,), np.uint32)
     rotation = Rotation(**tables, positions=positions, head_dim=shape.head_dim)
     grad = PackedGradient(operations.grad_out, packed, columns, rotation)

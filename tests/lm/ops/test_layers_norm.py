@@ -9,7 +9,6 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.gpu.device import Device
-from llmgpu.lm.ops.adjacent import adjacent_tensors
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.tensor import Norm
 from tests.lm.ops.checking import (
@@ -167,7 +166,7 @@ def test_late_sums_have_the_same_bits(operations: Operations, width: int, most: 
     _, inverse_rms = reference.rms_norm(x, weight, EPSILON)
     given = [tensor_of(operations, "input", array) for array in (x, weight, inverse_rms, grad_out)]
     names = [f"{place} of norm {norm}" for norm in range(3) for place in range(3)]
-    adjacent = adjacent_tensors(operations, dict.fromkeys(names, (width,)))
+    adjacent = operations.adjacent_tensors(dict.fromkeys(names, (width,)))
     others = [operations.tensor("in another buffer", (width,)) for _ in range(3)]
     outs = [operations.tensor("out", shape, kind) for kind in (np.float32, np.float32, np.float16)]
     makes_half = operations.has_half_precision or width % 4 == 0
@@ -204,7 +203,7 @@ def test_late_sums_of_different_gradients_are_one_dispatch(
 ) -> None:
     operations = open_operations(device)
     shape = (8, 64)
-    made = adjacent_tensors(operations, dict.fromkeys("abcd", (64,)))
+    made = operations.adjacent_tensors(dict.fromkeys("abcd", (64,)))
     gradients = dict(zip("abcd", made, strict=True))
     tensors = [operations.tensor("tensor", size) for size in (shape, (64,), shape, (8,))]
     with operations.record("late sums") as program, operations.late_norm_sums(3):

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.optimizers.adamw import PIECE
-from llmgpu.lm.optimizers.adamw_8bit import BLOCK, BlockCodes, CodedMoments, block_codes
+from llmgpu.lm.optimizers.adamw import BLOCK, PIECE, BlockCodes, CodedMoments, block_codes
 from llmgpu.lm.options import TrainOptions
 from tests.lm.ops.adamw_steps import (
     LEARNING_RATE,

@@ -26,8 +26,8 @@ from llmgpu.lm.runs.loss_curve import (
     plot_losses,
     write_loss_curve,
 )
-from llmgpu.lm.runs.records import StepRecord
-from tests.lm.runs.test_records import record_of
+from llmgpu.lm.runs.run_folder import StepRecord
+from tests.lm.runs.test_run_folder_log import record_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 Point = tuple[float, float]

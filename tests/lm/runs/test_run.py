@@ -28,13 +28,11 @@ from llmgpu.lm.ops.operations import EngineOperations, Operations
 from llmgpu.lm.ops.products import describe_products, has_fixed_products
 from llmgpu.lm.ops.recording import Snapshot
 from llmgpu.lm.options import Intervals
-from llmgpu.lm.runs import memory
 from llmgpu.lm.runs import run as run_module
-from llmgpu.lm.runs.memory import training_memory
-from llmgpu.lm.runs.records import StepRecord, read_log
+from llmgpu.lm.runs import settings as settings_module
 from llmgpu.lm.runs.run import RunPlan, TrainingRun
-from llmgpu.lm.runs.run_folder import RunFolder, open_run_folder
-from llmgpu.lm.runs.settings import new_settings
+from llmgpu.lm.runs.run_folder import RunFolder, StepRecord, open_run_folder, read_log
+from llmgpu.lm.runs.settings import new_settings, training_memory
 from llmgpu.lm.trainer import Trainer
 from tests.lm.vocabularies import sample_text, sample_vocabulary
 
@@ -289,7 +287,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(
     Without memory for copies, training waits.
     """
     went_on: list[bool] = []
-    for name, share in (("beside", memory.COPIES_SHARE), ("waiting", 0.0)):
+    for name, share in (("beside", settings_module.COPIES_SHARE), ("waiting", 0.0)):
         reached = threading.Event()
 
         patience = SECONDS if share else 1
@@ -304,7 +302,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(
                 went_on.append(reached.wait(patience))
             return save_checkpoint(*given, **named)
 
-        monkeypatch.setattr(memory, "COPIES_SHARE", share)
+        monkeypatch.setattr(settings_module, "COPIES_SHARE", share)
         monkeypatch.setattr(run_module, "save_checkpoint", save)
         with open_run_folder(tmp_path / name) as folder:
             run = prepared(folder, [], intervals=Intervals(save=4), steps=7)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from llmgpu.errors import InputError
-from llmgpu.lm.generating.sampling import Sampler
 from llmgpu.lm.options import SamplingOptions
+from llmgpu.lm.sampling import Sampler
 from llmgpu.option_fields import flag_of
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))

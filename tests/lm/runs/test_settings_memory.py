@@ -19,9 +19,14 @@ from llmgpu.lm.ops.matrix_units import ATTENTION_TILES, MATRIX_TILES, AttentionU
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.options import TrainOptions
-from llmgpu.lm.runs import memory
-from llmgpu.lm.runs.memory import NUMPY_BYTES, host_memory, training_memory
-from llmgpu.lm.runs.settings import RunSettings, new_settings
+from llmgpu.lm.runs import settings as settings_module
+from llmgpu.lm.runs.settings import (
+    NUMPY_BYTES,
+    RunSettings,
+    host_memory,
+    new_settings,
+    training_memory,
+)
 from llmgpu.lm.trainer import Trainer
 from tests.conftest import ROOT
 
@@ -83,7 +88,7 @@ def test_a_model_of_too_many_layers_is_refused_before_it_is_recorded(
     for layers in (50_000, 10**9):
         config = replace(CONFIG, layers=layers, dim=1024, ffn_dim=4096)
         settings = RunSettings(config, TrainOptions(batch_size=1))
-        monkeypatch.setattr("llmgpu.lm.runs.memory.free_memory", lambda: 16 << 30)
+        monkeypatch.setattr("llmgpu.lm.runs.settings.free_memory", lambda: 16 << 30)
         with pytest.raises(DeviceError, match="the run needs at least"):
             training_memory(settings, NUMPY, slots=1)
         assert config.training_operations(1) > layers
@@ -154,7 +159,7 @@ def test_gradients_of_heads_with_norms_are_not_one_tensor(
         qk_norm=True,
     )
     options = TrainOptions(batch_size=64, precision="f16")
-    operations = memory._MeasuringGpu(device)
+    operations = settings_module._MeasuringGpu(device)
     operations.backend, operations.free = Backend(device, "a device"), None
     operations.has_half_precision = True
     Trainer(operations, config, options, slots=1)
@@ -226,7 +231,7 @@ def test_what_a_run_holds_is_within_its_estimate(settings: RunSettings) -> None:
 
 
 def test_the_sizes_of_presets_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda: 1 << 50)
+    monkeypatch.setattr(settings_module, "free_memory", lambda: 1 << 50)
     page = (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8")
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.count("|") == 10]
     assert [row[0].split("`")[1] for row in rows[2:]] == [*PRESETS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgpu.lm.generating.generator import StopStrings
+from llmgpu.lm.generator import StopStrings
 
 PIECES = st.lists(st.text("ab", max_size=3).map(str.encode), max_size=8)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4).map(str.encode), max_size=3)

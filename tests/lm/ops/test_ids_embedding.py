@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from llmgpu.gpu.commands import MAX_GROUPS
 from llmgpu.gpu.device import Device
-from llmgpu.lm.ops import embedding
-from llmgpu.lm.ops.embedding import NO_TOKEN, SLICE, group_tokens, lanes_of_row
+from llmgpu.lm.ops import ids
+from llmgpu.lm.ops.ids import NO_TOKEN, SLICE, group_tokens, lanes_of_row
 from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
 from llmgpu.lm.ops.tensor import Groups
 from tests.lm.ops.checking import assert_close, float32_values, poisoned, run, tensor_of
@@ -81,7 +81,7 @@ def test_lookup_of_half_precision_is_that_of_the_same_numbers(
 def test_lookup_by_any_number_of_threads_a_row(
     any_device: Device, monkeypatch: pytest.MonkeyPatch, lanes: int
 ) -> None:
-    monkeypatch.setattr(embedding, "lanes_of_row", lambda width: lanes)
+    monkeypatch.setattr(ids, "lanes_of_row", lambda width: lanes)
     tokens, table = random_tokens(70, 9), random_table(9, 132)
     out = look_up(GpuOperations(any_device), "embed_lookup", tokens, table)
     np.testing.assert_array_equal(out, reference.embed_lookup(tokens, table))
@@ -127,7 +127,7 @@ def test_lookup_in_a_table_of_several_parts(operations: Operations, width: int, 
 def test_lookup_by_more_workgroups_than_a_dimension_has(
     any_device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedding, "lanes_of_row", lambda width: 256)
+    monkeypatch.setattr(ids, "lanes_of_row", lambda width: 256)
     count = MAX_GROUPS + 2
     tokens, table = random_tokens(count, 5), random_table(6, 4)[:5]
     out = look_up(GpuOperations(any_device), "embed_lookup", tokens, table)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmgpu.lm import exchange
-from llmgpu.lm.exchange import buckets, exchange_memory, local_memory
+from llmgpu.lm import workers as workers_module
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.recording import STAGED
+from llmgpu.lm.workers import buckets, exchange_memory, local_memory
 from tests.lm.test_workers import command, environment, needs_mpi
 
 
@@ -38,7 +38,9 @@ def test_buckets_hold_all_numbers_once_and_in_order() -> None:
 def test_memory_is_that_of_the_buckets_in_use() -> None:
     most = exchange_memory(10**9)
     assert (
-        most == exchange_memory(10**12) == 4 * exchange.BUCKET * (3 + exchange.AHEAD + 2 + STAGED)
+        most
+        == exchange_memory(10**12)
+        == 4 * workers_module.BUCKET * (3 + workers_module.AHEAD + 2 + STAGED)
     )
     assert exchange_memory(1000) < most / 7
     assert local_memory(10**9) == 4 * 10**9 + most + 6 * 8 * 4 * (1 << 16)
@@ -48,13 +50,13 @@ SUMS = """
 import sys
 import numpy as np
 from mpi4py.MPI import COMM_WORLD as workers
-from llmgpu.lm import exchange
+from llmgpu.lm import workers as workers_module
 
-exchange.BUCKET = 200_000
+workers_module.BUCKET = 200_000
 if sys.argv[1] == "separate":
-    del exchange.os.memfd_create
-sums = exchange.open_sums(workers, 1 if sys.argv[1] == "apart" else workers.size)
-assert isinstance(sums, exchange.SharedSums) == (sys.argv[1] == "shared")
+    del workers_module.os.memfd_create
+sums = workers_module.open_sums(workers, 1 if sys.argv[1] == "apart" else workers.size)
+assert isinstance(sums, workers_module.SharedSums) == (sys.argv[1] == "shared")
 for turn, count in enumerate((200_000, 1, 2, 131_073, 7, 65_536)):
     arrays = [
         (np.random.default_rng([turn, worker]).standard_normal(count) * 10.0**worker)

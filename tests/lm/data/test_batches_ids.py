@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llmgpu.errors import InputError
-from llmgpu.lm.data.token_source import check_ids
+from llmgpu.lm.data.batches import check_ids
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i1", "<u2", ">i4", "u4", "i8", "u8"])

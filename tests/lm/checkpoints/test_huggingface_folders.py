@@ -13,9 +13,9 @@ import pytest
 
 from llmgpu.errors import CheckpointError, LlmgpuError
 from llmgpu.lm.checkpoints.checkpoint import open_model
-from llmgpu.lm.checkpoints.pretrained import SavedModel
+from llmgpu.lm.checkpoints.huggingface import SavedModel
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.generating.generator import Generator
+from llmgpu.lm.generator import Generator
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import Operations
 from tests.bpe.vocabularies import build_vocabulary

@@ -13,11 +13,11 @@ import pytest
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.gpu.device import Device
 from llmgpu.lm.config import ModelConfig, RopeScaling
-from llmgpu.lm.generating.generator import Generator, Request
-from llmgpu.lm.generating.sampling import Sampler
+from llmgpu.lm.generator import Generator, Request
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.options import SamplingOptions
+from llmgpu.lm.sampling import Sampler
 from tests.lm.samples import logits_after, read_weights
 from tests.reference.lm.llama import Llama
 
@@ -33,7 +33,7 @@ IDS = np.random.default_rng(1).integers(0, CONFIG.vocab_size, CONFIG.seq_len).to
 @pytest.fixture(scope="module", autouse=True)
 def short_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("llmgpu.lm.generating.generator.PROMPT_ROWS", PROMPT_ROWS)
+        patch.setattr("llmgpu.lm.generator.PROMPT_ROWS", PROMPT_ROWS)
         yield
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from llmgpu.errors import InputError, OutputError
 from llmgpu.lm.data.batches import IGNORED_TARGET, token_bytes
-from llmgpu.lm.runs.records import EvaluationTotals, RunLog, StepRecord, perplexity, read_log
+from llmgpu.lm.runs.run_folder import EvaluationTotals, RunLog, StepRecord, perplexity, read_log
 from tests.lm.vocabularies import sample_vocabulary
 
 FACTS = {"configuration": {"dim": 64, "name": "tïny"}, "device": "cpu"}

@@ -9,11 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.lm.ops import optimizer
-from llmgpu.lm.ops.adjacent import adjacent_runs, adjacent_tensors, joined
 from llmgpu.lm.ops.operations import GpuOperations, Operations
 from llmgpu.lm.ops.optimizer import HYPER, NORM_BUFFERS, NORMS_AT_ONCE, WeightUpdate
 from llmgpu.lm.ops.recording import Program
-from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.tensor import Tensor, adjacent_runs, joined
 from llmgpu.lm.optimizers.adamw import ADAMW, Moments
 from llmgpu.lm.optimizers.muon import MUON, Momentum
 from llmgpu.lm.options import TrainOptions
@@ -55,7 +54,7 @@ def runs_of(operations: Operations, *columns: list[Tensor]) -> list[list[int]]:
 def test_tensors_of_one_kind_follow_each_other(operations: Operations, dtype: type) -> None:
     if dtype is np.float16 and not operations.has_half_precision:
         pytest.skip("the device has no half precision")
-    tensors = adjacent_tensors(operations, SHAPES, dtype)
+    tensors = operations.adjacent_tensors(SHAPES, dtype)
     assert {each.name: each.shape for each in tensors} == SHAPES
     arrays = [array.astype(dtype) for array in filled(operations, tensors)]
     for tensor, array in zip(tensors, arrays, strict=True):
@@ -78,10 +77,10 @@ def test_groups_are_similar_and_no_larger_than_a_stack(
         pytest.skip("the CPU has a tensor of its own for each")
     monkeypatch.setattr(operations, "stack_elements", 520)
     equal = {f"tensor {k}": (128,) for k in range(5)}
-    assert runs_of(operations, adjacent_tensors(operations, equal)) == [[0, 1, 2], [3, 4]]
+    assert runs_of(operations, operations.adjacent_tensors(equal)) == [[0, 1, 2], [3, 4]]
     # A single tensor may be larger; the kinds, not the shapes, decide.
     mixed = {"small": (128,), "large": (9, 128), "last": (2, 64)}
-    tensors = adjacent_tensors(operations, mixed, kinds=[0, 0, 0])
+    tensors = operations.adjacent_tensors(mixed, kinds=[0, 0, 0])
     arrays = filled(operations, tensors)
     assert runs_of(operations, tensors) == [[0], [1], [2]]
     for tensor, array in zip(tensors, arrays, strict=True):
@@ -90,7 +89,7 @@ def test_groups_are_similar_and_no_larger_than_a_stack(
 
 def test_a_run_ends_where_any_column_does(operations: Operations) -> None:
     shapes = {f"tensor {k}": (64, 2) for k in range(4)}
-    first, second = (adjacent_tensors(operations, shapes) for _ in range(2))
+    first, second = (operations.adjacent_tensors(shapes) for _ in range(2))
     turned = [second[k] for k in (0, 1, 3, 2)]
     columns = (first, turned), (turned,), (first[::-1],)
     found = [runs_of(operations, *each) for each in columns]
@@ -99,7 +98,7 @@ def test_a_run_ends_where_any_column_does(operations: Operations) -> None:
 
 
 def test_zeros_leave_out_the_neighbours(operations: Operations) -> None:
-    tensors = adjacent_tensors(operations, SHAPES)
+    tensors = operations.adjacent_tensors(SHAPES)
     arrays = filled(operations, tensors)
     cleared = {0, 2, 3, 6, 7}
     run(operations, lambda: operations.fill_zeros([tensors[k] for k in sorted(cleared)]))
@@ -115,7 +114,7 @@ def test_norms_of_many_gradients_are_those_of_each(operations: Operations) -> No
     shapes: dict[str, tuple[int, ...]] = {f"equal {k}": (4, 32) for k in range(count)}
     shapes |= {f"other {k}": (k + 1, 64) for k in range(NORM_BUFFERS + 2)}
     shapes |= {"odd": (13,), "last": (4, 32)}
-    gradients = adjacent_tensors(operations, shapes)
+    gradients = operations.adjacent_tensors(shapes)
     filled(operations, gradients)
     sizes = (len(shapes), optimizer.NORM_PARTIALS)
     partials, alone = (poisoned(operations, name, sizes) for name in "ab")
@@ -141,10 +140,10 @@ def test_steps_of_adjacent_weights_are_those_of_each(operations: Operations, hal
     stats = tensor_of(operations, "stats", np.array([0.5, 0, 0, 0]))
 
     def weights() -> tuple[list[tuple[Moments, WeightUpdate]], list[Tensor]]:
-        parameters, gradients = (adjacent_tensors(operations, SHAPES) for _ in range(2))
+        parameters, gradients = (operations.adjacent_tensors(SHAPES) for _ in range(2))
         copies: list[Any] = [None] * len(SHAPES)
         if half:
-            copies = adjacent_tensors(operations, SHAPES, np.float16)
+            copies = operations.adjacent_tensors(SHAPES, np.float16)
         states = Moments.make(operations, parameters)
         firsts, seconds = ([getattr(state, name) for state in states] for name in Moments.elements)
         for seed, tensors in enumerate((parameters, gradients, firsts)):
@@ -195,10 +194,10 @@ def test_muons_steps_of_adjacent_weights_are_those_of_each(
     shapes = {f"weight {k}": (16, 16) for k in range(4)}
 
     def moved(*, together: bool) -> tuple[list[NDArray[Any]], int]:
-        parameters, gradients = (adjacent_tensors(operations, shapes) for _ in range(2))
+        parameters, gradients = (operations.adjacent_tensors(shapes) for _ in range(2))
         copies: list[Any] = [None] * len(shapes)
         if half:
-            copies = adjacent_tensors(operations, shapes, np.float16)
+            copies = operations.adjacent_tensors(shapes, np.float16)
         states = Momentum.make(operations, parameters)
         momenta = [state.momentum for state in states]
         rng = np.random.default_rng(2)

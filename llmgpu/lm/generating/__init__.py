@@ -1,1 +1,0 @@
-"""Continuing a text with a trained model."""
