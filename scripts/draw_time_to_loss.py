@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmgpu.charts.axes import Axis, value_axis
+from llmgpu.charts import Axis, value_axis
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "docs" / "recorded" / "recipes" / "nvidia-h200-time-to-loss.json"

@@ -22,10 +22,16 @@ from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY
 from llmgpu.bench import BenchOptions
-from llmgpu.bench.engines import Engine
+from llmgpu.bench.engines import (
+    Engine,
+    ProgramTimes,
+    measure_limits,
+    raise_clocks,
+    time_program,
+    timed,
+)
 from llmgpu.bench.peers import CACHE_BYTES, Torch, first_line
 from llmgpu.bench.results import Result, Times
-from llmgpu.bench.timing import ProgramTimes, measure_limits, raise_clocks, time_program, timed
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS

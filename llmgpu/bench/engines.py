@@ -1,28 +1,72 @@
-"""The engines to measure (the CPU and opened adapters), and the description of the machine."""
+"""The engines to measure (the CPU and opened adapters), their limits, timing, and the machine.
+
+Times come from the GPU's timestamps or, without timestamps, from the host's clock. While the host
+works between runs, a GPU is idle and lowers its clocks: kernels were seen to take three times as
+long. So a kernel of multiply-adds keeps the GPU busy before a measurement.
+
+The limits are the fastest of several copies and of several runs of multiply-adds. Limits are
+measured once for an engine, while its backend is open.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from llmgpu.backend import NUMPY, Backend, list_adapters, list_all_adapters, select_backend
 from llmgpu.bench import ALL
-from llmgpu.bench.results import C_ENGINE, NUMPY_ENGINE, Adapter, Machine
-from llmgpu.bench.timing import timed
+from llmgpu.bench.results import (
+    C_ENGINE,
+    NUMPY_ENGINE,
+    Adapter,
+    KernelTimes,
+    Limits,
+    Machine,
+    Times,
+)
 from llmgpu.cpu.library import library
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.adapters import AdapterInfo, chosen_driver
 from llmgpu.gpu.device import Device
+from llmgpu.lm.ops.matrix_units import MatrixUnits, matrix_units
+from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
+from llmgpu.lm.ops.recording import Program, dims
+from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.processors import usable_processors
 from llmgpu.version import __version__
 
 _PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken", "torch")
+Answer = TypeVar("Answer")
+WARM_UP_SECONDS = 0.05  # seconds in which clocks rise and the driver compiles all kernels
+COPY, MULTIPLY_ADD = "bench/copy.wgsl", "bench/multiply_add.wgsl"
+WORKGROUP_SIZE = 256
+VECTORS_A_THREAD = 8
+HARDWARE_COPY_BYTES = 1 << 30  # much larger than caches
+CPU_COPY_BYTES = 128 << 20
+SMALLEST_COPY_BYTES = 1 << 20
+HARDWARE_THREADS, HARDWARE_ROUNDS = 1 << 20, 1024
+SOFTWARE_THREADS, SOFTWARE_ROUNDS = 1 << 14, 128
+OPERATIONS_A_ROUND = 128  # a thread computes 64 multiply-adds in a round
+MATRICES = 16  # matrices that a subgroup adds up, as in the largest tile of products
+MATRIX_SUBGROUPS, MATRIX_GROUPS, MATRIX_ROUNDS = 4, 1056, 2048
+FACTORS = (0.999, 0.001)  # with these factors, values stay between 0 and their first values
+PRODUCT_SIZE = 1024  # rows of the square matrices that NumPy multiplies
+LIMIT_RUNS, LIMIT_BUDGET = 10, 1.0
+BUSY_SECONDS = 0.3
+QUEUED_RUNS = 4  # runs in flight, so that the GPU never waits for the host
+
+_measured: WeakKeyDictionary[Backend, Limits] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -141,3 +185,253 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+# Timing
+
+
+@dataclass
+class ProgramTimes:
+    """Times of several runs of a program.
+
+    clock: "gpu" or "host". seconds: the seconds of each run. by_kernel: for each kernel by name,
+    the seconds in the kernel in each run; empty for the host's clock.
+    """
+
+    clock: str
+    seconds: list[float] = field(default_factory=list)
+    by_kernel: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def kernels(self) -> KernelTimes | None:
+        """Median seconds of each kernel."""
+        medians = {name: Times.of(spent).median for name, spent in self.by_kernel.items()}
+        return KernelTimes(medians, sum(medians.values())) if medians else None
+
+    def add(self, kernels: KernelTimes) -> None:
+        self.seconds.append(kernels.total)
+        for name, seconds in kernels.seconds.items():
+            self.by_kernel.setdefault(name, []).append(seconds)
+
+
+def time_program(
+    operations: Operations,
+    program: Program,
+    runs: int,
+    budget: float,
+    before: Callable[[], object] | None = None,
+) -> ProgramTimes:
+    """Run a program recorded by `operations` up to `runs` times, after a warm-up.
+
+    budget: seconds after which no further run starts; the first run always starts.
+    before: called before each run, only on a GPU with timestamps; the time of the call is not
+        counted.
+    """
+
+    def run() -> None:
+        operations.run(program)
+        operations.wait_for_runs(0)
+
+    warm_up(run)
+    device = operations.device if isinstance(operations, GpuOperations) else None
+    if not has_timestamps(device):
+        return ProgramTimes("host", host_times(run, runs, budget))
+    times = ProgramTimes("gpu")
+    for _ in runs_within(runs, budget):
+        if before is not None:
+            before()
+        kernels = kernel_times(device, run)
+        assert kernels is not None
+        times.add(kernels)
+    return times
+
+
+def kernel_times(device: Device | None, function: Callable[[], object]) -> KernelTimes | None:
+    """Call a function; return the seconds in each kernel that ran, in descending order.
+
+    Without timestamps the function is not called, and the result is None.
+    """
+    if device is None or not has_timestamps(device):
+        return None
+    device.gpu_seconds.clear()
+    device.timing = True
+    try:
+        function()
+    finally:
+        device.timing = False
+    longest_first = sorted(device.gpu_seconds.items(), key=lambda item: -item[1])
+    seconds = {name: float(spent) for name, spent in longest_first}
+    return KernelTimes(seconds, sum(seconds.values()))
+
+
+def has_timestamps(device: Device | None) -> bool:
+    """Whether there is a device that can time kernels."""
+    return device is not None and "timestamp-query" in device.features
+
+
+def timed(function: Callable[[], Answer]) -> tuple[float, Answer]:
+    """Call a function; return the seconds of the call and the result."""
+    start = time.perf_counter()
+    answer = function()
+    return time.perf_counter() - start, answer
+
+
+def host_times(function: Callable[[], object], runs: int, budget: float) -> list[float]:
+    """Return the seconds of up to `runs` calls, see `runs_within`."""
+    return [timed(function)[0] for _ in runs_within(runs, budget)]
+
+
+def warm_up(function: Callable[[], object]) -> None:
+    """Call a function once, and again until WARM_UP_SECONDS have passed."""
+    end = time.perf_counter() + WARM_UP_SECONDS
+    function()
+    while time.perf_counter() < end:
+        function()
+
+
+def runs_within(runs: int, budget: float) -> Iterator[int]:
+    """Yield numbers from 0 to runs - 1; stop early when `budget` seconds have passed.
+
+    The first number is always yielded.
+    """
+    end = time.perf_counter() + budget
+    for run in range(runs):
+        if run and time.perf_counter() > end:
+            return
+        yield run
+
+
+def measure_limits(backend: Backend) -> Limits:
+    """Return the rates of a copy (bytes read and written), of float32 operations and matrix units.
+
+    A multiply-add counts as two operations. NumPy's rate of operations is measured with a matrix
+    product, because NumPy has no other multiply-adds.
+
+    Raises:
+        DeviceError: the device has no memory even for a small copy.
+    """
+    if backend not in _measured:
+        operations = open_operations(backend.device)
+        raise_clocks(backend)
+        bandwidth = _copy_rate(operations)
+        raise_clocks(backend)
+        rates = _arithmetic_rate(operations), _matrix_rate(operations)
+        _measured[backend] = Limits(bandwidth, *rates)
+    return _measured[backend]
+
+
+def copy_kernel(operations: GpuOperations, source: Tensor, target: Tensor) -> None:
+    """Copy `source` to `target`. Their size is a multiple of 16 bytes."""
+    vectors = source.nbytes // 16
+    groups = -(-vectors // (WORKGROUP_SIZE * VECTORS_A_THREAD))
+    operations.dispatch(COPY, groups, source=source, target_vectors=target, copy_dims=dims(vectors))
+
+
+def multiply_add_kernel(operations: GpuOperations, values: Tensor, rounds: int) -> None:
+    """Change values, float32 (N,), by the formula in the head of the kernel."""
+    groups, factors = -(-values.size // WORKGROUP_SIZE), np.array([*FACTORS, 0, 0], np.float32)
+    operations.dispatch(MULTIPLY_ADD, groups, {"ROUNDS": rounds}, values=values, factors=factors)
+
+
+def raise_clocks(backend: Backend) -> None:
+    """Keep a GPU busy for BUSY_SECONDS, so that its clocks rise; do nothing on a CPU."""
+    device = backend.device
+    if device is not None and not backend.is_software:
+        keep_busy(GpuOperations(device), HARDWARE_THREADS, HARDWARE_ROUNDS, BUSY_SECONDS)
+
+
+def keep_busy(operations: GpuOperations, threads: int, rounds: int, seconds: float) -> None:
+    """Queue runs of the arithmetic kernel for some seconds, and wait for the last run."""
+    values = operations.tensor("busy", (threads,))
+    with operations.record("keep busy") as program:
+        multiply_add_kernel(operations, values, rounds)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        operations.run(program)
+        operations.wait_for_runs(QUEUED_RUNS)
+    operations.wait_for_runs(0)
+
+
+def _copy_rate(operations: Operations) -> float:
+    """Return the bytes per second of a copy.
+
+    If there is too little memory, copy smaller tensors.
+    """
+    is_hardware = isinstance(operations, GpuOperations) and not operations.device.is_software
+    wanted = HARDWARE_COPY_BYTES if is_hardware else CPU_COPY_BYTES
+    nbytes = min(wanted, operations.max_tensor_bytes // 256 * 256)
+    while True:
+        try:
+            source, target = (operations.tensor(f"copy {i}", (nbytes // 4,)) for i in range(2))
+            break
+        except DeviceError:
+            if nbytes <= SMALLEST_COPY_BYTES:
+                raise
+            nbytes //= 2
+    with operations.record("copy") as program:
+        if isinstance(operations, GpuOperations):
+            copy_kernel(operations, source, target)
+        else:
+            # Write both arrays first: pages that were never written would all map to one page,
+            # which stays in the cache.
+            source.array[...] = target.array[...] = 1.0
+            operations.append(lambda: np.copyto(target.array, source.array))
+    return 2 * source.nbytes / _fastest(operations, program)
+
+
+def _arithmetic_rate(operations: Operations) -> float:
+    with operations.record("arithmetic") as program:
+        if isinstance(operations, GpuOperations):
+            threads, rounds = HARDWARE_THREADS, HARDWARE_ROUNDS
+            if operations.device.is_software:
+                threads, rounds = SOFTWARE_THREADS, SOFTWARE_ROUNDS
+            count = threads * rounds * OPERATIONS_A_ROUND
+            values = operations.tensor("multiply-add values", (threads,))
+            multiply_add_kernel(operations, values, rounds)
+        else:
+            count = 2 * PRODUCT_SIZE**3
+            left = np.full((PRODUCT_SIZE, PRODUCT_SIZE), 0.5, np.float32)
+            product = np.empty_like(left)
+            operations.append(partial(np.matmul, left, left, product))
+    return count / _fastest(operations, program)
+
+
+def multiply_matrices_kernel(
+    operations: GpuOperations, units: MatrixUnits, left: Tensor, right: Tensor, product: Tensor
+) -> int:
+    """Run the kernel, whose head has the formula; return the number of multiplications.
+
+    left, right: float16, in the shapes that the matrix units take. product: receives the sums. It
+    has room for the sums of whole workgroups; elements after these sums are not written.
+    """
+    rows, columns, inner = units.unit
+    groups = product.size // (rows * columns * MATRICES * MATRIX_SUBGROUPS)
+    settings = {"unit_rows": rows, "unit_columns": columns, "unit_inner": inner}
+    settings |= {"lanes": units.lanes, "subgroups": MATRIX_SUBGROUPS, "sums": MATRICES}
+    settings["rounds"] = MATRIX_ROUNDS
+    bindings = {"left": left, "right": right, "product": product}
+    operations.dispatch("bench/multiply_matrices.wgsl", groups, settings, **bindings)
+    return groups * MATRICES * MATRIX_SUBGROUPS * MATRIX_ROUNDS
+
+
+def _matrix_rate(operations: Operations) -> float | None:
+    """Return the operations per second of matrix units; None without units for half precision."""
+    if not isinstance(operations, GpuOperations):
+        return None
+    if (units := matrix_units(operations.device)) is None:
+        return None
+    rows, columns, inner = units.unit
+    numbers = np.random.default_rng(0).standard_normal(max(rows, columns) * inner)
+    left = operations.tensor("left matrix", (rows * inner,), np.float16)
+    right = operations.tensor("right matrix", (inner * columns,), np.float16)
+    for factor in (left, right):
+        operations.write(factor, numbers[: factor.size])
+    sums = MATRIX_GROUPS * MATRIX_SUBGROUPS * MATRICES
+    product = operations.tensor("sums of matrices", (sums * rows * columns,))
+    with operations.record("matrices") as program:
+        count = multiply_matrices_kernel(operations, units, left, right, product)
+    return 2 * count * rows * columns * inner / _fastest(operations, program)
+
+
+def _fastest(operations: Operations, program: Program) -> float:
+    return min(time_program(operations, program, LIMIT_RUNS, LIMIT_BUDGET).seconds)

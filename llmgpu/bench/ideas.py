@@ -33,11 +33,17 @@ from llmgpu.bench.embedding import (
     lab_kernel,
     most_table_bytes,
 )
-from llmgpu.bench.engines import Engine, cpu_engine
-from llmgpu.bench.kernels import choose_sizes
-from llmgpu.bench.optimizer_cases import all_weights_cases
+from llmgpu.bench.engines import (
+    Engine,
+    ProgramTimes,
+    cpu_engine,
+    has_timestamps,
+    kernel_times,
+    raise_clocks,
+    timed,
+)
+from llmgpu.bench.kernels import all_weights_cases, choose_sizes
 from llmgpu.bench.results import NUMPY_ENGINE, Result
-from llmgpu.bench.timing import ProgramTimes, has_timestamps, kernel_times, raise_clocks, timed
 from llmgpu.bench.tokenizers import encode_all, kernel_text_bytes, load_text
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.plain import recount_gpu

@@ -25,10 +25,17 @@ from numpy.typing import NDArray
 from llmgpu.backend import NUMPY
 from llmgpu.bench import GENERATE, TRAIN, BenchOptions
 from llmgpu.bench.cases import uneven_ids
-from llmgpu.bench.engines import Engine, cpu_engine
+from llmgpu.bench.engines import (
+    Engine,
+    cpu_engine,
+    host_times,
+    kernel_times,
+    measure_limits,
+    runs_within,
+    timed,
+)
 from llmgpu.bench.peers import Torch, TorchLlama, first_line, missing_torch
 from llmgpu.bench.results import Result, Times
-from llmgpu.bench.timing import host_times, kernel_times, measure_limits, runs_within, timed
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.data.batches import Batch
 from llmgpu.lm.generator import Generator, Request

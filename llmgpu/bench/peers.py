@@ -33,9 +33,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bench.engines import Engine, package_version
+from llmgpu.bench.engines import (
+    Engine,
+    ProgramTimes,
+    host_times,
+    package_version,
+    runs_within,
+    warm_up,
+)
 from llmgpu.bench.results import Result
-from llmgpu.bench.timing import ProgramTimes, host_times, runs_within, warm_up
 from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, TIKTOKEN, expression_of
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary

@@ -35,12 +35,11 @@ from llmgpu.bench import (
     BenchOptions,
 )
 from llmgpu.bench.embedding import measure_embedding
-from llmgpu.bench.engines import Engine, describe_machine, open_engines
+from llmgpu.bench.engines import Engine, describe_machine, measure_limits, open_engines, timed
 from llmgpu.bench.ideas import measure_ideas
 from llmgpu.bench.kernels import measure_kernels
 from llmgpu.bench.models import measure_generate, measure_train
 from llmgpu.bench.results import Record, Result, Times, VocabularyFacts
-from llmgpu.bench.timing import measure_limits, timed
 from llmgpu.bench.tokenizers import (
     Job,
     Trainer,

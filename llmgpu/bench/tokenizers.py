@@ -40,7 +40,14 @@ from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench import BPE_TRAIN, GENERATED, KERNELS, TOKENIZE, BenchOptions
-from llmgpu.bench.engines import Engine, cpu_engine
+from llmgpu.bench.engines import (
+    Engine,
+    cpu_engine,
+    has_timestamps,
+    kernel_times,
+    raise_clocks,
+    timed,
+)
 from llmgpu.bench.peers import (
     TOKENIZING_PEERS,
     TRAINING_PEERS,
@@ -50,7 +57,6 @@ from llmgpu.bench.peers import (
     TrainingPeer,
 )
 from llmgpu.bench.results import Result, TextFacts, Times
-from llmgpu.bench.timing import has_timestamps, kernel_times, raise_clocks, timed
 from llmgpu.bpe.encoding.encoder import CollectedIds, EncodedSlice, Encoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.formats import FORMATS

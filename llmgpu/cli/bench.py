@@ -14,10 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from llmgpu.bench import ALL, GENERATED, KERNELS, PARTS, QUICK_SIZES, BenchOptions
-from llmgpu.bench.page import draw_report
 from llmgpu.bench.report import (
     columns_of,
     compare_records,
+    draw_report,
     facts_of,
     headlines,
     runs_line,

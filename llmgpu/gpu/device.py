@@ -5,10 +5,15 @@ No buffer is destroyed explicitly: dropping the last reference to a buffer is al
 A loop runs many rounds in one submission, with two submissions in flight. The host reads only the
 state after a submission, so the device never waits for the host. The host limits the rounds of the
 next submission, so that it can report progress and handle Ctrl-C in between.
+
+The key of the hash tables on devices, see wgsl/common/hash.wgsl, is random numbers of this process:
+words and pairs that were chosen to collide in one process don't collide in another. No result
+depends on the key, and no file contains a number that was computed from the key.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import defaultdict, deque
@@ -337,3 +342,19 @@ def paced_states(
         last = now
         yield state, not pending
         is_running = int(state["status"][0]) in running
+
+
+_hash_key = np.frombuffer(os.urandom(16), np.uint32).copy()
+_hash_key[-1] |= 1  # an odd factor: an even one would lose bits of a hash
+
+
+def hash_key() -> NDArray[np.uint32]:
+    """Return the key of hash tables, uint32 (4,)."""
+    return _hash_key
+
+
+def hash_key_buffer(device: Device) -> Buffer:
+    """Return a new uniform buffer with the key, to which kernels bind `hash_key`."""
+    buffer = device.create_uniform("hash key", _hash_key.nbytes)
+    device.write(buffer, _hash_key)
+    return buffer

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from llmgpu.bench import PARTS, BenchOptions, cases, embedding, kernels, models, timing
+from llmgpu.bench import PARTS, BenchOptions, cases, embedding, engines, kernels, models
 from llmgpu.bench.cases import Sizes
 from llmgpu.bench.results import Record, read_record
 from llmgpu.bench.suite import Benchmark
@@ -40,9 +40,9 @@ def small_parts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cases, "QUICK_CASE_SECONDS", 0.0)
     patch.setattr(embedding, "QUICK_TABLE_BYTES", 1 << 20)
     patch.setattr(cases, "_PERIOD", SMALL_PERIOD)
-    patch.setattr(timing, "WARM_UP_SECONDS", 0.0)
-    patch.setattr(timing, "CPU_COPY_BYTES", 1 << 20)
-    patch.setattr(timing, "PRODUCT_SIZE", 64)
+    patch.setattr(engines, "WARM_UP_SECONDS", 0.0)
+    patch.setattr(engines, "CPU_COPY_BYTES", 1 << 20)
+    patch.setattr(engines, "PRODUCT_SIZE", 64)
     patch.setattr(models, "RUN_SECONDS", 0.01)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench import BenchOptions, cases, embedding, timing
+from llmgpu.bench import BenchOptions, cases, embedding, engines
 from llmgpu.bench.cases import NO_HALF_PRECISION, prepare, same_values
 from llmgpu.bench.embedding import (
     BACKWARD,
@@ -46,11 +46,11 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding, "BLOCK", SMALL_PERIOD)
     monkeypatch.setattr(cases, "CASE_SECONDS", float("inf"))  # on a busy machine, too
     monkeypatch.setattr(cases, "QUICK_CASE_SECONDS", float("inf"))
-    monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
-    monkeypatch.setattr(timing, "CPU_COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(timing, "HARDWARE_COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(timing, "SOFTWARE_THREADS", 256)
-    monkeypatch.setattr(timing, "HARDWARE_THREADS", 256)
+    monkeypatch.setattr(engines, "WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr(engines, "CPU_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(engines, "HARDWARE_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(engines, "SOFTWARE_THREADS", 256)
+    monkeypatch.setattr(engines, "HARDWARE_THREADS", 256)
 
 
 def measure(*engines: Engine, **changes: Any) -> list[Result]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench import BenchOptions, cases, embedding, ideas, timing
+from llmgpu.bench import BenchOptions, cases, embedding, engines, ideas
 from llmgpu.bench.cases import Sizes
 from llmgpu.bench.embedding import Lab
 from llmgpu.bench.engines import Engine
@@ -39,7 +39,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding, "BLOCK", SMALL_PERIOD)
     monkeypatch.setattr(cases, "QUICK_CASE_SECONDS", 0.0)
     monkeypatch.setattr(cases, "measure_limits", lambda engine: Limits(1e9, 1e10))
-    monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr(engines, "WARM_UP_SECONDS", 0.0)
 
 
 def engine_of(device: Device) -> Engine:

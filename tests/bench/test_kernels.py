@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench import BenchOptions, cases, kernels, timing, tokenizers
+from llmgpu.bench import BenchOptions, cases, engines, kernels, tokenizers
 from llmgpu.bench.cases import (
     CaseBench,
     KernelCase,
@@ -21,11 +21,10 @@ from llmgpu.bench.cases import (
     same_values,
     wrong_outputs,
 )
-from llmgpu.bench.engines import Engine, cpu_engine
+from llmgpu.bench.engines import Engine, cpu_engine, has_timestamps, keep_busy, raise_clocks
 from llmgpu.bench.kernels import FAMILIES, choose_sizes, measure_kernels
 from llmgpu.bench.peers import Torch
 from llmgpu.bench.results import Limits, Result, load_record
-from llmgpu.bench.timing import has_timestamps, keep_busy, raise_clocks
 from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import compose
 from llmgpu.lm.config import ModelConfig
@@ -51,7 +50,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizers, "KERNELS_VOCAB_SIZE", 270)
     monkeypatch.setattr(cases, "measure_limits", lambda engine: Limits(1e9, 1e10))
     monkeypatch.setattr(cases, "_PERIOD", SMALL_PERIOD)
-    monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr(engines, "WARM_UP_SECONDS", 0.0)
     monkeypatch.setattr(cases, "QUICK_CASE_SECONDS", float("inf"))  # on a busy machine, too
 
 

@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from llmgpu.bench import PARTS
-from llmgpu.bench.page import MOST_KERNELS, draw_report
+from llmgpu.bench.report import MOST_KERNELS, draw_report
 from llmgpu.bench.results import Record, load_record, read_record
-from llmgpu.charts.axes import HEIGHT
+from llmgpu.charts import HEIGHT
 from llmgpu.cli import COMMANDS
 from tests.bench.conftest import given
 from tests.bench.test_compare import record, result

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import Backend
-from llmgpu.bench import timing
-from llmgpu.bench.timing import (
+from llmgpu.bench import engines
+from llmgpu.bench.engines import (
     FACTORS,
     MATRICES,
     MATRIX_SUBGROUPS,
@@ -30,12 +30,12 @@ from llmgpu.lm.ops.operations import GpuOperations, Operations
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "CPU_COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(timing, "HARDWARE_COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(timing, "PRODUCT_SIZE", 64)
+    monkeypatch.setattr(engines, "CPU_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(engines, "HARDWARE_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(engines, "PRODUCT_SIZE", 64)
     for name in ("SOFTWARE_THREADS", "HARDWARE_THREADS"):
-        monkeypatch.setattr(timing, name, 256)
-    monkeypatch.setattr(timing, "LIMIT_RUNS", 2)
+        monkeypatch.setattr(engines, name, 256)
+    monkeypatch.setattr(engines, "LIMIT_RUNS", 2)
 
 
 @pytest.mark.parametrize("vectors", [1, 255, 2048, 2049, 5000])
@@ -74,7 +74,7 @@ def test_tint_compiles_what_multiplies_matrices(null_device: Any, unit: Any) -> 
 
 
 def test_matrices_on_units(dawn_device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timing, "MATRIX_ROUNDS", 5)
+    monkeypatch.setattr(engines, "MATRIX_ROUNDS", 5)
     units = matrix_units(dawn_device)
     if units is None:
         pytest.skip("no matrix units")
@@ -115,7 +115,7 @@ def test_figures_of_a_device_are_measured_once(any_device: Device, small: None) 
 def test_a_copy_takes_what_memory_there_is(
     device: Device, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timing, "SMALLEST_COPY_BYTES", 1 << 18)
+    monkeypatch.setattr(engines, "SMALLEST_COPY_BYTES", 1 << 18)
     create, made = device.create_buffer, []
 
     def create_few(label: str, nbytes: int) -> Any:
@@ -129,7 +129,7 @@ def test_a_copy_takes_what_memory_there_is(
     found = measure_limits(Backend(device, "little memory"))
     assert found.bytes_per_second > 0
     assert made == [1 << 18, 1 << 18]
-    monkeypatch.setattr(timing, "SMALLEST_COPY_BYTES", 1 << 19)
+    monkeypatch.setattr(engines, "SMALLEST_COPY_BYTES", 1 << 19)
     with pytest.raises(DeviceError, match="no memory"):
         measure_limits(Backend(device, "less memory"))
 

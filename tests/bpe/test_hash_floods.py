@@ -183,7 +183,7 @@ def test_no_result_depends_on_the_key(
 
 PROGRAM = """
 from llmgpu.cli import cli
-from llmgpu.gpu.hash_key import hash_key
+from llmgpu.gpu.device import hash_key
 for command in ("bpe-train t.txt --vocab-size 600 -o v.bin --save-counts w.counts --force",
                 "bpe-train t.txt --vocab-size 270 --engine recount -o r.bin --force",
                 "tokenize t.txt --vocab v.bin -o t.ids --force", "count t.txt --vocab v.bin"):

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from llmgpu import Tokenizer
 from llmgpu.backend import NUMPY
-from llmgpu.bench import PARTS, QUICK_SIZES, TEXT_PARTS, BenchOptions, suite, timing
+from llmgpu.bench import PARTS, QUICK_SIZES, TEXT_PARTS, BenchOptions, engines, suite
 from llmgpu.bench.engines import Engine, cpu_engine, describe_machine
 from llmgpu.bench.results import Record, Result, TextFacts, Times, load_record
 from llmgpu.bench.suite import MODEL_PARTS, Benchmark
@@ -78,7 +78,7 @@ def test_interrupted_command_hands_over_what_it_has(
         yield from itertools.islice(MODEL_PARTS["train"](*arguments), 1)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(timing, "CPU_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(engines, "CPU_COPY_BYTES", 1 << 20)
     monkeypatch.setitem(suite.MODEL_PARTS, "embedding", interrupted)
     paths = [tmp_path / "results.json", tmp_path / "report.html"]
     arguments = ["embedding", "--device", "cpu", "--quick", "--runs", "1", "--no-peers"]

@@ -10,8 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from llmgpu.gpu.device import Device
-from llmgpu.gpu.hash_key import hash_key, hash_key_buffer
+from llmgpu.gpu.device import Device, hash_key, hash_key_buffer
 from llmgpu.kernel_source import read_wgsl
 from tests.conftest import PYTHON_PATH
 from tests.harness.hash_keys import KEYS, use_key
@@ -56,7 +55,7 @@ def test_hashes_are_those_of_the_oracle(
 
 
 def test_each_process_draws_a_key() -> None:
-    program = "from llmgpu.gpu.hash_key import hash_key; print(*hash_key())"
+    program = "from llmgpu.gpu.device import hash_key; print(*hash_key())"
     environment = os.environ | {"PYTHONPATH": PYTHON_PATH}
     drawn = {tuple(hash_key().tolist())}
     for _ in range(3):

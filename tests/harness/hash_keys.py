@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llmgpu.bpe.encoding import encoder_gpu
-from llmgpu.gpu import hash_key
+from llmgpu.gpu import device
 
 # Two drawn at random, and two that no process should draw.
 KEYS = [
@@ -22,5 +22,5 @@ KEYS = [
 
 def use_key(patch: pytest.MonkeyPatch, key: Sequence[int]) -> None:
     """Let tables that are made from here on have this key."""
-    patch.setattr(hash_key, "_key", np.array(key, np.uint32))
+    patch.setattr(device, "_hash_key", np.array(key, np.uint32))
     patch.setattr(encoder_gpu, "_packed", WeakKeyDictionary())

@@ -56,8 +56,7 @@ from llmgpu.bpe.words.word_table_gpu import (
 from llmgpu.cpu.library import default_threads, insert_pairs, library
 from llmgpu.gpu.adapters import Buffer
 from llmgpu.gpu.commands import Commands, Download, parallel_copy
-from llmgpu.gpu.device import Device
-from llmgpu.gpu.hash_key import hash_key
+from llmgpu.gpu.device import Device, hash_key
 from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.text.corpus import TextSource

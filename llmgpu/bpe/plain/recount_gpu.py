@@ -25,8 +25,7 @@ from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.gpu.adapters import Buffer
 from llmgpu.gpu.commands import Commands
-from llmgpu.gpu.device import Device, paced_states
-from llmgpu.gpu.hash_key import hash_key_buffer
+from llmgpu.gpu.device import Device, hash_key_buffer, paced_states
 from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.progress import Progress, no_progress

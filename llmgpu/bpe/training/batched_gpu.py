@@ -21,8 +21,7 @@ from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, OnMerges, SymbolWords
 from llmgpu.errors import CapacityError
 from llmgpu.gpu.commands import Commands
-from llmgpu.gpu.device import Device, paced_states
-from llmgpu.gpu.hash_key import hash_key_buffer
+from llmgpu.gpu.device import Device, hash_key_buffer, paced_states
 from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.memory import Costs

@@ -21,8 +21,7 @@ from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.adapters import ALIGNMENT, Buffer
 from llmgpu.gpu.commands import Commands, Download, Staging
-from llmgpu.gpu.device import Device
-from llmgpu.gpu.hash_key import hash_key_buffer
+from llmgpu.gpu.device import Device, hash_key_buffer
 from llmgpu.gpu.kernel import BoundKernel, Kernel
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.spelling import spelled

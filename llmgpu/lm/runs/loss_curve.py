@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.charts import escape_text
-from llmgpu.charts.axes import Axis, step_axis, value_axis
+from llmgpu.charts import Axis, escape_text, step_axis, value_axis
 from llmgpu.files import atomic_output
 from llmgpu.lm.runs.run_folder import StepRecord
 

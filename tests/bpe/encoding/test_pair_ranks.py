@@ -17,7 +17,7 @@ from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import insert_pairs, library
 from llmgpu.errors import VocabularyError
-from llmgpu.gpu.hash_key import hash_key
+from llmgpu.gpu.device import hash_key
 from llmgpu.kernel_source import constant
 from tests.reference import hashes
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.charts.axes import Axis, step_axis, value_axis
+from llmgpu.charts import Axis, step_axis, value_axis
 from llmgpu.errors import OutputError
 from llmgpu.input_files import printable
 from llmgpu.lm.runs.loss_curve import (
