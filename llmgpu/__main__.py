@@ -47,7 +47,7 @@ def main() -> None:
     import faulthandler
     from contextlib import suppress
 
-    from llmgpu.processors import set_blas_variables
+    from llmgpu.machine import set_blas_variables
 
     # Report crashes of drivers, except on Windows: there, faulthandler would also report errors
     # that drivers handle.

@@ -19,13 +19,11 @@ from glob import glob
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
-from llmgpu.amounts import parse_bytes
 from llmgpu.closing import Closing
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.forking import delaying_forks
-from llmgpu.memory import Growth, has_limited_address_space
-from llmgpu.processors import usable_processors
-from llmgpu.spelling import spelled
+from llmgpu.machine import Growth, has_limited_address_space, usable_processors
+from llmgpu.spelling import parse_bytes, spelled
 
 if TYPE_CHECKING:
     from llmgpu.gpu.adapters import AdapterInfo

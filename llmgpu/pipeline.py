@@ -21,7 +21,7 @@ from sys import is_finalizing
 from typing import Generic, NoReturn, TypeVar, cast
 
 from llmgpu.closing import Closing
-from llmgpu.memory import has_room_for_thread
+from llmgpu.machine import has_room_for_thread
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

@@ -38,7 +38,7 @@ from llmgpu.bench.peers import gigatoken_extension
 from llmgpu.bench.tokenizers import load_text
 from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.cpu.extension import VARIABLE, describe
-from llmgpu.processors import usable_processors
+from llmgpu.machine import usable_processors
 
 OWN = "llmgpu"
 PEERS = ("tiktoken", "tokenizers", "gigatoken")

@@ -20,7 +20,7 @@ from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.cli.groups import gpu_from
 from llmgpu.errors import DeviceError
 from llmgpu.gpu import adapters
-from llmgpu.processors import usable_processors
+from llmgpu.machine import usable_processors
 from tests.conftest import ROOT, require_adapter
 
 

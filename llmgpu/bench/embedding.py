@@ -28,7 +28,7 @@ from llmgpu.lm.ops.ids import copy_rows, group_tokens, lanes_of_row
 from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
 from llmgpu.lm.ops.recording import dims, workgroups
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.memory import free_memory
+from llmgpu.machine import free_memory
 from llmgpu.progress import Progress
 
 LOOKUP = "lookup"

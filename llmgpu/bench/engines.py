@@ -43,7 +43,7 @@ from llmgpu.lm.ops.matrix_units import MatrixUnits, matrix_units
 from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
 from llmgpu.lm.ops.recording import Program, dims
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.processors import usable_processors
+from llmgpu.machine import usable_processors
 from llmgpu.version import __version__
 
 _PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken", "torch")

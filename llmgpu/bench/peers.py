@@ -48,7 +48,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.layers import rotary_tables
-from llmgpu.processors import usable_processors
+from llmgpu.machine import usable_processors
 
 # Patterns with an expression for peers. With pattern none, a text would be one word, whose merges
 # would take peers hours.

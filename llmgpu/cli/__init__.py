@@ -85,7 +85,7 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         from difflib import get_close_matches
 
-        from llmgpu.other_names import COMMAND_NAMES, names_here
+        from llmgpu.spelling import COMMAND_NAMES, names_here
 
         near = names_here(COMMAND_NAMES, args[0].replace("_", "-"))
         near = near or get_close_matches(args[0], COMMANDS)

@@ -22,7 +22,7 @@ from llmgpu.closing import Closing
 from llmgpu.errors import OutputError
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import number_of, printable
-from llmgpu.memory import Memory, free_memory, peak_memory, resident_memory
+from llmgpu.machine import Memory, free_memory, peak_memory, resident_memory
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

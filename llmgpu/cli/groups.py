@@ -19,6 +19,7 @@ from llmgpu.backend import TRAINING_FROM, Opening, encoding_from
 from llmgpu.cli.options import flags_given, refuse_given, was_asked, was_given
 from llmgpu.errors import InputError
 from llmgpu.input_files import source_name
+from llmgpu.machine import usable_processors
 from llmgpu.option_fields import (
     COMMON,
     INPUT,
@@ -28,7 +29,6 @@ from llmgpu.option_fields import (
     option,
     own_options,
 )
-from llmgpu.processors import usable_processors
 
 if TYPE_CHECKING:
     from llmgpu.cli.console import Reporter

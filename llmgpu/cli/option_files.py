@@ -173,7 +173,7 @@ def _advice(command: click.Command, key: str, value: object, known: Iterable[str
     """Return the end of the error for an unknown key of a file, with advice if possible."""
     from difflib import get_close_matches
 
-    from llmgpu.other_names import OPTION_NAMES, names_here
+    from llmgpu.spelling import OPTION_NAMES, names_here
 
     flag = f"--{key.replace('_', '-')}"
     if any(flag in parameter.opts for parameter in command.params):

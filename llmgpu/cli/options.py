@@ -235,7 +235,7 @@ def flags_given(names: Container[str]) -> list[str]:
 
 def explain_value(error: click.BadParameter) -> str:
     """Return a sentence of advice for the message about an invalid value, or ""."""
-    from llmgpu.other_names import NO_VALUES, VALUE_NAMES, names_here
+    from llmgpu.spelling import NO_VALUES, VALUE_NAMES, names_here
 
     # Find the given value in click's message.
     given, is_unknown, _ = error.message.partition("' is not one of ")
@@ -253,7 +253,7 @@ def suggest_option(error: click.NoSuchOption) -> click.UsageError:
     """Return the error for an unknown option, with advice if possible."""
     from difflib import get_close_matches
 
-    from llmgpu.other_names import FILES, NO_OPTIONS, OPTION_NAMES, names_here
+    from llmgpu.spelling import FILES, NO_OPTIONS, OPTION_NAMES, names_here
 
     command = error.ctx.command if error.ctx else None
     known = {name for parameter in command.params for name in parameter.opts} if command else set()

@@ -54,7 +54,7 @@ from llmgpu.cli.parts import PartJob
 from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output, writes_directly
 from llmgpu.input_files import number_of
-from llmgpu.memory import Growth
+from llmgpu.machine import Growth
 from llmgpu.option_fields import own_options
 from llmgpu.outputs import MANIFEST, TEXT, Output, check_outputs, kind_of
 from llmgpu.resume_key import Run

@@ -66,7 +66,7 @@ from llmgpu.lm.runs.settings import (
     training_memory,
 )
 from llmgpu.lm.workers import Workers, exchange_memory, local_memory, start_workers
-from llmgpu.memory import Memory, free_memory
+from llmgpu.machine import Memory, free_memory
 from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.corpus import Corpus
 from llmgpu.text.sources import Selection, Sources, resolve_sources

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from llmgpu.amounts import BYTE_EXAMPLES, BYTE_UNITS, parse_amount
 from llmgpu.bpe.pretokens.names import ALIASES, PATTERNS
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
+from llmgpu.spelling import BYTE_EXAMPLES, BYTE_UNITS, parse_amount
 
 if TYPE_CHECKING:
     from llmgpu.text.parts import Part

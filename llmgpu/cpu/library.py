@@ -38,8 +38,8 @@ from numpy.typing import NDArray
 from llmgpu.closing import close_with
 from llmgpu.cpu.build import LIBRARY, sources, sources_checksum
 from llmgpu.errors import InputError, LlmgpuError
+from llmgpu.machine import usable_processors
 from llmgpu.pipeline import in_order
-from llmgpu.processors import usable_processors
 from llmgpu.spelling import spelled
 
 VARIABLE = "LLMGPU_CPU"

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.cpu.library import TEXT_PADDING, address_of, call, library
-from llmgpu.processors import usable_processors
+from llmgpu.machine import usable_processors
 
 _LOW = (1 << 64) - 1  # mask of the lower 64 bits
 CELL_IDS = 10**6  # largest number of ids whose spellings fit into cells

@@ -26,7 +26,7 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu.adapters import Buffer, OpenedAdapter, aligned
 from llmgpu.gpu.driver import BufferMap, BufferUsage
 from llmgpu.gpu.kernel import BoundKernel
-from llmgpu.processors import usable_processors
+from llmgpu.machine import usable_processors
 
 MAX_GROUPS = 65_535  # most workgroups in one dimension of a dispatch
 MAX_TIMED = 2_000  # most dispatches that one query set times

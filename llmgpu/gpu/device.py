@@ -38,8 +38,7 @@ from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy
 from llmgpu.gpu.driver import BufferUsage
 from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import compose
-from llmgpu.memory import has_limited_address_space
-from llmgpu.processors import usable_processors
+from llmgpu.machine import has_limited_address_space, usable_processors
 from llmgpu.spelling import spelled
 
 # Most loop iterations of a thread in a dispatch, nested loops included. Mesa's software driver

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from llmgpu.errors import DeviceError
-from llmgpu.processors import set_blas_variables
+from llmgpu.machine import set_blas_variables
 from llmgpu.spelling import spelled
 
 # The platform's own APIs, since OpenGL adapters lack features that kernels need.

@@ -33,9 +33,8 @@ from llmgpu.lm.ops.tensor import (
     Tensor,
 )
 from llmgpu.lm.options import Initialisation, Precision
-from llmgpu.memory import has_limited_address_space
+from llmgpu.machine import has_limited_address_space, usable_processors
 from llmgpu.pipeline import in_order
-from llmgpu.processors import usable_processors
 
 DRAWN_AHEAD = 8  # most weights that threads draw, and hold in memory, at a time
 

@@ -36,8 +36,8 @@ from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.recording import STAGED, Program, Read
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 from llmgpu.lm.options import TrainOptions
+from llmgpu.machine import usable_processors
 from llmgpu.pipeline import in_order
-from llmgpu.processors import usable_processors
 
 T = TypeVar("T")
 # Environment variables with the number of processes: Open MPI, MPICH or Intel MPI, MVAPICH.

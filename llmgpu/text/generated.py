@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from llmgpu.cpu.library import library
 from llmgpu.cpu.texts import GeneratedBlocks
+from llmgpu.machine import usable_processors
 from llmgpu.pipeline import in_order
-from llmgpu.processors import usable_processors
 
 BLOCK_WORDS = 1 << 15
 SMALLEST_BLOCK = 4 * BLOCK_WORDS  # bytes; every block is larger

@@ -26,8 +26,8 @@ from llmgpu.cpu.library import TEXT_PADDING, library
 from llmgpu.cpu.texts import JsonlTexts, TakenTexts
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
+from llmgpu.machine import usable_processors
 from llmgpu.pipeline import Begun
-from llmgpu.processors import usable_processors
 from llmgpu.spelling import spelled
 from llmgpu.text.documents import REPLACEMENT, InputPolicy, Piece
 from llmgpu.text.streams import ByteStream, Source

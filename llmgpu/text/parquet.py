@@ -20,8 +20,8 @@ from llmgpu.cpu.library import library
 from llmgpu.cpu.texts import is_valid_utf8
 from llmgpu.errors import InputError
 from llmgpu.input_files import input_errors, quote
+from llmgpu.machine import usable_processors
 from llmgpu.pipeline import Begun
-from llmgpu.processors import usable_processors
 from llmgpu.text.compressions import PYARROW, PYARROW_COMPUTE, PYARROW_PARQUET
 from llmgpu.text.documents import NO_TEXT, InputPolicy, Piece
 from llmgpu.text.remote import PositionedFile

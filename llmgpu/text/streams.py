@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError
 from llmgpu.input_files import input_errors, read_error, source_name
+from llmgpu.machine import usable_processors
 from llmgpu.outputs import binary_kind
 from llmgpu.pipeline import Begun
-from llmgpu.processors import usable_processors
 from llmgpu.spelling import spelled
 from llmgpu.text.compressions import COMPRESSIONS, PACKAGES, Decompressor
 from llmgpu.text.documents import InputPolicy, Piece

@@ -21,8 +21,7 @@ from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS
 from llmgpu.bpe.interchange.formats import FORMATS
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.errors import InputError
-from llmgpu.other_names import Named, is_other_name
-from llmgpu.spelling import speaks_python
+from llmgpu.spelling import Named, is_other_name, speaks_python
 from llmgpu.tokenizer.arguments import (
     SpecialArguments,
     Token,

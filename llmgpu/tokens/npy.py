@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError
-from llmgpu.memory import free_memory
+from llmgpu.machine import free_memory, usable_processors
 from llmgpu.pipeline import start_thread
-from llmgpu.processors import usable_processors
 from llmgpu.tokens.sinks import (
     BLOCK_BYTES,
     MAX_ID,

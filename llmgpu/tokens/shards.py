@@ -8,7 +8,7 @@ For the output ``OUT.bin``:
 - ``OUT.json`` is the manifest, which exists only while all listed shards exist.
 - ``OUT.progress.json`` has the resume key of a job and its finished shards. A resumed job encodes
   the text again from the start, and compares the ids with the finished shards.
-- ``OUT.lock`` is locked while a job writes, see `llmgpu.locks`, and removed at the end.
+- ``OUT.lock`` is locked while a job writes, see `llmgpu.files`, and removed at the end.
 - At the end of a job, further shards of an earlier job with more shards, and temporary files of a
   killed job, are removed.
 
@@ -31,8 +31,7 @@ from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.texts import replaced_bytes
 from llmgpu.errors import InputError
-from llmgpu.files import output_errors
-from llmgpu.locks import FileLock
+from llmgpu.files import FileLock, output_errors
 from llmgpu.outputs import MANIFEST, PROGRESS, Output, check_outputs
 from llmgpu.resume_key import FILES, PART, Run, check_same_run
 from llmgpu.tokens.bin import (

@@ -12,7 +12,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli import console
 from llmgpu.cli.console import Reporter, human_time, progress_text
 from llmgpu.input_files import number_of
-from llmgpu.memory import Memory
+from llmgpu.machine import Memory
 from tests.cli.conftest import Run, fails
 
 CPU = ("--device", "cpu")

@@ -99,8 +99,9 @@ def test_sources_need_no_table_of_the_names_of_characters() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit of address space")
 def test_openblas_gets_as_many_threads_as_the_address_space_has_room_for() -> None:
     script = (
-        "import os, resource; from llmgpu import processors as p; "
-        "p.usable_processors = lambda: 8; limit = p._OTHER_BYTES + 8 * p._THREAD_BYTES - {less}; "
+        "import os, resource; from llmgpu import machine as p; "
+        "p.usable_processors = lambda: 8; "
+        "limit = p._OTHER_BYTES + 8 * p._BLAS_THREAD_BYTES - {less}; "
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit)); p.set_blas_variables(); "
         "print(os.environ.get('OPENBLAS_NUM_THREADS'))"
     )

@@ -16,10 +16,10 @@ import click
 import pytest
 
 import llmgpu
-from llmgpu import __version__, processors
+from llmgpu import __version__, machine
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli import COMMANDS, _describe, main
-from llmgpu.other_names import COMMAND_NAMES, OPTION_NAMES, VALUE_NAMES
+from llmgpu.spelling import COMMAND_NAMES, OPTION_NAMES, VALUE_NAMES
 from tests.cli.conftest import COMMAND, Run, environment, fails
 from tests.conftest import ROOT
 
@@ -332,7 +332,7 @@ def test_threads_for_products_of_matrices_are_told_to_sleep_before_numpy_starts_
     command = [sys.executable, "-c", BEFORE_NUMPY, *count]
     done = subprocess.run(command, env=child, capture_output=True, text=True)
     assert done.stdout.split() == ["0"], done.stderr
-    assert done.stderr.split() == [given or str(processors._CYCLES_LOG2), "1"]
+    assert done.stderr.split() == [given or str(machine._CYCLES_LOG2), "1"]
 
 
 def test_the_module_lists_its_names() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgpu.memory import peak_memory
+from llmgpu.machine import peak_memory
 from llmgpu.text.generated import generate_text
 from tests.cli.conftest import environment
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(peak_memory() is None, reason="the system tells 
 COMMAND = """
 import llmgpu.cli.console as console
 from llmgpu.cli import main
-from llmgpu.memory import peak_memory
+from llmgpu.machine import peak_memory
 console.free_memory = lambda: 1 << 20
 try:
     main()

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import TextError
-from llmgpu.memory import has_limited_address_space
+from llmgpu.machine import has_limited_address_space
 from llmgpu.text.corpus import TextSource
 
 # A function that returns memory for n ids, uint32 (n,), with undefined contents.

@@ -24,7 +24,7 @@ from llmgpu.gpu.commands import Commands
 from llmgpu.gpu.device import Device, hash_key_buffer, paced_states
 from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import constant, struct_dtype
-from llmgpu.memory import Costs
+from llmgpu.machine import Costs
 from llmgpu.progress import Progress, no_progress
 from llmgpu.spelling import spelled
 

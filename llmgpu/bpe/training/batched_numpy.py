@@ -46,7 +46,7 @@ from llmgpu.bpe.arrays import GrowableArray, offsets_of
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, OnMerges, Spellings, SymbolWords
 from llmgpu.errors import LlmgpuError
-from llmgpu.memory import Costs
+from llmgpu.machine import Costs
 from llmgpu.progress import Progress, no_progress
 from llmgpu.spelling import spelled
 

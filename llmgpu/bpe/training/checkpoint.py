@@ -10,7 +10,7 @@ A run is one execution of ``bpe-train`` here.
   full disk may leave an incomplete block at the end; reading the log cuts this block off.
 - Appended blocks reach the disk about once a second. A power failure therefore loses the merges of
   about one second more than a kill.
-- ``lock`` is locked by the run that writes the folder, see `llmgpu.locks`.
+- ``lock`` is locked by the run that writes the folder, see `llmgpu.files`.
 - ``options.toml`` has the options of the command, see `llmgpu.cli.option_files`.
 - A run creates and owns the folder. After the results are written, only ``run.json`` and the
   options remain, and ``run.json`` names the results. While the results are unchanged, resuming the
@@ -34,9 +34,8 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.training.options import UNICODE_FACT
 from llmgpu.errors import InputError, OutputError
-from llmgpu.files import atomic_output, file_size, output_errors, require_name, sync
+from llmgpu.files import FileLock, atomic_output, file_size, output_errors, require_name, sync
 from llmgpu.input_files import read_whole
-from llmgpu.locks import FileLock
 from llmgpu.resume_key import Run, check_same_run, file_facts
 from llmgpu.spelling import spelled
 

@@ -17,7 +17,7 @@ from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, OnMerges, Spellings, SymbolWords
 from llmgpu.cpu.library import CTrainer, library
 from llmgpu.errors import InputError
-from llmgpu.memory import Costs, free_memory
+from llmgpu.machine import Costs, free_memory
 from llmgpu.progress import Progress, no_progress
 from llmgpu.spelling import spelled
 

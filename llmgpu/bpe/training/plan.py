@@ -21,7 +21,7 @@ from llmgpu.bpe.vocabulary.vocabulary import FEW_NODES, Vocabulary
 from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.spilling import default_memory_bytes
 from llmgpu.errors import LlmgpuError
-from llmgpu.memory import Costs, Memory
+from llmgpu.machine import Costs, Memory
 from llmgpu.spelling import spelled
 
 if TYPE_CHECKING:

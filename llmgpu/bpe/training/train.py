@@ -47,7 +47,7 @@ from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import CapacityError, InputError, LlmgpuError
 from llmgpu.input_files import number_of
-from llmgpu.memory import USUAL_GROWTH, Memory, OnMemory, no_memory
+from llmgpu.machine import USUAL_GROWTH, Memory, OnMemory, no_memory
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 from llmgpu.version import __version__

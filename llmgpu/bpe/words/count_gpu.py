@@ -35,7 +35,7 @@ from llmgpu.bpe.words.word_table_gpu import (
 )
 from llmgpu.gpu.commands import Commands
 from llmgpu.gpu.device import Device
-from llmgpu.memory import Costs
+from llmgpu.machine import Costs
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 

@@ -29,7 +29,7 @@ from llmgpu.bpe.words.spilling import (
     no_words,
 )
 from llmgpu.cpu.library import CCounter, default_threads, library
-from llmgpu.memory import Costs
+from llmgpu.machine import Costs
 from llmgpu.pipeline import in_order
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import blocks
 from llmgpu.bpe.words.distinct_words import DistinctWords, add_up, join
 from llmgpu.files import output_errors
-from llmgpu.memory import free_memory
+from llmgpu.machine import free_memory
 
 MEMORY_SHARE = 4  # words may use 1 / MEMORY_SHARE of the free memory
 UNKNOWN_MEMORY = 4 << 30  # free memory that is assumed if the system does not report it

@@ -26,7 +26,7 @@ from numpy.typing import DTypeLike, NDArray
 from llmgpu.errors import CheckpointError, VocabularyError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import parse_json, quote
-from llmgpu.memory import has_limited_address_space
+from llmgpu.machine import has_limited_address_space
 from llmgpu.pipeline import in_order
 
 MAX_HEADER_BYTES = 1 << 24  # enough for more than 100 000 tensors

@@ -28,8 +28,7 @@ import numpy as np
 import numpy.linalg
 
 from llmgpu.lm.ops.tensor import FloatArray
-from llmgpu.memory import has_limited_address_space
-from llmgpu.processors import usable_processors
+from llmgpu.machine import has_limited_address_space, usable_processors
 
 # Parts have a multiple of this many rows or columns, and so whole blocks of OpenBLAS.
 ALIGNMENT = 64

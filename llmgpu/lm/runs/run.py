@@ -60,7 +60,7 @@ from llmgpu.lm.runs.run_folder import (
 from llmgpu.lm.runs.settings import SMALLER, RunSettings, has_room_for_copies
 from llmgpu.lm.trainer import StepResult, Trainer
 from llmgpu.lm.workers import ALONE, Workers
-from llmgpu.memory import free_memory
+from llmgpu.machine import free_memory
 from llmgpu.pipeline import Background
 from llmgpu.resume_key import check_same_run
 from llmgpu.text.chat import end_of_reply

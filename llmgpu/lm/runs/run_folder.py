@@ -1,7 +1,7 @@
 """The folder of a training run, the log and samples in it, and the model card of a checkpoint.
 
 - The file ``run.lock`` marks a run folder. A run locks this file while it writes to the folder, see
-  `llmgpu.locks`. The file stays after the run, unless the run wrote nothing else. Only one run at a
+  `llmgpu.files`. The file stays after the run, unless the run wrote nothing else. Only one run at a
   time may write to the folder.
 - Nothing is ever removed from a folder without ``run.lock``.
 - The log consists of JSON lines, first with the facts of the run, then with its records. A line is
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.closing import Closing
 from llmgpu.errors import InputError, OutputError
-from llmgpu.files import atomic_output, output_errors, require_name
+from llmgpu.files import FileLock, atomic_output, output_errors, require_name
 from llmgpu.input_files import input_errors, printable, quote, read_whole
 from llmgpu.lm.checkpoints.checkpoint import list_checkpoints
 from llmgpu.lm.config import ModelConfig
@@ -39,7 +39,6 @@ from llmgpu.lm.generator import Generator
 from llmgpu.lm.model import Model
 from llmgpu.lm.options import SamplingOptions
 from llmgpu.lm.sampling import Sampler
-from llmgpu.locks import FileLock
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.version import __version__
 

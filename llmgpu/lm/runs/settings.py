@@ -38,7 +38,7 @@ from llmgpu.lm.options import (
     TrainOptions,
 )
 from llmgpu.lm.trainer import Trainer
-from llmgpu.memory import free_memory, has_limited_address_space
+from llmgpu.machine import free_memory, has_limited_address_space
 from llmgpu.option_fields import flag_of, own_options
 
 # Options that may change when a run is resumed.

@@ -26,7 +26,7 @@ from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.cpu.library import library
 from llmgpu.gpu.device import Device
-from llmgpu.memory import Memory
+from llmgpu.machine import Memory
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 
 RNG = np.random.default_rng(8)

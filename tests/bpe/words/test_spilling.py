@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu import memory
+from llmgpu import machine
 from llmgpu.bpe.words import spilling
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.bpe.words.spilling import WordAccumulator, default_memory_bytes
@@ -83,7 +83,7 @@ def test_the_memory_of_runs_is_bounded() -> None:
     """What is alive while words are added and merged is little, apart from the result."""
     script = """
 import numpy as np
-from llmgpu import memory
+from llmgpu import machine
 from llmgpu.bpe.words import spilling
 from llmgpu.bpe.words.distinct_words import DistinctWords, add_up
 def piece(first):
@@ -168,7 +168,7 @@ def test_default_memory_is_a_share_of_what_is_free(
     assert default_memory_bytes() > 1 << 20
     info, limit, use = tmp_path / "info", tmp_path / "limit", tmp_path / "use"
     for name, path in (("_MEMORY_INFO", info), ("_GROUP_LIMIT", limit), ("_GROUP_USE", use)):
-        monkeypatch.setattr(memory, name, path)
+        monkeypatch.setattr(machine, name, path)
     assert default_memory_bytes() > 1 << 20
     info.write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
     assert default_memory_bytes() == 1000 << 10

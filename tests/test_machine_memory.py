@@ -9,15 +9,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from llmgpu import memory
-from llmgpu.memory import Growth, peak_memory, resident_memory
+from llmgpu import machine
+from llmgpu.machine import Growth, peak_memory, resident_memory
 
 
 def measure(
     monkeypatch: pytest.MonkeyPatch, resident: Callable[[], object], peak: Callable[[], object]
 ) -> None:
-    monkeypatch.setattr(memory, "resident_memory", resident)
-    monkeypatch.setattr(memory, "peak_memory", peak)
+    monkeypatch.setattr(machine, "resident_memory", resident)
+    monkeypatch.setattr(machine, "peak_memory", peak)
 
 
 def test_growth_is_extrapolated_and_bounds_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_a_peak_between_two_estimates_counts(monkeypatch: pytest.MonkeyPatch) ->
 def test_threads_start_only_where_the_address_space_has_room_for_them() -> None:
     code = """
 import resource, threading
-from llmgpu.memory import has_room_for_thread
+from llmgpu.machine import has_room_for_thread
 from llmgpu.pipeline import Background, in_order
 print(has_room_for_thread())
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
