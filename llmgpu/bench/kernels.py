@@ -406,10 +406,8 @@ def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
     shapes = ("CC", "KC", "KC", "CC", "FC", "FC", "CF", "C", "C")
     operands = " ".join(f"grads_{k}:{letters}" for k, letters in enumerate(shapes))
     shared = {"partials": empty(len(shapes), NORM_PARTIALS)}
-    size, sizes = (
-        sum(int(np.prod(s.shape(k))) for k in shapes),
-        f"{len(shapes)} gradients of a layer",
-    )
+    size = sum(int(np.prod(s.shape(k))) for k in shapes)
+    sizes = f"{len(shapes)} gradients of a layer"
     yield s.case(
         "reduce_norms", f"{operands} +partials", 2 * size, lambda: shared, sizes=sizes, **total
     )
