@@ -167,7 +167,7 @@ class ReadingOptions:
     ) -> CorpusOptions:
         """Return the library's options; raise UsageError for an empty separator."""
         from llmgpu.text.corpus import CorpusOptions
-        from llmgpu.text.template import Template
+        from llmgpu.text.documents import Template
 
         separators = self.doc_separators + more_separators
         if "" in separators:

@@ -1,21 +1,29 @@
 """Conversations: messages in the rows of a file, rendered as text that is marked by author.
 
 A message has a role and a content. A renderer makes text of messages: either a chat template is
-run, see `llmgpu.text.chat_template`, or a `PlainRenderer` writes plain ChatML.
+run, see `llmgpu.text.chat`, or a `PlainRenderer` writes plain ChatML.
 """
 
 from __future__ import annotations
 
 import io
+import json
+import os
+import signal
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import chain, repeat
+from contextlib import suppress
+from itertools import chain, pairwise, repeat
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.closing import Closing
+from llmgpu.errors import InputError
 from llmgpu.input_files import quote
-from llmgpu.text.arrow import ArrowFile
+from llmgpu.text.compressions import Package
 from llmgpu.text.documents import InputPolicy, Piece
 from llmgpu.text.jsonl import (
     BadRowError,
@@ -28,8 +36,8 @@ from llmgpu.text.jsonl import (
     parse_json_object,
     place_of_line,
 )
-from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.streams import Source
+from llmgpu.text.tables import ArrowFile, ParquetFile
 
 MESSAGES = "messages"  # the usual name of the field with a conversation
 _TOOLS = "tools"  # the field that describes tools to a template
@@ -39,6 +47,9 @@ _PLAIN_TEMPLATE = (  # ChatML as a Jinja template, for exports to other tools
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+_JINJA = Package("jinja2", "chat")
+_DATE = "SOURCE_DATE_EPOCH"
+_PROGRAM = Path(__file__).with_name("chat_worker.py")
 _BLOCK_BYTES = 1 << 20  # bytes read at a time
 LINE_BYTES = 1 << 25  # most bytes of a line; rendering a template needs many times as much memory
 
@@ -92,6 +103,92 @@ def end_of_reply(special_tokens: Mapping[str, int]) -> frozenset[int]:
     """Return the id that ends a reply in ChatML as a set, empty if ChatML's tokens are missing."""
     has_tokens = plain_template(special_tokens) is not None
     return frozenset({special_tokens[PLAIN_TOKENS[1]]} if has_tokens else ())
+
+
+def chosen_time() -> int | None:
+    """Return the current time that templates see, in seconds: SOURCE_DATE_EPOCH; None if unset.
+
+    Raises InputError if SOURCE_DATE_EPOCH is not a number.
+    """
+    text = os.environ.get(_DATE)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 11):
+        raise InputError(f"{_DATE} is {quote(text)}, not a number of seconds since 1970")
+    return int(text)
+
+
+class TemplateRenderer(Closing):
+    """Renders conversations by a chat template; see `PlainRenderer`."""
+
+    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+        """Compile a template in a new process.
+
+        source: the template. tokens: texts of special tokens, by their names in the template. The
+        template sees SOURCE_DATE_EPOCH as the current time.
+
+        Raises InputError for a template with an error, or if the package for templates is missing.
+        """
+        _JINJA.require("chat template")
+        import subprocess  # slow, and most conversations have no template
+
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_PROGRAM)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        try:
+            request = {"source": source, "tokens": dict(tokens), "time": chosen_time()}
+            self._ask(request, "the chat template")
+        except BaseException:
+            self.close()
+            raise
+
+    def render(
+        self, messages: list[dict[str, Any]], tools: object, where: str, *, prompt: bool = False
+    ) -> Parts:
+        """Return the text of a conversation; `where` is the row's name in errors."""
+        request = {"messages": messages, "tools": tools, "prompt": prompt}
+        answer = self._ask(request, f"{where}: the chat template")
+        text, spans = answer["text"], answer["spans"]
+        edges = [0, *(edge for span in spans for edge in span), len(text)]
+        if edges != sorted(edges):
+            raise InputError(f"{where}: the chat template has nested generation blocks")
+        return [(text[a:b], bool(i % 2)) for i, (a, b) in enumerate(pairwise(edges)) if a < b]
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _ask(self, request: dict[str, Any], what: str) -> dict[str, Any]:
+        """Send a request and return the answer; InputError if the process has ended or failed."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            line = json.dumps(request, ensure_ascii=False) + "\n"
+        except RecursionError:
+            raise InputError(f"{what} can't take data that is nested this deep") from None
+        with suppress(BrokenPipeError):  # the process has ended, so its answer is empty
+            self._process.stdin.write(line.encode("utf-8", "surrogatepass"))
+            self._process.stdin.flush()
+        data = self._process.stdout.readline()
+        if not data:
+            raise InputError(f"{what} {self._describe_end()}")
+        answer: dict[str, Any] = json.loads(data.decode("utf-8", "surrogatepass"))
+        if "error" in answer:
+            hint = ""
+            if "'strftime_now' is undefined" in answer["error"]:
+                hint = f": set {_DATE} to the time that it should use, in seconds since 1970"
+            raise InputError(f"{what} fails: {answer['error']}{hint}")
+        return answer
+
+    def _describe_end(self) -> str:
+        code = self._process.wait()
+        if sys.platform != "win32" and code == -signal.SIGPROF:
+            return "takes too long: more than 10 seconds of processor time for one conversation"
+        return f"ended its process with {code}"
 
 
 def check_messages(messages: object, where: str, is_role: Callable[[str], bool]) -> None:

@@ -33,7 +33,6 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import listed, source_name
 from llmgpu.pipeline import in_order
 from llmgpu.spelling import spelled
-from llmgpu.text.arrow import ArrowFile
 from llmgpu.text.chat import Chat, ChatArrow, ChatFile, ChatTable, Collector
 from llmgpu.text.documents import (
     MANY_DOCUMENTS,
@@ -42,10 +41,10 @@ from llmgpu.text.documents import (
     InputPolicy,
     Piece,
     PieceReader,
+    Template,
     TextFilter,
 )
 from llmgpu.text.jsonl import JsonlFile
-from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.sources import Sources, format_of, resolve_sources
 from llmgpu.text.streams import (
     BYTES,
@@ -57,7 +56,7 @@ from llmgpu.text.streams import (
     Source,
     files_ahead,
 )
-from llmgpu.text.template import Template
+from llmgpu.text.tables import ArrowFile, ParquetFile
 
 PATIENCE_SECONDS = 0.02
 LEAST_PART = 16  # the whole size is estimated after 1 / 16 of the files has been read

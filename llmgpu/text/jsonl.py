@@ -29,9 +29,15 @@ from llmgpu.input_files import quote
 from llmgpu.machine import usable_processors
 from llmgpu.pipeline import Begun
 from llmgpu.spelling import spelled
-from llmgpu.text.documents import REPLACEMENT, InputPolicy, Piece
+from llmgpu.text.documents import (
+    REPLACEMENT,
+    InputPolicy,
+    MissingFieldError,
+    Piece,
+    Template,
+    field_hint,
+)
 from llmgpu.text.streams import ByteStream, Source
-from llmgpu.text.template import MissingFieldError, Template, field_hint
 
 _BLOCK_BYTES = 1 << 20  # bytes of a stream that are read at a time
 _SPAN_BYTES = 2 << 20  # bytes of a regular file whose lines one thread reads and parses

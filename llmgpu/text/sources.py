@@ -40,10 +40,9 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import input_errors, listed, number_of, quote, read_error
 from llmgpu.outputs import TOKEN_FILE, kind_of
 from llmgpu.spelling import spelled
-from llmgpu.text.arrow import ArrowFile
 from llmgpu.text.compressions import COMPRESSIONS, PACKAGES
+from llmgpu.text.documents import MissingFieldError
 from llmgpu.text.jsonl import JsonlFile, JsonlStream
-from llmgpu.text.parquet import ParquetFile
 from llmgpu.text.remote import find_remote, is_listing, is_remote, shown_url
 from llmgpu.text.streams import (
     ARROW,
@@ -60,7 +59,7 @@ from llmgpu.text.streams import (
     head_of,
     look_at_text,
 )
-from llmgpu.text.template import MissingFieldError
+from llmgpu.text.tables import ArrowFile, ParquetFile
 
 # Formats of files that contain several documents, by suffix.
 FORMATS: dict[str, type[DocumentFile]] = {

@@ -38,9 +38,8 @@ from llmgpu.outputs import binary_kind
 from llmgpu.pipeline import Begun
 from llmgpu.spelling import spelled
 from llmgpu.text.compressions import COMPRESSIONS, PACKAGES, Decompressor
-from llmgpu.text.documents import InputPolicy, Piece
+from llmgpu.text.documents import InputPolicy, Piece, Template
 from llmgpu.text.remote import RemoteSource
-from llmgpu.text.template import Template
 
 STANDARD_INPUT = "-"
 AUTO, TEXT, BYTES = "auto", "text", "bytes"  # formats of sources, see `llmgpu.text.sources`

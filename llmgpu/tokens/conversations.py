@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +29,17 @@ from llmgpu.closing import Closing
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.input_files import quote
 from llmgpu.spelling import spelled
-from llmgpu.text.chat import PLAIN_TOKENS, Parts, PlainRenderer, check_messages
+from llmgpu.text.chat import (
+    PLAIN_TOKENS,
+    Parts,
+    PlainRenderer,
+    TemplateRenderer,
+    check_messages,
+    chosen_time,
+)
 from llmgpu.text.jsonl import BadRowError, kind_of_value
 from llmgpu.text.nfc import normalize, starts_unit
 from llmgpu.text.normalizing import NFC, get_normalizer
-
-if TYPE_CHECKING:
-    from llmgpu.text.chat_template import TemplateRenderer
 
 # Conversations are encoded with all special tokens allowed.
 CHAT_TOKENS = SpecialOptions(allowed=(ALL,))
@@ -63,11 +67,8 @@ class Conversations(Closing):
         self._renderer: PlainRenderer | TemplateRenderer = PlainRenderer()
         facts: list[object] = []
         if chat:
-            # Imported only here, because the module loads slowly.
-            from llmgpu.text import chat_template
-
-            facts = [chat.source, sorted(chat.tokens.items()), chat_template.chosen_time()]
-            self._renderer = chat_template.TemplateRenderer(chat.source, chat.tokens)
+            facts = [chat.source, sorted(chat.tokens.items()), chosen_time()]
+            self._renderer = TemplateRenderer(chat.source, chat.tokens)
         self.digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         late = {vocabulary.tokens[number].decode() for number in vocabulary.normalized_tokens}
         early = sorted(vocabulary.special_tokens.keys() - late, key=len, reverse=True)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from llmgpu.errors import InputError
-from llmgpu.text.chat import PLAIN_TOKENS, Parts, PlainRenderer, plain_template
-from llmgpu.text.chat_template import TemplateRenderer
+from llmgpu.text.chat import PLAIN_TOKENS, Parts, PlainRenderer, TemplateRenderer, plain_template
 
 pytest.importorskip("jinja2")
 MESSAGES = [

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmgpu.errors import InputError
-from llmgpu.text import parquet
+from llmgpu.text import tables
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from tests.conftest import examples
 from tests.text.reading import read_documents, split_lines, write
@@ -47,8 +47,8 @@ def test_rows_are_documents(
 ) -> None:
     path = table(tmp_path / "f.parquet", texts, row_group_size=group)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet, "_BATCH_ROWS", rows)
-        patch.setattr(parquet, "_AHEAD_BYTES", 20)  # of each row group, the rest in its turn
+        patch.setattr(tables, "_BATCH_ROWS", rows)
+        patch.setattr(tables, "_AHEAD_BYTES", 20)  # of each row group, the rest in its turn
         corpus = Corpus([path])
         assert read_documents(corpus, size) == [t.encode() for t in texts if t is not None]
     assert corpus.policy.null_rows == texts.count(None)

@@ -1,8 +1,14 @@
-"""The documents of a ``.parquet`` file: one column, each row a document.
+"""The documents of a table, a ``.parquet`` or an ``.arrow`` file: one column, each row a document.
 
-Threads decode several row groups in advance. A thread decodes a few rows of its group at a time, up
-to some megabytes. So the memory depends on the longest rows, not on the size of a row group. Rows
-without a value are left out and counted.
+Rows without a value are left out and counted.
+
+Of a .parquet file, threads decode several row groups in advance. A thread decodes a few rows of its
+group at a time, up to some megabytes. So the memory depends on the longest rows, not on the size of
+a row group.
+
+Arrow, as `datasets.save_to_disk` writes it, stores record batches as a file or as a stream. One
+batch is in memory at a time. A stream does not record the number of rows, so the batches of a
+stream are read once more to count rows.
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar, cast
 
@@ -22,11 +29,17 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import input_errors, quote
 from llmgpu.machine import usable_processors
 from llmgpu.pipeline import Begun
-from llmgpu.text.compressions import PYARROW, PYARROW_COMPUTE, PYARROW_PARQUET
-from llmgpu.text.documents import NO_TEXT, InputPolicy, Piece
+from llmgpu.text.compressions import PYARROW, PYARROW_COMPUTE, PYARROW_IPC, PYARROW_PARQUET
+from llmgpu.text.documents import (
+    NO_TEXT,
+    InputPolicy,
+    MissingFieldError,
+    Piece,
+    Template,
+    field_hint,
+)
 from llmgpu.text.remote import PositionedFile
 from llmgpu.text.streams import FileContent, Source
-from llmgpu.text.template import MissingFieldError, Template, field_hint
 
 _BATCH_BYTES = 1 << 22
 _BATCH_ROWS = 8192
@@ -35,6 +48,7 @@ _AHEAD = 8  # row groups that are read in advance
 _BEGUN = 2  # row groups of a file read while an earlier file is still being read
 _AHEAD_BYTES = 16 << 20  # bytes of a row group's rows that are decoded in advance
 _SHOWN_COLUMNS = 20
+_FILE_MARK = b"ARROW1"  # first bytes of a file in Arrow's file format; a stream has none
 
 
 class _Places(PositionedFile):
@@ -281,6 +295,74 @@ class ParquetFile:
         if self._arrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         return array.cast(self._arrow.large_binary())
+
+
+class ArrowFile(ParquetFile):
+    """An open Arrow file with one column of text, or several for a template."""
+
+    kind: ClassVar[str] = "an Arrow file"
+    reads_groups: ClassVar[bool] = False
+
+    @staticmethod
+    def check(source: Source) -> None:
+        """Raise an InputError if a package is missing, or the file is not on this machine."""
+        PYARROW.require(source.path)
+        if source.size is None or source.remote is not None:
+            raise InputError(f"{source.path}: Arrow is read from files of this machine only")
+
+    @property
+    def _rows(self) -> tuple[int, int]:
+        with self._damage():
+            return super()._rows
+
+    def _open_table(self) -> Any:
+        return _Batches(self._path, PYARROW.require(self._path), PYARROW_IPC.require(self._path))
+
+
+class _Batches:
+    """An Arrow file with the methods that `ParquetFile` calls; the whole file is one row group."""
+
+    num_row_groups = 1
+
+    def __init__(self, path: str, arrow: Any, ipc: Any) -> None:
+        self._arrow, self._ipc, self._path = arrow, ipc, path
+        with open(path, "rb") as file:
+            self._is_stream = file.read(len(_FILE_MARK)) != _FILE_MARK
+        self.schema_arrow = self._open().schema
+        self.metadata = self
+        self.total_byte_size = os.path.getsize(path)
+
+    def _open(self) -> Any:
+        # No memory map: reading it would end the process if the file were shortened meanwhile.
+        file = self._arrow.OSFile(self._path)
+        return self._ipc.open_stream(file) if self._is_stream else self._ipc.open_file(file)
+
+    def _batches(self) -> Iterator[Any]:
+        reader = self._open()
+        if self._is_stream:
+            yield from reader
+        else:
+            yield from map(reader.get_batch, range(reader.num_record_batches))
+
+    @cached_property
+    def num_rows(self) -> int:
+        return sum(map(len, self._batches()))
+
+    def row_group(self, number: int) -> _Batches:
+        return self
+
+    def iter_batches(self, *, batch_size: int, columns: Sequence[str], **how: Any) -> Iterator[Any]:
+        """Yield batches of up to `batch_size` rows with the named columns.
+
+        A name such as "a.b" selects the whole column "a".
+        """
+        names = self.schema_arrow.names
+        outer = [name if name in names else name.split(".")[0] for name in columns]
+        for batch in self._batches():
+            chosen = batch.select([*dict.fromkeys(outer)])
+            chosen.validate(full=True)  # damaged offsets could point outside the memory
+            for first in range(0, len(chosen), batch_size):
+                yield chosen.slice(first, batch_size)
 
 
 def _inside(batch: Any, names: Sequence[str]) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.template import Template
+from llmgpu.text.documents import Template
 from tests.text.reading import read_documents
 
 ROWS = [
