@@ -156,7 +156,7 @@ def test_the_precision_is_that_of_the_matrix_units_unless_given(device: Device) 
     assert chosen(**large) == ("f16" if device.matrix_shapes else "f32")
     assert [chosen(precision=given) for given in ("f32", "f16")] == ["f32", "f16"]
     assert chosen() == "f32"  # a small model, where starting kernels takes longer than products
-    assert chosen(**large, heads=48) == "f32"  # heads of 8, which no units are narrow enough for
+    assert chosen(**large, heads=96) == "f32"  # heads of 4, which no units are narrow enough for
     assert gains_by_halves(new(**large)) and not gains_by_halves(new())
 
 
