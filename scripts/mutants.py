@@ -34,9 +34,8 @@ _OPERATIONS = (
 _MERGING = (
     "bpe/training/test_merge_host.py bpe/training/test_batched_numpy.py bpe/training/test_train.py"
 )
-_SHARDS = "tokens/test_layouts.py tokens/test_shards.py"
+_SHARDS = "tokens/test_formats_layouts.py tokens/test_shards.py"
 _ALONE = (
-    "tokens/filters.py "
     "bpe/training/merge_host.py "
     "bpe/vocabulary/trie.py bpe/vocabulary/recovery.py "
     "bpe/interchange/tekken.py bpe/interchange/tiktoken.py tokens/shards.py text/remote.py "
@@ -64,13 +63,12 @@ TESTS = {
     "bpe/training/batched_numpy.py": _MERGING,
     "bpe/training/symbols.py": "bpe/training/test_train.py",
     "tokens/ids.py": "tokens/test_formats.py",
-    "tokens/sinks.py": "tokens/test_formats.py",
-    "tokens/npy.py": "tokens/test_formats.py",
+    "tokens/sinks.py": "tokens/test_sinks_npy.py tokens/test_formats.py",
+    "tokens/filters.py": "tokens/test_filters_splitting.py",
     "tokens/bin.py": "tokens/test_foreign.py tokens/test_formats.py " + _SHARDS,
     "tokens/manifest.py": "tokens/test_shards.py cli/test_parts.py",
-    "tokens/layouts.py": "tokens/test_shards.py",
     "bpe/encoding/open.py": "bpe/encoding/test_optional_device.py",
-    "tokens/counting.py": "cli/test_count.py",
+    "tokens/tokenizing.py": "tokens/test_tokenizing_counts.py cli/test_count.py",
     **dict.fromkeys(("cpu/merging.c", "cpu/pairs.c", "cpu/trainer.c"), _MERGING),
     "cpu/long_words.c": _ENCODING,
     "cpu/automata.c": "bpe/pretokens/test_automata.py",

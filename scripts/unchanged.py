@@ -389,7 +389,7 @@ RULES: dict[str, list[str]] = {
         r"stream\.wait\(0\): \| \d+: 0 -> 1$",  # time alone
         r"^if self\._vocabulary_size <= CELL_IDS .*<= .* -> .* < ",  # two ways, one answer
     ],
-    "llmgpu/tokens/npy.py": [
+    "llmgpu/tokens/sinks.py": [
         r"^_WRITE_THREADS = ",  # time alone: how many threads write
         r"\b_MAX_HEADER_BYTES\b.*: (?:\d+ -> \d+|.* > .* -> .* >= .*)$",  # a limit of memory
         r"^header = self\._header\(0\) .*: 0 -> 1$",  # it is written again with the count

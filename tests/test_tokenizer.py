@@ -28,7 +28,7 @@ from llmgpu.bpe.vocabulary.chat import ChatTemplate
 from llmgpu.bpe.vocabulary.spelling import chunks_of
 from llmgpu.errors import DeviceError, InputError, LlmgpuError, OutputError, VocabularyError
 from llmgpu.text.corpus import CorpusOptions
-from llmgpu.tokens.process_encoders import HOST_BYTES
+from llmgpu.tokenizer.encoders import HOST_BYTES
 from tests.bpe.encoding.test_special_encoding import DOCUMENTS, SPECIAL, UNEQUAL, peer, vocabulary
 from tests.bpe.plain.test_recount_gpu import words
 from tests.cli.conftest import ROOT, environment

@@ -19,7 +19,7 @@ from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_matching_encoder
 from llmgpu.cpu.library import library
 from llmgpu.gpu.adapters import DRIVERS, list_adapters, load_driver
-from llmgpu.tokens import process_encoders
+from llmgpu.tokenizer import encoders
 from tests.bpe.encoding.test_special_encoding import vocabulary
 from tests.cli.conftest import environment
 from tests.conftest import NO_DAWN, require_adapter
@@ -285,7 +285,7 @@ def test_a_device_is_selected_once_though_the_first_text_fails(
 
     monkeypatch.setattr(backend, "_may_have_gpu", lambda: True)
     monkeypatch.setattr(backend, "select_backend", select)
-    monkeypatch.setattr(process_encoders, "open_matching_encoder", open_once_failing)
+    monkeypatch.setattr(encoders, "open_matching_encoder", open_once_failing)
     tokenizer = Tokenizer(vocabulary())
     with pytest.raises(MemoryError):
         tokenizer.encode("low " * 30_000)

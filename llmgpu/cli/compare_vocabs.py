@@ -21,8 +21,7 @@ from llmgpu.cli.count import keep_input
 from llmgpu.cli.groups import labels_of
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources
-from llmgpu.tokens.counting import count_files
-from llmgpu.tokens.tokenizing import known_bytes
+from llmgpu.tokens.tokenizing import count_files, known_bytes
 
 GROUPS: dict[str, Callable[[Vocabulary], list[str]]] = {"script": scripts_of, "length": lengths_of}
 

@@ -38,8 +38,13 @@ from llmgpu.input_files import number_of, source_name
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import STANDARD_INPUT, read_mark
-from llmgpu.tokens.counting import DocumentLengths, FileCount, count_files
-from llmgpu.tokens.tokenizing import known_bytes, suggesting_gpu
+from llmgpu.tokens.tokenizing import (
+    DocumentLengths,
+    FileCount,
+    count_files,
+    known_bytes,
+    suggesting_gpu,
+)
 
 _ALL = Selection()
 

@@ -35,7 +35,7 @@ from llmgpu.text.chat import MESSAGES, check_messages
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokenizer import Tokenizer
-from llmgpu.tokenizer.chatting import ChatEncoder
+from llmgpu.tokenizer.encoders import ChatEncoder
 
 
 def generate(asked: GenerateCommand, opening: Opening) -> None:

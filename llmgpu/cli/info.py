@@ -110,7 +110,7 @@ def _open_vocabulary(asked: InfoCommand, file: str, report: Reporter) -> Vocabul
     """
     from llmgpu.bpe.interchange.open import find_vocabulary
     from llmgpu.outputs import PAGE, TEXT, TOKEN_FILE, Output, check_outputs, kind_of
-    from llmgpu.tokens.bin import side_path
+    from llmgpu.tokens.formats import side_path
 
     files = find_vocabulary(file)
     if asked.page:

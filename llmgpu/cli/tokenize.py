@@ -62,37 +62,35 @@ from llmgpu.text.corpus import Corpus
 from llmgpu.text.normalizing import get_normalizer
 from llmgpu.text.parts import is_one_document, split_by_position
 from llmgpu.text.streams import STANDARD_INPUT
-from llmgpu.tokens.bin import (
-    has_side_file,
-    matched_as,
-    note_of_foreign,
-    read_bin,
-    read_side_file,
-    side_path,
-)
-from llmgpu.tokens.filters import Filter, Totals, first_tokens, in_chunks
-from llmgpu.tokens.formats import (
-    SHOWN,
-    check_ending,
-    format_by_name,
-    open_writer,
-    outputs,
-    read_tokens,
-    recognize_format,
-)
-from llmgpu.tokens.ids import ShownTokens
-from llmgpu.tokens.manifest import shard_files
-from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
-from llmgpu.tokens.sinks import TokenSink
-from llmgpu.tokens.splitting import (
+from llmgpu.tokens.bin import matched_as, note_of_foreign, read_bin, read_side_file
+from llmgpu.tokens.filters import (
+    Filter,
     SplitSink,
+    Totals,
     check_shares,
     drawn_owners,
+    first_tokens,
+    in_chunks,
     owners_by_file,
     shuffled,
     spans_without,
     split_name,
 )
+from llmgpu.tokens.formats import (
+    SHOWN,
+    check_ending,
+    format_by_name,
+    has_side_file,
+    open_writer,
+    outputs,
+    read_tokens,
+    recognize_format,
+    side_path,
+)
+from llmgpu.tokens.ids import ShownTokens
+from llmgpu.tokens.manifest import shard_files
+from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
+from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.tokenizing import (
     encode_corpus,
     encoding_key,

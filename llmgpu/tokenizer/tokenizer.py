@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 
     from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
     from llmgpu.text.corpus import CorpusOptions
-    from llmgpu.tokenizer.chatting import ChatEncoder, Message
-    from llmgpu.tokens.process_encoders import ProcessEncoders
+    from llmgpu.tokenizer.encoders import ChatEncoder, Message, ProcessEncoders
 
     Ids = TypeVar("Ids", bound=Sized, default=NDArray[np.uint32])
     Integer = TypeVar("Integer", bound=np.integer[Any], default=np.integer[Any])
@@ -94,7 +93,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         """
         from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
         from llmgpu.cpu.extension import bind_methods
-        from llmgpu.tokens.process_encoders import ProcessEncoders
+        from llmgpu.tokenizer.encoders import ProcessEncoders
 
         if not isinstance(vocabulary, Vocabulary):
             raise TypeError("Tokenizer() takes a Vocabulary; use Tokenizer.load to open a file")
@@ -582,7 +581,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
     def _chat(self) -> ChatEncoder:
         import numpy as np
 
-        from llmgpu.tokenizer.chatting import ChatEncoder
+        from llmgpu.tokenizer.encoders import ChatEncoder
 
         # A reference from the encoder would keep the tokenizer alive.
         tokenizer = weakref.proxy(self)
@@ -660,7 +659,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-        from llmgpu.tokens.process_encoders import ProcessEncoders
+        from llmgpu.tokenizer.encoders import ProcessEncoders
 
         data, self._device, self._dtype = state
         self._vocabulary = Vocabulary.from_bytes(data, "pickled vocabulary")

@@ -1,6 +1,6 @@
 """Token ids as plain little-endian numbers, with a side file ``PATH.json`` that describes them.
 
-A pipe or a device gets no side file. A layout, see `llmgpu.tokens.layouts`, may put a header first.
+A pipe or a device gets no side file. A layout, see `llmgpu.tokens.formats`, may put a header first.
 ``PATH.mask.npy``, a NumPy array of truth values, marks the ids that count in a loss. Without the
 array all ids count.
 
@@ -38,15 +38,31 @@ from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.texts import format_numbers
 from llmgpu.errors import InputError, OutputError, VocabularyError
-from llmgpu.files import OutputFile, file_size, output_errors, writes_directly
+from llmgpu.files import OutputFile, file_size, output_errors
 from llmgpu.input_files import input_errors, listed, quote, read_head, read_whole
-from llmgpu.outputs import NPY, SIDE_FILE, TOKEN_FILE, TOKEN_INDEX, Output, kind_of
+from llmgpu.outputs import NPY, TOKEN_INDEX, kind_of
 from llmgpu.spelling import spelled
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
-from llmgpu.tokens.layouts import LAYOUTS, Layout, get_layout
-from llmgpu.tokens.npy import HEADER_BYTES, NumbersWriter, npy_header, read_numbers
-from llmgpu.tokens.sinks import BLOCK_BYTES, id_dtype, open_stream
+from llmgpu.tokens.formats import (
+    LAYOUTS,
+    Layout,
+    get_layout,
+    has_side_file,
+    index_name,
+    index_path,
+    mask_path,
+    side_path,
+)
+from llmgpu.tokens.sinks import (
+    BLOCK_BYTES,
+    HEADER_BYTES,
+    NumbersWriter,
+    id_dtype,
+    npy_header,
+    open_stream,
+    read_numbers,
+)
 
 SIDE_FORMAT = "llmgpu-tokens"
 SIDE_VERSION = 1
@@ -66,7 +82,6 @@ _SIDE_FIELDS: dict[str, type] = {
     "sample_sha256": str,
     "document_offsets": list,
 }
-_MASK_ENDING = ".mask.npy"
 
 # Token files of other tools are read, too. They have no side file and do not name the vocabulary.
 # llm.c writes the integer type in a header, Megatron-LM writes it in the index, and nanoGPT does
@@ -93,61 +108,6 @@ def read_bin(
             kind, count = _check_header(buffered, name, found, kind, count)
         assert kind is not None
         yield from read_numbers(buffered, name, kind, count)
-
-
-def side_path(path: str | Path) -> str:
-    """Return the name of the side file of the ``bin`` file `path`."""
-    return f"{path}.json"
-
-
-def has_side_file(path: str | Path) -> bool:
-    """Whether a ``bin`` file has a side file; InputError if the system can't tell."""
-    return file_size(side_path(path)) is not None
-
-
-def mask_path(path: str | Path) -> str:
-    """Return the name of the loss mask of the ``bin`` file `path`."""
-    return f"{path}{_MASK_ENDING}"
-
-
-def masked_file(path: str) -> str | None:
-    """Return the ``bin`` file of which `path` is the loss mask; None if `path` is no mask."""
-    file = path.removesuffix(_MASK_ENDING)
-    return file if file != path and os.path.isfile(side_path(file)) else None
-
-
-def bin_outputs(path: str | Path, layout: str = "raw", *, masked: bool = False) -> list[Output]:
-    """Return all files that a writer of a ``bin`` file writes.
-
-    Raises InputError if the layout needs an index that can't be written beside `path`.
-    """
-    ids = Output(str(path), TOKEN_FILE)
-    if writes_directly(ids.path):
-        if get_layout(layout).has_index:
-            raise InputError(
-                f"{path}: layout {layout} is two files, so it can't be a pipe or device"
-            )
-        return [ids]
-    side = [ids, Output(side_path(path), SIDE_FILE)]
-    if masked:
-        side.append(Output(mask_path(path), NPY))
-    index = index_path(path, get_layout(layout))
-    return side if index is None else [*side, Output(index, TOKEN_INDEX)]
-
-
-def index_path(path: str | Path, layout: Layout) -> str | None:
-    """Return the name of the index of a token file, None for layouts without an index.
-
-    Raises InputError for a token file whose name does not end in .bin.
-    """
-    return _index_name(path) if layout.has_index else None
-
-
-def _index_name(path: str | Path) -> str:
-    stem, ending = os.path.splitext(str(path))
-    if ending != ".bin":
-        raise InputError(f"{path}: Megatron's token files end in .bin, beside an .idx")
-    return f"{stem}.idx"
 
 
 def make_index(kind: str, starts: NDArray[np.int64], count: int) -> bytes:
@@ -315,7 +275,7 @@ def _type_in_index(path: str) -> str | None:
     Raises InputError if the type is neither uint16 nor int32.
     """
     try:
-        with open(_index_name(path), "rb") as file:
+        with open(index_name(path), "rb") as file:
             data = file.read(_INDEX.size)
     except (InputError, OSError):
         return None
@@ -556,7 +516,7 @@ class BinWriter(NumbersWriter):
         stale = {} if self._mask is not None else {mask_path(path): NPY}
         if not self._layout.has_index:
             with suppress(InputError):  # a file with this name can't have an index
-                stale[_index_name(path)] = TOKEN_INDEX
+                stale[index_name(path)] = TOKEN_INDEX
         for name, kind in stale.items():
             if kind_of(name) == kind:
                 with output_errors(name):

@@ -1,13 +1,19 @@
 """Filters of ids: functions from slices to slices, between an encoder and a sink.
 
-A filter can cut documents into chunks. With chunks of N ids that overlap by K, chunk k of a
-document begins with id k (N - K) of the document and has up to N ids; the last chunk ends with the
-document. Each chunk becomes a document. A document without ids stays a document.
+- A filter can cut documents into chunks. With chunks of N ids that overlap by K, chunk k of a
+  document begins with id k (N - K) of the document and has up to N ids; the last chunk ends with
+  the document. Each chunk becomes a document. A document without ids stays a document.
+- A filter can shuffle documents.
+- A `SplitSink` divides documents among several sinks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import re
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,8 +22,17 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.texts import replaced_bytes
+from llmgpu.errors import InputError
+from llmgpu.files import output_errors
 from llmgpu.text.chat import Chat
+from llmgpu.text.corpus import Corpus
 from llmgpu.tokens.conversations import lengths_in_conversations
+from llmgpu.tokens.sinks import TokenSink
+
+_PIECE_IDS = 1 << 20
+_SHUFFLING = 1 << 63  # added to the seed, so that shuffling and --split draw independently
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio
 
 Slices = Iterator[EncodedSlice]
 Filter = Callable[[Slices], Slices]
@@ -138,3 +153,212 @@ def _cut(
     found = ids[at]
     chosen = None if mask is None else mask[at]
     yield EncodedSlice(found, places, replaced_bytes(spans, found), closed=True, mask=chosen)
+
+
+def shuffled(
+    slices: Slices,
+    seed: int,
+    spans: NDArray[np.int64],
+    folder: str | None = None,
+    told: Callable[[], None] = lambda: None,
+) -> Slices:
+    """Yield documents in an order that depends only on the seed and the documents' numbers.
+
+    Slices are stored before any document is yielded: ids in a temporary file, 4 bytes each, masks
+    in a second file, and the starts of documents in memory.
+
+    seed: 0 or more. spans: number of text bytes that each id replaces, (vocabulary size,). folder:
+    folder of the temporary files. told: called after each slice is stored.
+
+    Raises OutputError if a temporary file can't be made or written.
+    """
+    name = os.path.join(folder or tempfile.gettempdir(), "a temporary file")
+    starts, count, has_mask = [np.empty(0, np.int64)], 0, False
+    with ExitStack() as opened:
+        with output_errors(name):
+            ids = opened.enter_context(tempfile.TemporaryFile(dir=folder))
+            masks = opened.enter_context(tempfile.TemporaryFile(dir=folder))
+        # Store all slices.
+        for piece in slices:
+            with output_errors(name):
+                ids.write(np.ascontiguousarray(piece.ids, np.uint32).data)
+                if piece.mask is not None:
+                    masks.write(piece.mask.tobytes())
+                    has_mask = True
+            starts.append(piece.document_starts + count)
+            count += len(piece.ids)
+            told()
+        with output_errors(name):
+            ids.flush()
+            masks.flush()
+        # Map the files into memory, and yield the documents in the drawn order.
+        kept, mask = np.empty(0, np.uint32), np.empty(0, np.bool_) if has_mask else None
+        if count:  # an empty file can't be mapped
+            kept = np.memmap(ids, np.uint32, "r")
+            mask = np.memmap(masks, np.bool_, "r") if has_mask else None
+        yield from _drawn_order(kept, mask, np.concatenate(starts), seed, spans)
+
+
+def _drawn_order(
+    kept: NDArray[np.uint32],
+    kept_mask: NDArray[np.bool_] | None,
+    starts: NDArray[np.int64],
+    seed: int,
+    spans: NDArray[np.int64],
+) -> Slices:
+    """Yield the documents at `starts` in the drawn order, in slices of bounded size."""
+    # lengths: ids of each document, by old number. order: old numbers in the drawn order.
+    # begins, ends: positions of documents in the drawn order.
+    lengths = np.diff(np.append(starts, len(kept)))
+    numbers = np.arange(len(starts), dtype=np.uint64)
+    order = np.argsort(uniform(seed + _SHUFFLING, numbers), kind="stable")
+    ends = np.cumsum(lengths[order])
+    begins = ends - lengths[order]
+    # The old position of an id minus its new position, for each document.
+    shifts = starts[order] - begins
+    for begin in range(0, len(kept), _PIECE_IDS):
+        end = min(len(kept), begin + _PIECE_IDS)
+        low, high = np.searchsorted(ends, begin, "right"), np.searchsorted(begins, end, "left")
+        # inside: ids of each document in this slice. at: old position of each id of the slice.
+        inside = np.minimum(ends[low:high], end) - np.maximum(begins[low:high], begin)
+        at = np.arange(begin, end) + np.repeat(shifts[low:high], np.maximum(inside, 0))
+        first = np.searchsorted(begins, begin, "left")
+        ids = kept[at]
+        mask = None if kept_mask is None else kept_mask[at]
+        yield EncodedSlice(ids, begins[first:high] - begin, replaced_bytes(spans, ids), mask=mask)
+    # Yield the documents without ids at the end, which begin after the last id.
+    empty = len(begins) - int(np.searchsorted(begins, len(kept), "left"))
+    no_mask = None if kept_mask is None else kept_mask[:0]
+    yield EncodedSlice(kept[:0], np.zeros(empty, np.int64), 0, mask=no_mask)
+
+
+def uniform(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Return a value in [0, 1) for each number, by SplitMix64 of the seed and the number."""
+    mixed = numbers * np.uint64(_GOLDEN) + np.uint64((seed * 0xD1B54A32D192ED03 + _GOLDEN) & _MASK)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    mixed ^= mixed >> np.uint64(31)
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def spans_without(vocabulary: Vocabulary, added: Collection[int]) -> NDArray[np.int64]:
+    """Return how many text bytes each id replaces; 0 for ids that were `added` to the text."""
+    spans = vocabulary.token_spans.copy()
+    spans[list(added)] = 0
+    return spans
+
+
+def split_name(output: str, split: str) -> str:
+    """Return the name of the file of a split.
+
+    For "val", this is val.bin beside train.bin, and x-val.bin beside x.bin.
+    """
+    folder, name = os.path.split(output)
+    stem, ending = os.path.splitext(name)
+    begin = re.sub(r"train$", "", stem)
+    return os.path.join(folder, f"{begin if begin != stem else f'{stem}-'}{split}{ending}")
+
+
+# A function that gets numbers of documents, uint64 (n,), and returns the index of each document's
+# sink, int64 (n,).
+Owners = Callable[[NDArray[np.uint64]], NDArray[np.int64]]
+
+
+def drawn_owners(shares: Sequence[float], seed: int) -> Owners:
+    """Return a function that draws the sink of each document by a seed.
+
+    shares: shares of documents for the sinks after the first, each above 0, their sum below 1. The
+    first sink gets all other documents. seed: 0 or more.
+    """
+    edges = np.cumsum(shares)
+
+    def owners(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
+        drawn = np.searchsorted(edges, uniform(seed, numbers), side="right") + 1
+        drawn[drawn > len(edges)] = 0
+        return drawn
+
+    return owners
+
+
+def owners_by_file(text: Corpus, firsts: Sequence[int]) -> Owners:
+    """Return a function that chooses the sink of each document by the document's file.
+
+    firsts: for each sink after the first, the number of its first file in the corpus, ascending.
+    """
+
+    def owners(numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
+        begun = [text.begun[first].documents for first in firsts if first < len(text.begun)]
+        return np.searchsorted(np.array(begun, np.uint64), numbers, side="right")
+
+    return owners
+
+
+class SplitSink(TokenSink):
+    """Divides documents among several sinks.
+
+    The sink of a document depends only on the document's number, not on slices or devices.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[TokenSink],
+        owners: Owners,
+        spans: NDArray[np.int64],
+    ) -> None:
+        """Write documents to the sinks that `owners` chooses.
+
+        spans: number of text bytes that each id replaces, (vocabulary size,).
+        """
+        super().__init__()
+        self.sinks = sinks
+        self._owners = owners
+        self._spans = spans
+        self._open = 0  # index of the sink of the current document
+
+    def write(self, piece: EncodedSlice) -> None:
+        """Write the next ids, see `TokenSink.write`."""
+        # numbers: of the documents that start in the slice. drawn: their sinks, int64 (starts,).
+        # owners: `drawn` after the sink of the open document. of_id: the sink of each id.
+        starts, size = piece.document_starts, len(piece.ids)
+        numbers = np.arange(self.documents, self.documents + len(starts), dtype=np.uint64)
+        drawn = self._owners(numbers)
+        owners = np.concatenate([[self._open], drawn])
+        of_id = np.repeat(owners, np.diff(np.concatenate([[0], starts, [size]])))
+        self._open = int(owners[-1])
+        for number, sink in enumerate(self.sinks):
+            mine, own = of_id == number, drawn == number
+            if not (mine.any() or own.any()):
+                continue
+            # before: the number of the sink's ids before each position of the slice.
+            before = np.concatenate([[0], np.cumsum(mine)])
+            ids = piece.ids[mine]
+            closed = piece.closed and self._open == number
+            text_bytes = replaced_bytes(self._spans, ids)
+            mask = None if piece.mask is None else piece.mask[mine]
+            sink.write(EncodedSlice(ids, before[starts[own]], text_bytes, closed, mask))
+        self.ids += size
+        self.documents += len(starts)
+
+    def close(self) -> None:
+        """Close all sinks. If closing a sink fails, abort the remaining sinks."""
+        left = list(self.sinks)
+        try:
+            while left:
+                left.pop(0).close()
+        finally:
+            for sink in left:
+                sink.abort()
+
+    def abort(self) -> None:
+        """Abort all sinks."""
+        for sink in self.sinks:
+            sink.abort()
+
+
+def check_shares(shares: Mapping[str, float]) -> None:
+    """Raise InputError if the shares of the splits leave no documents for the output itself."""
+    total = sum(shares.values())
+    if total >= 1:
+        raise InputError(
+            f"the splits take {100 * total:g}% of the documents: leave some for the rest"
+        )

@@ -1,7 +1,17 @@
-"""The formats of token ids; each format is one line in FORMATS.
+"""The formats of token ids, the layouts of token files, and the names of a token file's files.
 
-Ids are written slice by slice, and read in blocks of bounded size with documents end to end. An id
-is a number from 0 to 2^32 - 1; the decoder checks whether the vocabulary has the id.
+Each format is one line in FORMATS. Ids are written slice by slice, and read in blocks of bounded
+size with documents end to end. An id is a number from 0 to 2^32 - 1; the decoder checks whether the
+vocabulary has the id.
+
+A layout is what a token file, of format ``bin``, has before the numbers. Each layout is one line in
+LAYOUTS:
+
+- ``raw``: no header.
+- ``llmc``: the header of llm.c's token files, 256 int32, of which the first three are used: magic,
+  version, and the number of tokens. The magic number differs for uint16 and uint32.
+- ``megatron``: no header; an index of Megatron-LM, NAME.idx, describes NAME.bin.
+- ``nanogpt``: no header, and always uint16.
 """
 
 from __future__ import annotations
@@ -13,8 +23,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import require_known
-from llmgpu.outputs import DECIMAL_IDS, JSONL_IDS, NPY, TOKEN_FILE, Output, check_outputs, kind_of
+from llmgpu.files import file_size, writes_directly
+from llmgpu.outputs import (
+    DECIMAL_IDS,
+    JSONL_IDS,
+    NPY,
+    SIDE_FILE,
+    TOKEN_FILE,
+    TOKEN_INDEX,
+    Output,
+    check_outputs,
+    kind_of,
+)
 from llmgpu.registry import imported
 from llmgpu.spelling import spelled
 
@@ -23,6 +43,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llmgpu.tokens.sinks import TokenWriter
+import struct
+from collections.abc import Callable
+
+from llmgpu.input_files import require_known
+
+_LLMC_HEADER = struct.Struct("<3i1012x")
+_LLMC_KINDS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # magic number, version
+_MASK_ENDING = ".mask.npy"
 
 
 @dataclass(frozen=True)
@@ -50,7 +78,7 @@ FORMATS = {
         "ids:TextWriter",
     ),
     "jsonl": TokenFormat("JSON lines", ".jsonl", JSONL_IDS, "ids:read_jsonl", "ids:JsonlWriter"),
-    "npy": TokenFormat("one NumPy array", ".npy", NPY, "npy:read_npy", "npy:NpyWriter"),
+    "npy": TokenFormat("one NumPy array", ".npy", NPY, "sinks:read_npy", "sinks:NpyWriter"),
     "bin": TokenFormat(
         "raw numbers with a side file .json", ".bin", TOKEN_FILE, "bin:read_bin", "bin:BinWriter"
     ),
@@ -95,6 +123,130 @@ def _get_format(name: str) -> TokenFormat:
     return FORMATS[name]
 
 
+@dataclass(frozen=True)
+class Layout:
+    """A layout: its header, and its limits.
+
+    description: text for --help. header_bytes: length of the header. max_tokens: largest number of
+        tokens in a file, None for any number.
+    make_header: given a type, uint16 or uint32, and a count, returns the header.
+    parse_header: given the header and the name of the file, returns type and number of the tokens,
+        and raises InputError for an invalid header. None for a layout without a header.
+    max_ids: largest number of ids in a vocabulary, None for any number.
+    has_index: whether an index of Megatron-LM is written, see `llmgpu.tokens.bin`.
+    """
+
+    name: str
+    description: str
+    header_bytes: int = 0
+    max_tokens: int | None = None
+    make_header: Callable[[str, int], bytes] = lambda kind, count: b""
+    parse_header: Callable[[bytes, str], tuple[str, int]] | None = None
+    max_ids: int | None = None
+    has_index: bool = False
+
+
+def _make_llmc_header(kind: str, count: int) -> bytes:
+    return _LLMC_HEADER.pack(*_LLMC_KINDS[kind], count)
+
+
+def _parse_llmc_header(data: bytes, name: str) -> tuple[str, int]:
+    if len(data) < _LLMC_HEADER.size:
+        raise InputError(f"{name}: {len(data)} bytes, but a header takes {_LLMC_HEADER.size}")
+    magic, version, count = _LLMC_HEADER.unpack_from(data)
+    for kind, known in _LLMC_KINDS.items():
+        if known == (magic, version) and count >= 0:
+            return kind, count
+    raise InputError(
+        f"{name}: not a header of llm.c tokens (magic {magic}, version {version}, {count} tokens)"
+    )
+
+
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        Layout("raw", "numbers only"),
+        Layout(
+            "llmc",
+            "with the header of llm.c",
+            _LLMC_HEADER.size,
+            2**31 - 1,
+            _make_llmc_header,
+            _parse_llmc_header,
+        ),
+        Layout("megatron", "with an .idx for Megatron-LM", has_index=True),
+        Layout("nanogpt", "uint16 only", max_ids=1 << 16),
+    )
+}
+
+
+def describe_layouts() -> str:
+    """Return names and descriptions of all layouts, for --help."""
+    return ", ".join(f"{layout.name} ({layout.description})" for layout in LAYOUTS.values())
+
+
+def get_layout(name: str) -> Layout:
+    """Return a layout by its name; InputError for an unknown name."""
+    require_known("layout", name, LAYOUTS)
+    return LAYOUTS[name]
+
+
+def side_path(path: str | Path) -> str:
+    """Return the name of the side file of the ``bin`` file `path`."""
+    return f"{path}.json"
+
+
+def has_side_file(path: str | Path) -> bool:
+    """Whether a ``bin`` file has a side file; InputError if the system can't tell."""
+    return file_size(side_path(path)) is not None
+
+
+def mask_path(path: str | Path) -> str:
+    """Return the name of the loss mask of the ``bin`` file `path`."""
+    return f"{path}{_MASK_ENDING}"
+
+
+def masked_file(path: str) -> str | None:
+    """Return the ``bin`` file of which `path` is the loss mask; None if `path` is no mask."""
+    file = path.removesuffix(_MASK_ENDING)
+    return file if file != path and os.path.isfile(side_path(file)) else None
+
+
+def bin_outputs(path: str | Path, layout: str = "raw", *, masked: bool = False) -> list[Output]:
+    """Return all files that a writer of a ``bin`` file writes.
+
+    Raises InputError if the layout needs an index that can't be written beside `path`.
+    """
+    ids = Output(str(path), TOKEN_FILE)
+    if writes_directly(ids.path):
+        if get_layout(layout).has_index:
+            raise InputError(
+                f"{path}: layout {layout} is two files, so it can't be a pipe or device"
+            )
+        return [ids]
+    side = [ids, Output(side_path(path), SIDE_FILE)]
+    if masked:
+        side.append(Output(mask_path(path), NPY))
+    index = index_path(path, get_layout(layout))
+    return side if index is None else [*side, Output(index, TOKEN_INDEX)]
+
+
+def index_path(path: str | Path, layout: Layout) -> str | None:
+    """Return the name of the index of a token file, None for layouts without an index.
+
+    Raises InputError for a token file whose name does not end in .bin.
+    """
+    return index_name(path) if layout.has_index else None
+
+
+def index_name(path: str | Path) -> str:
+    """Return the name of a token file's index; InputError if the file's name has no .bin."""
+    stem, ending = os.path.splitext(str(path))
+    if ending != ".bin":
+        raise InputError(f"{path}: Megatron's token files end in .bin, beside an .idx")
+    return f"{stem}.idx"
+
+
 def outputs(
     path: str | Path, format: str, layout: str = "raw", *, masked: bool = False
 ) -> list[Output]:
@@ -102,8 +254,6 @@ def outputs(
     ids = Output(str(path), _get_format(format).kind)
     if ids.kind != TOKEN_FILE:
         return [ids]
-    from llmgpu.tokens.bin import bin_outputs
-
     return bin_outputs(path, layout, masked=masked)
 
 

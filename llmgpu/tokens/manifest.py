@@ -22,14 +22,8 @@ from llmgpu.outputs import MANIFEST, PROGRESS, TEXT, Output, check_outputs, kind
 from llmgpu.resume_key import Run
 from llmgpu.spelling import spelled
 from llmgpu.text.parts import Part
-from llmgpu.tokens.bin import (
-    describe_bin_file,
-    has_side_file,
-    index_path,
-    numbers_of,
-    read_side_file,
-)
-from llmgpu.tokens.layouts import get_layout
+from llmgpu.tokens.bin import describe_bin_file, numbers_of, read_side_file
+from llmgpu.tokens.formats import get_layout, has_side_file, index_path
 
 MANIFEST_FORMAT = "llmgpu-token-shards"
 PROGRESS_FORMAT = "llmgpu-token-shards-in-progress"

@@ -34,15 +34,9 @@ from llmgpu.errors import InputError
 from llmgpu.files import FileLock, output_errors
 from llmgpu.outputs import MANIFEST, PROGRESS, Output, check_outputs
 from llmgpu.resume_key import FILES, PART, Run, check_same_run
-from llmgpu.tokens.bin import (
-    BinWriter,
-    bin_outputs,
-    index_path,
-    mask_path,
-    read_side_file,
-    side_path,
-)
-from llmgpu.tokens.layouts import get_layout
+from llmgpu.tokens.bin import BinWriter, read_side_file
+from llmgpu.tokens.filters import spans_without
+from llmgpu.tokens.formats import bin_outputs, get_layout, index_path, mask_path, side_path
 from llmgpu.tokens.manifest import (
     SUMS,
     Shard,
@@ -55,7 +49,6 @@ from llmgpu.tokens.manifest import (
     write_progress,
 )
 from llmgpu.tokens.sinks import TokenSink, id_dtype, require_ids
-from llmgpu.tokens.splitting import spans_without
 
 _NO_IDS = np.empty(0, np.uint32)
 

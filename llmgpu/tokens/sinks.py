@@ -1,27 +1,56 @@
 """Sinks of token ids, and the common code of all formats: ids are written slice by slice.
 
-Numbers are uint16 if every id of the vocabulary fits, uint32 otherwise.
+Numbers are uint16 if every id of the vocabulary fits, uint32 otherwise. Format ``npy`` is one array
+of NumPy's format, in which documents follow each other without a mark.
+
+On a RAM disk, writing numbers spends most time on allocating new pages of memory. So several
+threads write, or one thread allocates pages before the first ids are written.
 """
 
 from __future__ import annotations
 
+import io
+import os
+import shutil
+import tempfile
+import threading
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from ctypes import byref, c_int
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from tokenize import TokenError
+from typing import Any, BinaryIO, cast
 
 import numpy as np
+from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.closing import Closing
+from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import OutputFile, output_errors
+from llmgpu.machine import free_memory, usable_processors
+from llmgpu.pipeline import start_thread
 from llmgpu.text.streams import BYTES, ByteStream, Source
 
 BLOCK_BYTES = 1 << 20  # bytes read at a time
 MAX_ID = (1 << 32) - 1
+HEADER_BYTES = 128  # header of every array that llmgpu writes
+_MAX_HEADER_BYTES = 1 << 16
+# For texts of at least as many bytes, reserving memory for the ids saves time.
+_LEAST_RESERVED = 64 << 20
+_TOKEN_BYTES = 4  # usual bytes of text per token
+_LEAST_SHARED = 4 << 20  # for at least as many bytes, starting threads saves time
+# The largest share of the free memory that is reserved for a file is 1 / _MOST_OF_FREE.
+_MOST_OF_FREE = 4
+_WRITE_THREADS = min(4, usable_processors() // 2)  # more than 4 threads write no faster
+
+# Errors that NumPy raises while it parses the Python literal in a header.
+_HEADER_ERRORS = (ValueError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError)
 
 _UINT16_IDS = 1 << 16
 
@@ -152,3 +181,198 @@ class TokenWriter(TokenSink):
     @abstractmethod
     def _finish(self) -> None:
         """Complete the output after the last ids."""
+
+
+def npy_header(dtype: np.dtype[Any], count: int) -> bytes:
+    """Return the 128 bytes before `count` numbers."""
+    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({count},), }}"
+    return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode() + b"\n"
+
+
+class Reservation:
+    """Memory for a file on a RAM disk, reserved by a thread before the first ids are written.
+
+    No memory is reserved for files on other disks.
+    """
+
+    def __init__(self, file: BinaryIO, nbytes: int) -> None:
+        """Begin to reserve memory for the first `nbytes` of a file.
+
+        The file's length does not change.
+
+        At most 1/4 of the free memory is reserved. Raises OSError if the process has no descriptor
+        left, RuntimeError if the process can't start a thread.
+        """
+        # A duplicate, because another thread may close the file.
+        self._descriptor = os.dup(file.fileno())
+        self._has_ended = c_int()
+        self._reserved = 0
+        self._threads: list[threading.Thread] = []
+        if not start_thread(partial(self._reserve, nbytes), self._threads):
+            os.close(self._descriptor)
+            raise RuntimeError("the system can't start a thread")
+
+    def _reserve(self, nbytes: int) -> None:
+        free, loaded = free_memory(), library()
+        if loaded is not None:
+            most = nbytes if free is None else free // _MOST_OF_FREE
+            self._reserved = loaded.llmgpu_reserve(
+                self._descriptor, min(nbytes, most), byref(self._has_ended)
+            )
+
+    def end(self) -> None:
+        """Stop reserving disk space ahead of the writes, and free the space beyond the end."""
+        self._has_ended.value = True
+        for thread in self._threads:
+            thread.join()
+        with suppress(OSError):  # after an error the file keeps the space
+            if self._reserved:
+                os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size)
+        os.close(self._descriptor)
+
+
+def write_in_parts(file: BinaryIO, content: memoryview) -> None:
+    """Write `content` at the position of a file that no other process writes.
+
+    Several threads write 4 MiB or more to a RAM disk.
+    """
+    is_shared = len(content) >= _LEAST_SHARED and _WRITE_THREADS > 1
+    loaded = library() if is_shared else None
+    count = 0
+    if loaded is not None:
+        file.flush()
+        data = np.frombuffer(content, np.uint8)
+        place, begin = address_of(data), file.tell()
+        count = loaded.llmgpu_write(file.fileno(), place, len(data), begin, _WRITE_THREADS)
+        file.seek(begin + count)
+    file.write(content[count:])
+
+
+class NumbersWriter(TokenWriter):
+    """Writes ids as plain numbers of the vocabulary's type, after a header.
+
+    The header contains the number of ids, which is known only at the end. So `_finish` overwrites
+    the header; an output without seeking is collected in a temporary file first.
+    """
+
+    def __init__(self, path: str | Path, vocabulary_size: int) -> None:
+        super().__init__(path, vocabulary_size)
+        self._dtype = id_dtype(vocabulary_size)
+        self._numbers: BinaryIO = self._output.stream
+        header = self._header(0)
+        self._reservation: Reservation | None = None
+        self._is_collected = bool(header) and self.is_direct
+        if self._is_collected:
+            self._numbers = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
+        else:
+            self._numbers.write(header)
+
+    @abstractmethod
+    def _header(self, count: int) -> bytes:
+        """Return the bytes before the numbers. The length does not depend on `count`."""
+
+    def expect(self, text_bytes: int | None) -> None:
+        """Reserve memory for the ids of a text, see `TokenSink.expect`."""
+        if text_bytes is None or text_bytes < _LEAST_RESERVED or self.is_direct:
+            return
+        nbytes = text_bytes // _TOKEN_BYTES * self._dtype.itemsize
+        with suppress(OSError, RuntimeError):  # writing also works without a reservation
+            self._reservation = Reservation(self._numbers, nbytes)
+
+    def _content(self, piece: EncodedSlice) -> memoryview:
+        return np.ascontiguousarray(piece.ids, self._dtype).data.cast("B")
+
+    def _write(self, piece: EncodedSlice) -> None:
+        if self._is_collected or not self.is_direct:
+            write_in_parts(self._numbers, piece.content)
+        else:
+            self._numbers.write(piece.content)
+
+    def _finish(self) -> None:
+        stream, header = self._output.stream, self._header(self.ids)
+        self._end_reservation()
+        if self._is_collected:
+            stream.write(header)
+            self._numbers.seek(0)
+            shutil.copyfileobj(self._numbers, stream, 1 << 20)
+            self._numbers.close()
+        elif header:
+            stream.seek(0)
+            stream.write(header)
+
+    def abort(self) -> None:
+        """Remove the unfinished output, if possible."""
+        self._end_reservation()
+        if self._is_collected:
+            self._numbers.close()
+        super().abort()
+
+    def _end_reservation(self) -> None:
+        reservation, self._reservation = self._reservation, None
+        if reservation is not None:
+            reservation.end()
+
+
+class NpyWriter(NumbersWriter):
+    """Writes numbers after the header of NumPy's format."""
+
+    def _header(self, count: int) -> bytes:
+        return npy_header(self._dtype, count)
+
+
+def read_npy(name: str) -> Iterator[NDArray[np.int64]]:
+    """Yield the ids of an array of one dimension in blocks."""
+    with open_stream(name) as stream:
+        buffered = io.BufferedReader(stream, BLOCK_BYTES)
+        dtype, count = _npy_layout(buffered, name)
+        yield from read_numbers(buffered, name, dtype, count)
+
+
+def _npy_layout(stream: io.BufferedReader[Any], name: str) -> tuple[np.dtype[np.integer], int]:
+    try:
+        version = npy_format.read_magic(stream)
+        if version == (1, 0):
+            shape, _, dtype = npy_format.read_array_header_1_0(stream)
+        elif version == (2, 0):
+            if int.from_bytes(stream.peek(4)[:4], "little") > _MAX_HEADER_BYTES:
+                raise ValueError(f"a header of more than {_MAX_HEADER_BYTES} bytes")
+            shape, _, dtype = npy_format.read_array_header_2_0(stream)
+        else:
+            raise ValueError(f"version {version[0]}.{version[1]} of the format is not read")
+    except _HEADER_ERRORS as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{name}: not an npy file of ids ({reason})") from error
+    if len(shape) != 1 or shape[0] < 0:
+        raise InputError(f"{name}: an array of shape {shape}, but ids are one row of numbers")
+    if not np.issubdtype(dtype, np.integer):
+        raise InputError(f"{name}: an array of {dtype}, but ids are whole numbers")
+    return dtype, shape[0]
+
+
+def read_numbers(
+    stream: io.BufferedIOBase, name: str, dtype: np.dtype[np.integer], count: int | None
+) -> Iterator[NDArray[np.int64]]:
+    """Yield `count` numbers as ids, or all numbers for None; the stream must end there."""
+    done = 0
+    rest = b""  # beginning of a number that continues in the next block
+    while block := stream.read1(BLOCK_BYTES):
+        data = rest + block
+        whole = len(data) // dtype.itemsize
+        rest = data[whole * dtype.itemsize :]
+        numbers = np.frombuffer(data, dtype, whole)
+        if count is not None and done + whole > count:
+            raise InputError(f"{name}: more bytes than its {count} ids take")
+        _check_range(numbers, name, done)
+        done += whole
+        if whole:
+            yield numbers.astype(np.int64)
+    if rest or (count is not None and done < count):
+        expected = "a whole number of ids" if count is None else f"{count} ids"
+        raise InputError(f"{name}: ends after {done} ids and {len(rest)} bytes, not {expected}")
+
+
+def _check_range(numbers: NDArray[np.integer], name: str, done: int) -> None:
+    if not len(numbers) or (int(numbers.min()) >= 0 and int(numbers.max()) <= MAX_ID):
+        return
+    position = int(np.argmax((numbers < 0) | (numbers > MAX_ID)))
+    raise not_an_id(f"{name}, number {done + position}", str(numbers[position]))

@@ -16,7 +16,7 @@ import pytest
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.tokens.formats import FORMATS
-from llmgpu.tokens.npy import NumbersWriter
+from llmgpu.tokens.sinks import NumbersWriter
 from tests.cli.conftest import COMMAND, Run, environment, fails
 
 

@@ -30,8 +30,8 @@ from llmgpu.bpe.encoding.encoder_c import open_coder
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu import build, extension, library
 from llmgpu.errors import InputError, LlmgpuError
+from llmgpu.tokenizer import encoders
 from llmgpu.tokenizer import tokenizer as tokenizer_module
-from llmgpu.tokens import process_encoders
 from tests.bpe.encoding.test_special_encoding import vocabulary
 from tests.conftest import examples
 from tests.cpu import calls
@@ -150,7 +150,7 @@ def test_calls_do_not_go_through_python(
     ids = tokenizer.encode("a b").tolist()
     names = ("encode_document", "encode_documents", "encodes_on_host")
     for name in names:
-        monkeypatch.setattr(process_encoders.ProcessEncoders, name, refuse)
+        monkeypatch.setattr(encoders.ProcessEncoders, name, refuse)
     monkeypatch.setattr(type(tokenizer.vocabulary), "decode", refuse)
     for text in ("a b", b"a b", LONG, LONG.encode(), LONG + "é", "\ud800"):
         assert tokenizer.encode(text, dtype=list) == tokenizer.encode(text).tolist()
@@ -359,12 +359,12 @@ def test_threads_that_open_the_module_share_a_coder(monkeypatch: pytest.MonkeyPa
     made = Tokenizer(vocabulary(), "cpu")
 
     def open_twice(given: Vocabulary, most_bytes: int) -> Any:
-        monkeypatch.setattr(process_encoders, "open_coder", open_coder)
+        monkeypatch.setattr(encoders, "open_coder", open_coder)
         others.append(made._encoders.coder(encodes=True))  # in another thread
         return open_coder(given, most_bytes)
 
     others: list[Any] = []
-    monkeypatch.setattr(process_encoders, "open_coder", open_twice)
+    monkeypatch.setattr(encoders, "open_coder", open_twice)
     coder = made._encoders.coder(encodes=True)
     assert coder is others[0]
     assert coder.encode("ab") is not None
@@ -377,11 +377,11 @@ def test_a_coder_that_only_decodes_never_replaces_one_that_encodes(
     made = Tokenizer(vocabulary(), "cpu")
 
     def open_late(given: Vocabulary, most_bytes: int | None) -> Any:
-        monkeypatch.setattr(process_encoders, "open_coder", open_coder)
+        monkeypatch.setattr(encoders, "open_coder", open_coder)
         made.encode("a")  # in another thread
         return open_coder(given, most_bytes)
 
-    monkeypatch.setattr(process_encoders, "open_coder", open_late)
+    monkeypatch.setattr(encoders, "open_coder", open_late)
     assert made._encoders.coder(encodes=False).encode("ab") is not None
     full = made._coder
     found = iter([open_coder(made.vocabulary), full, full])

@@ -18,15 +18,8 @@ import pytest
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
-from llmgpu.tokens.bin import (
-    describe_bin_file,
-    masked_file,
-    matched_as,
-    read_bin,
-    read_side_file,
-    sample_digest,
-)
-from llmgpu.tokens.formats import open_writer, read_tokens
+from llmgpu.tokens.bin import describe_bin_file, matched_as, read_bin, read_side_file, sample_digest
+from llmgpu.tokens.formats import masked_file, open_writer, read_tokens
 from tests.tokens.killed_token_file import NEW, OLD, write_ids
 from tests.tokens.test_formats import VOCABULARY, opened, read_all, write_documents
 

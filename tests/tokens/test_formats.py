@@ -26,7 +26,7 @@ from llmgpu.cpu.texts import CELL_IDS, format_ids, format_numbers, spell_cells
 from llmgpu.errors import InputError, OutputError
 from llmgpu.text import jsonl
 from llmgpu.tokens import ids as decimal_text
-from llmgpu.tokens import npy, sinks
+from llmgpu.tokens import sinks
 from llmgpu.tokens.bin import read_bin, read_side_file
 from llmgpu.tokens.formats import FORMATS, open_writer, read_tokens
 from llmgpu.tokens.sinks import TokenWriter
@@ -41,7 +41,7 @@ def opened(path: object, format: str, size: int = VOCABULARY) -> TokenWriter:
 
 
 def read_in_blocks_of(block: int, patch: pytest.MonkeyPatch) -> None:
-    for module in (decimal_text, npy, sinks):
+    for module in (decimal_text, sinks):
         patch.setattr(module, "BLOCK_BYTES", block)
 
 
@@ -232,7 +232,7 @@ def test_the_side_file(tmp_path: Path) -> None:
 
 def test_thenpy_header_has_one_length() -> None:
     for count in (0, 10**18):
-        header = npy.npy_header(np.dtype("<u4"), count)
+        header = sinks.npy_header(np.dtype("<u4"), count)
         assert len(header) == 128
         stream = io.BytesIO(header)
         np.lib.format.read_magic(stream)

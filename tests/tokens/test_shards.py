@@ -22,8 +22,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.texts import replaced_bytes
 from llmgpu.errors import InputError, OutputError
 from llmgpu.tokens.bin import read_side_file
-from llmgpu.tokens.formats import open_writer, read_tokens
-from llmgpu.tokens.layouts import LAYOUTS
+from llmgpu.tokens.formats import LAYOUTS, open_writer, read_tokens
 from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
 from llmgpu.tokens.sinks import TokenSink
 from tests.conftest import examples

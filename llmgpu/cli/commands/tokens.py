@@ -16,8 +16,7 @@ from llmgpu.cli.groups import (
 )
 from llmgpu.cli.options import command
 from llmgpu.option_fields import OUTPUT, argument, group, option
-from llmgpu.tokens.formats import FORMATS, SHOWN, describe_formats
-from llmgpu.tokens.layouts import LAYOUTS, describe_layouts
+from llmgpu.tokens.formats import FORMATS, LAYOUTS, SHOWN, describe_formats, describe_layouts
 
 if TYPE_CHECKING:
     from llmgpu.backend import Opening

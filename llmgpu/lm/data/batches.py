@@ -36,8 +36,9 @@ from llmgpu.errors import InputError, VocabularyError
 from llmgpu.input_files import input_errors
 from llmgpu.lm.options import TrainOptions
 from llmgpu.progress import Progress, no_progress
-from llmgpu.tokens.bin import BinFile, describe_bin_file, mask_path, matched_as
-from llmgpu.tokens.npy import HEADER_BYTES
+from llmgpu.tokens.bin import BinFile, describe_bin_file, matched_as
+from llmgpu.tokens.formats import mask_path
+from llmgpu.tokens.sinks import HEADER_BYTES
 
 _SCANNED_IDS = 1 << 22  # ids checked at a time
 _NAMED_IDS = 5  # most invalid ids that a message names

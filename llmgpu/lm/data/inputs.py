@@ -36,9 +36,9 @@ from llmgpu.resume_key import Run, check_same_run
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Selection, Sources, resolve_sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
-from llmgpu.tokens.bin import masked_file
 from llmgpu.tokens.conversations import CHAT_TOKENS
 from llmgpu.tokens.filters import with_masks
+from llmgpu.tokens.formats import masked_file
 from llmgpu.tokens.manifest import shard_files
 from llmgpu.tokens.shards import ShardNames, ShardWriter
 from llmgpu.tokens.tokenizing import encode_into, encoding_key, require_rereadable

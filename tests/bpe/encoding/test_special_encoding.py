@@ -33,7 +33,7 @@ from llmgpu.errors import InputError, VocabularyError
 from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.text.documents import Piece
-from llmgpu.tokens.process_encoders import DocumentEncoder
+from llmgpu.tokenizer.encoders import DocumentEncoder
 from tests.bpe.encoding.test_encoder_numpy import make_vocabulary
 from tests.bpe.vocabularies import build_vocabulary
 from tests.conftest import examples

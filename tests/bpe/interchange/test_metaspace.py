@@ -13,7 +13,7 @@ import pytest
 from llmgpu.cpu.library import library
 from llmgpu.errors import VocabularyError
 from llmgpu.tokenizer import Tokenizer
-from llmgpu.tokens.process_encoders import ProcessEncoders
+from llmgpu.tokenizer.encoders import ProcessEncoders
 from tests.bpe.interchange.models import BYTES, random_pieces, random_text
 from tests.bpe.interchange.test_sentencepiece import engine_of_host
 from tests.reference.pieces import BYTE, MARK, encode_json

@@ -13,8 +13,7 @@ from llmgpu.backend import NUMPY
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
-from llmgpu.tokens.counting import DocumentLengths, FileCount, count_files
-from llmgpu.tokens.tokenizing import encode_corpus
+from llmgpu.tokens.tokenizing import DocumentLengths, FileCount, count_files, encode_corpus
 from tests.bpe.encoding.test_encoder_gpu import hostile_text, train
 
 

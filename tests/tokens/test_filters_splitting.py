@@ -17,12 +17,13 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError
 from llmgpu.progress import no_progress
 from llmgpu.text.corpus import corpus_from_bytes
-from llmgpu.tokens import splitting
-from llmgpu.tokens.filters import Totals, first_tokens
-from llmgpu.tokens.splitting import (
+from llmgpu.tokens import filters
+from llmgpu.tokens.filters import (
     SplitSink,
+    Totals,
     check_shares,
     drawn_owners,
+    first_tokens,
     shuffled,
     spans_without,
     split_name,
@@ -184,7 +185,7 @@ def shuffle(documents: list[list[int]], pieces: int, seed: int) -> Kept:
 
 @pytest.mark.parametrize("piece_ids", [1, 3, 1 << 20])
 def test_shuffling(monkeypatch: pytest.MonkeyPatch, piece_ids: int) -> None:
-    monkeypatch.setattr(splitting, "_PIECE_IDS", piece_ids)
+    monkeypatch.setattr(filters, "_PIECE_IDS", piece_ids)
     documents = [[k] * (k % 4) for k in range(1, 60)]
     found = {
         (pieces, seed): shuffle(documents, pieces, seed) for pieces in (1, 7) for seed in (0, 5)
@@ -194,7 +195,7 @@ def test_shuffling(monkeypatch: pytest.MonkeyPatch, piece_ids: int) -> None:
         assert kept.text_bytes == sum(map(sum, documents))
     assert found[1, 0].found == found[7, 0].found != found[1, 5].found == found[7, 5].found
     # The order is that of numbers drawn for each document.
-    drawn = uniform(splitting._SHUFFLING, np.arange(len(documents), dtype=np.uint64))
+    drawn = uniform(filters._SHUFFLING, np.arange(len(documents), dtype=np.uint64))
     assert found[1, 0].found == [documents[k] for k in np.argsort(drawn)]
 
 

@@ -12,9 +12,8 @@ import pytest
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError, OutputError
-from llmgpu.tokens.bin import bin_outputs, describe_bin_file, make_index
-from llmgpu.tokens.formats import open_writer, read_tokens
-from llmgpu.tokens.layouts import LAYOUTS
+from llmgpu.tokens.bin import describe_bin_file, make_index
+from llmgpu.tokens.formats import LAYOUTS, bin_outputs, open_writer, read_tokens
 from llmgpu.tokens.shards import ShardWriter
 from tests.bpe.interchange.samples import trained
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.cpu.library import library
 from llmgpu.errors import InputError
-from llmgpu.tokens import npy
+from llmgpu.tokens import sinks
 from llmgpu.tokens.formats import open_writer
 from tests.tokens.test_formats import read_all
 
@@ -90,8 +90,8 @@ def test_long_slices_are_written_by_several_threads(
 ) -> None:
     if in_memory and not os.access(RAM_DISK, os.W_OK):
         pytest.skip(f"there is no RAM disk at {RAM_DISK}")
-    monkeypatch.setattr(npy, "_WRITE_THREADS", 3)
-    lengths = 3, npy._LEAST_SHARED // 2, 7_000_001, 0, 1, npy._LEAST_SHARED
+    monkeypatch.setattr(sinks, "_WRITE_THREADS", 3)
+    lengths = 3, sinks._LEAST_SHARED // 2, 7_000_001, 0, 1, sinks._LEAST_SHARED
     some = np.random.default_rng(size).integers(0, size, 99_991, np.uint32)
     slices = [np.resize(some[n % 100 :], n) for n in lengths]
     with tempfile.TemporaryDirectory(dir=RAM_DISK if in_memory else tmp_path) as folder:
@@ -120,7 +120,7 @@ def folder_in_memory() -> Iterator[str]:
 def test_memory_that_was_reserved_and_not_needed_is_given_back(
     monkeypatch: pytest.MonkeyPatch, folder_in_memory: str, name: str, text_bytes: int
 ) -> None:
-    monkeypatch.setattr(npy, "_LEAST_RESERVED", 1 << 20)
+    monkeypatch.setattr(sinks, "_LEAST_RESERVED", 1 << 20)
     ids = np.random.default_rng(1).integers(0, 100_000, 1 << 20, np.uint32)
     folder, descriptors = folder_in_memory, open_descriptors()
     path = Path(folder, f"ids.{name}")
@@ -144,7 +144,7 @@ def test_a_reservation_ends_at_once(folder_in_memory: str) -> None:
     with open(Path(folder_in_memory, "f"), "w+b") as file:
         file.write(b"low")
         file.flush()
-        reservation = npy.Reservation(file, RESERVED)
+        reservation = sinks.Reservation(file, RESERVED)
         reservation._has_ended.value = True
         (thread,) = reservation._threads
         wait_until(lambda: not thread.is_alive())
@@ -161,7 +161,7 @@ def test_ids_are_written_where_nothing_can_be_reserved(
     def fail(*given: object) -> None:
         raise RuntimeError("can't start new thread") if missing == "thread" else OSError("no more")
 
-    monkeypatch.setattr(npy, "_LEAST_RESERVED", 1)
+    monkeypatch.setattr(sinks, "_LEAST_RESERVED", 1)
     descriptors = open_descriptors()
     with open_writer(str(tmp_path / "f"), "npy", vocabulary_size=9, fingerprint="f00d") as writer:
         with monkeypatch.context() as patch:
