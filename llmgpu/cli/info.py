@@ -235,9 +235,9 @@ def _file_facts(path: str) -> dict[str, Any] | None:
             return {"kind": kind, "dtype": file.dtype.name, "count": file.count}
         return {"kind": kind, **_without_lists(read_side_file(path))}
     if kind == MANIFEST:
-        from llmgpu.tokens.manifest import describe_manifest
+        from llmgpu.tokens.manifest import read_facts
 
-        return {"kind": kind, **_without_lists(describe_manifest(path))}
+        return {"kind": kind, **_without_lists(read_facts(path)[0])}
     if kind == NPY:
         from llmgpu.tokens.formats import read_tokens
 

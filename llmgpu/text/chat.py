@@ -27,7 +27,6 @@ from llmgpu.text.compressions import Package
 from llmgpu.text.documents import InputPolicy, Piece
 from llmgpu.text.jsonl import (
     BadRowError,
-    JsonlFile,
     JsonlStream,
     decode_line,
     encode_text,
@@ -289,8 +288,6 @@ class Collector:
 
 class ChatFile(JsonlStream):
     """An open JSON Lines file with a conversation in each line."""
-
-    may_be_compressed = JsonlFile.may_be_compressed
 
     def __init__(self, source: Source, field: str, collector: Collector) -> None:
         """Open the file; `field` of each line's object holds the messages."""

@@ -320,30 +320,6 @@ def field_hint(name: str, known: Sequence[str]) -> str:
     return f"; for several fields, {spelled(flags, 'use a Template')}"
 
 
-class LineStarts:
-    """Finds the beginnings of lines in a text that comes in pieces.
-
-    fresh: whether the next byte begins a line.
-    """
-
-    def __init__(self) -> None:
-        self.fresh = True
-
-    def find(self, text: NDArray[np.uint8], cuts: NDArray[np.int64] = NO_TEXT.starts) -> Piece:
-        """Return `text` with the positions at which lines begin.
-
-        cuts: further positions that begin lines, in ascending order. A line that begins at the end
-        of the text is reported with the next byte, if any.
-        """
-        starts = line_starts(text)
-        if len(cuts):
-            starts = np.union1d(starts, cuts)
-        if self.fresh and not (len(starts) and starts[0] == 0):
-            starts = np.concatenate([np.zeros(1, np.int64), starts])
-        self.fresh = bool(len(starts)) and bool(starts[-1] == len(text))
-        return Piece(text, starts[:-1] if self.fresh else starts, self.fresh)
-
-
 class DocumentSplitter:
     """Cuts texts at separators and into lines."""
 
@@ -354,7 +330,7 @@ class DocumentSplitter:
         self._separators = sorted(set(separators), key=len, reverse=True)
         self._longest = max(map(len, separators), default=0)  # bytes
         self._pattern = re.compile(b"|".join(map(re.escape, self._separators)))
-        self._lines = LineStarts() if line_documents else None
+        self._line_documents = line_documents
         self.begin()
 
     def begin(self, continues: bool = False) -> None:
@@ -362,8 +338,7 @@ class DocumentSplitter:
         self._held = b""
         self._due = not continues  # the start of the first document has yet to be returned
         self._closed = True
-        if self._lines:
-            self._lines.fresh = True
+        self._fresh = True  # whether the next byte begins a line
 
     def cut(self, text: NDArray[np.uint8]) -> Piece:
         """Return a whole text, cut into documents."""
@@ -380,15 +355,29 @@ class DocumentSplitter:
             text = np.frombuffer(data, np.uint8, decided)
             if spans:
                 text, cuts = remove_spans(text, np.array(spans, np.int64))
-        if self._lines:
-            piece = self._lines.find(text, cuts)
-            return Piece(piece.text, piece.starts, piece.closed or final)
+        if self._line_documents:
+            starts = self._find_lines(text, cuts)
+            return Piece(text, starts, self._fresh or final)
         if self._due:
             cuts = np.concatenate([np.zeros(1, np.int64), cuts])
             self._due = False
         if len(text) or len(cuts):
             self._closed = bool(len(cuts)) and bool(cuts[-1] == len(text))
         return Piece(text, cuts, self._closed or final)
+
+    def _find_lines(self, text: NDArray[np.uint8], cuts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions at which lines begin, in the next stretch of text.
+
+        cuts: further positions that begin lines, in ascending order. A line that begins at the end
+        of the text is reported with the next byte, if any.
+        """
+        starts = line_starts(text)
+        if len(cuts):
+            starts = np.union1d(starts, cuts)
+        if self._fresh and not (len(starts) and starts[0] == 0):
+            starts = np.concatenate([np.zeros(1, np.int64), starts])
+        self._fresh = bool(len(starts)) and bool(starts[-1] == len(text))
+        return starts[:-1] if self._fresh else starts
 
     def _find_separators(self, data: bytes, final: bool) -> tuple[list[tuple[int, int]], int]:
         """Find the separators in a block.

@@ -41,7 +41,7 @@ from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_documents
 from llmgpu.text.parts import Part, take_part
 from llmgpu.text.sources import resolve_sources
 from llmgpu.tokenizer.arguments import Token, names_of, several, special_options, to_bytes
-from llmgpu.tokens.manifest import describe_manifest
+from llmgpu.tokens.manifest import read_facts
 from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
 from llmgpu.tokens.tokenizing import encode_into, encoding_key, known_bytes
 
@@ -247,7 +247,7 @@ def tokenize_part(
 def _check_part(manifest: str, part: str) -> None:
     """Raise OutputError if a manifest lists the shards of another part."""
     with suppress(InputError):
-        other = describe_manifest(manifest).get("part", part)
+        other = read_facts(manifest)[0].get("part", part)
         if other != part:
             raise OutputError(
                 f"{manifest} lists part {quote(str(other))}, which part {part} would replace: give "

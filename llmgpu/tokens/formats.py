@@ -212,25 +212,6 @@ def masked_file(path: str) -> str | None:
     return file if file != path and os.path.isfile(side_path(file)) else None
 
 
-def bin_outputs(path: str | Path, layout: str = "raw", *, masked: bool = False) -> list[Output]:
-    """Return all files that a writer of a ``bin`` file writes.
-
-    Raises InputError if the layout needs an index that can't be written beside `path`.
-    """
-    ids = Output(str(path), TOKEN_FILE)
-    if writes_directly(ids.path):
-        if get_layout(layout).has_index:
-            raise InputError(
-                f"{path}: layout {layout} is two files, so it can't be a pipe or device"
-            )
-        return [ids]
-    side = [ids, Output(side_path(path), SIDE_FILE)]
-    if masked:
-        side.append(Output(mask_path(path), NPY))
-    index = index_path(path, get_layout(layout))
-    return side if index is None else [*side, Output(index, TOKEN_INDEX)]
-
-
 def index_path(path: str | Path, layout: Layout) -> str | None:
     """Return the name of the index of a token file, None for layouts without an index.
 
@@ -250,11 +231,25 @@ def index_name(path: str | Path) -> str:
 def outputs(
     path: str | Path, format: str, layout: str = "raw", *, masked: bool = False
 ) -> list[Output]:
-    """Return the files that a writer of ids creates; InputError unless `format` is in FORMATS."""
+    """Return the files that a writer of ids creates.
+
+    Raises InputError unless `format` is in FORMATS, and if the layout needs an index that can't be
+    written beside `path`.
+    """
     ids = Output(str(path), _get_format(format).kind)
     if ids.kind != TOKEN_FILE:
         return [ids]
-    return bin_outputs(path, layout, masked=masked)
+    if writes_directly(ids.path):
+        if get_layout(layout).has_index:
+            raise InputError(
+                f"{path}: layout {layout} is two files, so it can't be a pipe or device"
+            )
+        return [ids]
+    side = [ids, Output(side_path(path), SIDE_FILE)]
+    if masked:
+        side.append(Output(mask_path(path), NPY))
+    index = index_path(path, get_layout(layout))
+    return side if index is None else [*side, Output(index, TOKEN_INDEX)]
 
 
 def open_writer(

@@ -110,11 +110,6 @@ def shard_files(path: str | Path, *, may_be_foreign: bool = False) -> list[str]:
     return paths
 
 
-def describe_manifest(path: str | Path) -> dict[str, Any]:
-    """Return a manifest's entries about all shards; raises the errors of `read_facts`."""
-    return read_facts(path)[0]
-
-
 def read_facts(path: str | Path) -> tuple[dict[str, Any], list[Shard]]:
     """Return the content of a manifest, and its shards in order.
 

@@ -36,7 +36,7 @@ from llmgpu.outputs import MANIFEST, PROGRESS, Output, check_outputs
 from llmgpu.resume_key import FILES, PART, Run, check_same_run
 from llmgpu.tokens.bin import BinWriter, read_side_file
 from llmgpu.tokens.filters import spans_without
-from llmgpu.tokens.formats import bin_outputs, get_layout, index_path, mask_path, side_path
+from llmgpu.tokens.formats import get_layout, index_path, mask_path, outputs, side_path
 from llmgpu.tokens.manifest import (
     SUMS,
     Shard,
@@ -236,7 +236,9 @@ class ShardWriter(TokenSink):
         size, fingerprint = self._vocabulary.size, self._vocabulary.fingerprint
         if index < self.kept:
             return _KeptShard(path, id_dtype(size), self._layout.header_bytes)
-        check_outputs(bin_outputs(path, self._layout.name, masked=self._masked), force=self._force)
+        check_outputs(
+            outputs(path, "bin", self._layout.name, masked=self._masked), force=self._force
+        )
         options = {"continues": self._continues, "masked": self._masked}
         writer = BinWriter(path, size, fingerprint, self._layout.name, **options)
         writer.match_facts = self._vocabulary.match_facts

@@ -13,7 +13,7 @@ import pytest
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.errors import InputError, OutputError
 from llmgpu.tokens.bin import describe_bin_file, make_index
-from llmgpu.tokens.formats import LAYOUTS, bin_outputs, open_writer, read_tokens
+from llmgpu.tokens.formats import LAYOUTS, open_writer, outputs, read_tokens
 from llmgpu.tokens.shards import ShardWriter
 from tests.bpe.interchange.samples import trained
 
@@ -127,7 +127,7 @@ def test_names_and_files_that_megatron_can_not_have(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"Megatron's token files end in \.bin"):
         write(tmp_path / "x.ids", [], "megatron")
     with pytest.raises(InputError, match="is two files"):
-        bin_outputs("-", "megatron")
+        outputs("-", "bin", "megatron")
     (tmp_path / "x.idx").write_text("notes")
     with pytest.raises(OutputError, match=r"x\.idx is text, and an index of Megatron"):
         write(tmp_path / "x.bin", [], "megatron")
