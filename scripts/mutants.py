@@ -37,7 +37,7 @@ _MERGING = (
 _SHARDS = "tokens/test_formats_layouts.py tokens/test_shards.py"
 _ALONE = (
     "bpe/training/merge_host.py "
-    "bpe/vocabulary/trie.py bpe/vocabulary/recovery.py "
+    "bpe/vocabulary/trie.py bpe/vocabulary/building.py "
     "bpe/interchange/tekken.py bpe/interchange/tiktoken.py tokens/shards.py text/remote.py "
     "lm/sampling.py cpu/transfers.c"
 )
@@ -53,10 +53,9 @@ TESTS = {
     + _ENCODING,
     "bpe/encoding/encoder_numpy.py": _ENCODING,
     "bpe/encoding/special_encoding.py": "bpe/encoding/test_special_search.py "
-    "bpe/encoding/test_added_flags.py bpe/interchange/test_huggingface.py",
+    "bpe/encoding/test_special_search_flags.py bpe/interchange/test_huggingface.py",
     "bpe/interchange/gguf.py": "bpe/interchange/test_gguf_reading.py",
-    "bpe/plain/greedy_matching.py": "bpe/encoding/test_encoder_numpy.py",
-    "bpe/pretokens/automata.py": "bpe/pretokens/test_automata.py",
+    "bpe/pretokens/programs.py": "bpe/pretokens/test_programs_automata.py",
     "bpe/pretokens/expressions.py": _PRETOKENS,
     "bpe/pretokens/unicode_classes.py": "bpe/pretokens/test_gpt2.py " + _PRETOKENS,
     "bpe/pretokens/slices.py": _PRETOKENS,
@@ -71,7 +70,7 @@ TESTS = {
     "tokens/tokenizing.py": "tokens/test_tokenizing_counts.py cli/test_count.py",
     **dict.fromkeys(("cpu/merging.c", "cpu/pairs.c", "cpu/trainer.c"), _MERGING),
     "cpu/long_words.c": _ENCODING,
-    "cpu/automata.c": "bpe/pretokens/test_automata.py",
+    "cpu/automata.c": "bpe/pretokens/test_programs_automata.py",
     "cpu/pretokens.c": _PRETOKENS + " bpe/test_engines.py",
     "cpu/blocks.c": _PRETOKENS,
     "cpu/texts.c": "text/test_jsonl.py text/test_corpus.py " + _PRETOKENS,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from llmgpu.bench.results import FORMAT, read_record
-from llmgpu.bpe.encoding.special_encoding import token_id
+from llmgpu.bpe.encoding.special_options import token_id
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.vocabulary.building import byte_ranks, byte_vocabulary

@@ -24,7 +24,7 @@ import llmgpu
 from llmgpu import Tokenizer
 from llmgpu.bpe.interchange import huggingface
 from llmgpu.bpe.interchange import tiktoken as rank_files
-from llmgpu.bpe.vocabulary.chat import ChatTemplate
+from llmgpu.bpe.vocabulary.file import ChatTemplate
 from llmgpu.bpe.vocabulary.spelling import chunks_of
 from llmgpu.errors import DeviceError, InputError, LlmgpuError, OutputError, VocabularyError
 from llmgpu.text.corpus import CorpusOptions

@@ -48,7 +48,7 @@ from llmgpu.bench.tokenizers import (
     measure_tokenizing,
     measure_training,
 )
-from llmgpu.bpe.interchange.open import open_vocabulary
+from llmgpu.bpe.interchange.formats import open_vocabulary
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.input_files import number_of
 from llmgpu.progress import Progress, no_progress

@@ -26,7 +26,7 @@ from llmgpu.bench.report import (
 from llmgpu.bench.results import Record, Result, ResultTable, load_record, seconds_text
 from llmgpu.bench.suite import Benchmark
 from llmgpu.bench.tokenizers import text_blocks
-from llmgpu.bpe.interchange.open import find_vocabulary
+from llmgpu.bpe.interchange.formats import find_vocabulary
 from llmgpu.charts import Column
 from llmgpu.cli.commands.bench import BenchCommand
 from llmgpu.cli.console import Reporter, print_json

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from llmgpu.backend import TRAINING_FROM, Opening
-from llmgpu.bpe.interchange.open import find_vocabulary, open_vocabulary
+from llmgpu.bpe.interchange.formats import find_vocabulary, open_vocabulary
 from llmgpu.bpe.pretokens.blocks import cut_text_by
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION

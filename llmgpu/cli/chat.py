@@ -10,8 +10,8 @@ from functools import partial
 import click
 
 from llmgpu.bpe.encoding.special_options import SpecialOptions
-from llmgpu.bpe.encoding.spelled_tokens import SpelledTokens
-from llmgpu.bpe.vocabulary.chat import ChatTemplate
+from llmgpu.bpe.encoding.special_search import SpelledTokens
+from llmgpu.bpe.vocabulary.file import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.console import Reporter
 from llmgpu.cli.groups import ChatOptions, SpecialTokenOptions, id_or_text

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from llmgpu.backend import Backend, Opening
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.interchange.open import open_vocabulary
+from llmgpu.bpe.interchange.formats import open_vocabulary
 from llmgpu.bpe.training.statistics import lengths_of, scripts_of
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.commands.vocabularies import CompareVocabsCommand

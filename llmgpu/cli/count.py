@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from llmgpu.backend import Opening
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary
 from llmgpu.bpe.encoding.special_options import SpecialOptions
-from llmgpu.bpe.interchange.open import open_vocabulary
+from llmgpu.bpe.interchange.formats import open_vocabulary
 from llmgpu.cli.chat import (
     around_text,
     masking,

@@ -50,7 +50,7 @@ _MOST_LABEL = 14  # most characters in the head of a column
 
 # fmt: off
 # Options of several commands. Each command calls these functions to get fields of its own. For
-# VOCAB see `llmgpu.bpe.interchange.open.find_vocabulary`.
+# VOCAB see `llmgpu.bpe.interchange.formats.find_vocabulary`.
 vocab = partial(option, MISSING, str, VOCAB_HELP, metavar="VOCAB")
 vocabulary_output = partial(
     option, "v.bin", str, "Vocabulary file to write; - for stdout.", "--output", "-o",

@@ -108,7 +108,7 @@ def _open_vocabulary(asked: InfoCommand, file: str, report: Reporter) -> Vocabul
 
     If the command also writes an HTML page, check first that the page would not overwrite an input.
     """
-    from llmgpu.bpe.interchange.open import find_vocabulary
+    from llmgpu.bpe.interchange.formats import find_vocabulary
     from llmgpu.outputs import PAGE, TEXT, TOKEN_FILE, Output, check_outputs, kind_of
     from llmgpu.tokens.formats import side_path
 
@@ -288,7 +288,7 @@ def _rows(vocabulary: Vocabulary, asked: InfoCommand) -> Iterator[_Row]:
 
     The row of a merge has the id of the new token, and the two tokens that the merge joins.
     """
-    from llmgpu.bpe.vocabulary.recovery import listed_merges
+    from llmgpu.bpe.vocabulary.building import listed_merges
 
     if asked.merges:
         for left, right, made in listed_merges(vocabulary).tolist():

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmgpu.bpe.interchange import tiktoken
-from llmgpu.bpe.interchange.formats import READERS, WRITERS, guess_format
-from llmgpu.bpe.interchange.open import find_vocabulary
+from llmgpu.bpe.interchange.formats import READERS, WRITERS, find_vocabulary, guess_format
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import with_chat_template
 from llmgpu.cli.commands.vocabularies import ExportVocabularyCommand, ImportVocabularyCommand

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from llmgpu.backend import Opening
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary, table_bytes
-from llmgpu.bpe.encoding.special_encoding import ids_around
-from llmgpu.bpe.encoding.special_options import SpecialOptions
-from llmgpu.bpe.interchange.open import find_vocabulary
+from llmgpu.bpe.encoding.special_options import SpecialOptions, ids_around
+from llmgpu.bpe.interchange.formats import find_vocabulary
 from llmgpu.cli.chat import (
     around_text,
     masking,

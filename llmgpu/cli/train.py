@@ -16,9 +16,8 @@ from typing import Any
 import click
 
 from llmgpu.backend import NUMPY, Backend, list_adapters, select_backend
-from llmgpu.bpe.encoding.special_encoding import token_id
-from llmgpu.bpe.encoding.special_options import SpecialOptions
-from llmgpu.bpe.interchange.open import find_vocabulary
+from llmgpu.bpe.encoding.special_options import SpecialOptions, token_id
+from llmgpu.bpe.interchange.formats import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import check_chat, rendering, with_chat, with_chat_template
 from llmgpu.cli.commands.train import TrainCommand

@@ -132,7 +132,7 @@ class PatternName(Aliased):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name of the pattern; for an alias, return llmgpu's name for the pattern."""
         if value not in self.choices:
-            from llmgpu.bpe.interchange.published import pattern_of
+            from llmgpu.bpe.interchange.tiktoken import pattern_of
 
             if pattern := pattern_of(str(value)):
                 self.fail(f"{quote(value)} is not a pattern; its pattern is {pattern}", param, ctx)

@@ -1,4 +1,4 @@
-/* Cutting text by automata, which automata.py makes of expressions.
+/* Cutting text by automata, which programs.py makes of expressions.
  *
  * A step reads one character, or two of ASCII. The entry of the state and of the characters' classes
  * has the next state, and flags for each character. The flags are written to the marks, and become

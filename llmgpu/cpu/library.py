@@ -346,7 +346,7 @@ class CVocabulary(EngineObject):
     def set_pieces(self, arrays: Sequence[NDArray[np.uint32]], size: int, *, fuses: bool) -> None:
         """Switch the vocabulary to matching words by SentencePiece's rules.
 
-        arrays: byte_symbols, firsts and items of `llmgpu.bpe.vocabulary.symbols.PieceSymbols`.
+        arrays: byte_symbols, firsts and items of `llmgpu.bpe.vocabulary.pieces.PieceSymbols`.
         """
         self._pieces = arrays  # keeps the arrays alive, because the engine reads them
         self._call("vocabulary_set_pieces", *arrays, size, fuses)

@@ -1,6 +1,6 @@
 /* Words of SentencePiece vocabularies: the symbols that remain after merging become ids.
  *
- * llmgpu/bpe/vocabulary/symbols.py defines the symbols, and makes the tables. A symbol covers at
+ * llmgpu/bpe/vocabulary/pieces.py defines the symbols, and makes the tables. A symbol covers at
  * least as many bytes of a word as it has ids.
  */
 #include "matching.h"

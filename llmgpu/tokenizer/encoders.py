@@ -17,15 +17,10 @@ from llmgpu.backend import NUMPY, Opening
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder, Expecting
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder, open_coder
 from llmgpu.bpe.encoding.open import open_matching_encoder, prepare_vocabulary
-from llmgpu.bpe.encoding.special_encoding import (
-    chosen_texts,
-    ids_around,
-    normalized_texts,
-    with_special_tokens,
-)
-from llmgpu.bpe.encoding.special_options import SpecialOptions
+from llmgpu.bpe.encoding.special_encoding import normalized_texts, with_special_tokens
+from llmgpu.bpe.encoding.special_options import SpecialOptions, chosen_texts, ids_around
 from llmgpu.bpe.encoding.special_search import search_for
-from llmgpu.bpe.vocabulary.chat import ChatTemplate
+from llmgpu.bpe.vocabulary.file import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.closing import close_with
 from llmgpu.cpu.library import bytes_of

@@ -20,8 +20,8 @@ from typing import Any, SupportsIndex
 
 from llmgpu.backend import Opening, select_backend
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_encoding import ids_around
-from llmgpu.bpe.interchange.open import open_vocabulary
+from llmgpu.bpe.encoding.special_options import ids_around
+from llmgpu.bpe.interchange.formats import open_vocabulary
 from llmgpu.bpe.pretokens.blocks import cut_text_by
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.bpe.training.options import TrainingOptions, require_counted_for

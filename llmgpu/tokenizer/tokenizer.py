@@ -152,7 +152,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         INFO.
         """
         with opening_device(device) as opening:
-            from llmgpu.bpe.interchange.open import open_vocabulary
+            from llmgpu.bpe.interchange.formats import open_vocabulary
 
             vocabulary = open_vocabulary(path, note=_log.info)
             vocabulary = vocabulary.with_match(match or vocabulary.match)
@@ -224,7 +224,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         exactly. Notes go to the log "llmgpu", at level INFO.
         """
         with opening_device(device) as opening:
-            from llmgpu.bpe.interchange.open import find_in_folder
+            from llmgpu.bpe.interchange.formats import find_in_folder
 
             return cls(find_in_folder(folder).read(_log.info), opening)
 

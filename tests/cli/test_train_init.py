@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmgpu.bpe.interchange.open import open_vocabulary
+from llmgpu.bpe.interchange.formats import open_vocabulary
 from llmgpu.lm.checkpoints.checkpoint import load_checkpoint, open_model
 from llmgpu.lm.runs.run_folder import read_log
 from llmgpu.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.extension import extension
 from llmgpu.tokenizer import Tokenizer
 from tests.bpe.interchange.models import model, random_pieces, random_text, user_defined
-from tests.bpe.interchange.test_metaspace import CASES, REPLACE, added, content, write
+from tests.bpe.interchange.test_piece_files_reading import CASES, REPLACE, added, content, write
 from tests.reference.pieces import MARK
 
 pytestmark = pytest.mark.skipif(extension() is None, reason="without the extension module")

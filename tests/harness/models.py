@@ -35,7 +35,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from llmgpu.bench.engines import describe_machine
-from llmgpu.bpe.interchange.open import open_vocabulary
+from llmgpu.bpe.interchange.formats import open_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.text.generated import generate_text

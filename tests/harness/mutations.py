@@ -17,7 +17,7 @@ from typing import Any
 import msgpack
 
 from llmgpu.bpe.interchange import sentencepiece
-from llmgpu.bpe.interchange.gguf_reading import read_metadata
+from llmgpu.bpe.interchange.gguf import read_metadata
 from llmgpu.lm.checkpoints.checkpoint import _hash_json
 from tests.bpe.interchange import models
 from tests.harness.properties import run_checked

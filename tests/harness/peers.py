@@ -1,7 +1,7 @@
 """Many random strings and every code point against tiktoken and Hugging Face tokenizers.
 
 ``python -m tests.harness.peers``; ``--share 0.01`` for a hundredth. Vocabularies are those that
-OpenAI published, where this machine has their ranks (see `llmgpu.bpe.interchange.published`), and
+OpenAI published, where this machine has their ranks (see `llmgpu.bpe.interchange.tiktoken`), and
 some trained here and exported; or those of the tokenizer.json files that are named, against
 tokenizers alone and with their special tokens in the text. A file may be refused.
 
@@ -39,12 +39,12 @@ from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange import huggingface
-from llmgpu.bpe.interchange.open import open_vocabulary
+from llmgpu.bpe.interchange.formats import open_vocabulary
 from llmgpu.bpe.interchange.token_tables import TIKTOKEN
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
-from llmgpu.bpe.vocabulary.recovery import ordinary_ranks
+from llmgpu.bpe.vocabulary.building import ordinary_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import describe
 from llmgpu.errors import VocabularyError

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from llmgpu.bpe.interchange.open import open_vocabulary
+from llmgpu.bpe.interchange.formats import open_vocabulary
 from tests.bpe.interchange import models
 from tests.bpe.interchange.models import model, random_pieces, user_defined
-from tests.bpe.interchange.test_metaspace import CASES
+from tests.bpe.interchange.test_piece_files_reading import CASES
 from tests.bpe.interchange.test_tekken import content as tekken_content
 from tests.cli.conftest import killed_before, run_here
 from tests.reference.pieces import MARK, NORMAL

@@ -164,7 +164,7 @@ def library_tokenizers() -> Iterator[tuple[str, Any]]:
     """Yield small tokenizers of the library by name: each component that llmgpu reads."""
     from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 
-    from tests.bpe.interchange.test_metaspace import CASES
+    from tests.bpe.interchange.test_piece_files_reading import CASES
 
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -21,7 +21,7 @@ from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange import huggingface
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
-from llmgpu.bpe.vocabulary.chat import ChatTemplate
+from llmgpu.bpe.vocabulary.file import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes

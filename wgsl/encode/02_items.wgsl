@@ -1,6 +1,6 @@
 // encode_items: replaces the symbols of new words by ids, in a vocabulary of SentencePiece's kind.
 //
-// llmgpu/bpe/vocabulary/symbols.py defines the symbols and their items, and llmgpu/cpu/pieces.c is
+// llmgpu/bpe/vocabulary/pieces.py defines the symbols and their items, and llmgpu/cpu/pieces.c is
 // the same computation on the host. A symbol has at most as many items as bytes. So a word has at
 // most as many ids as bytes, and its ids have room in its range of `symbols`, which has an element
 // per byte.

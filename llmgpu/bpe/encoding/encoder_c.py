@@ -24,12 +24,11 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, HostSlices, require_tokens
-from llmgpu.bpe.encoding.matching import pair_ranks
 from llmgpu.bpe.encoding.special_encoding import normalized_texts
 from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern, start_mask
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.file import PackedTokens
-from llmgpu.bpe.vocabulary.symbols import PieceSymbols
+from llmgpu.bpe.vocabulary.pieces import PieceSymbols
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN, compile_trie
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.extension import Encoding, extension, make_coder
@@ -391,6 +390,8 @@ def _ranked_merges(vocabulary: Vocabulary) -> NDArray[np.uint32] | None:
         return np.column_stack([merges, np.arange(len(merges), dtype=np.uint32)])
     if not vocabulary.missing_bytes:
         return None
+    from llmgpu.bpe.encoding.matching import pair_ranks
+
     pairs = pair_ranks(vocabulary)
     columns = pairs.left, pairs.right, pairs.results[pairs.ranks], pairs.ranks
     return np.stack([column.astype(np.uint32) for column in columns], axis=1)

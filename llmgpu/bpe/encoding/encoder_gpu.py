@@ -11,7 +11,7 @@
   slices, too, before the device is tried again. If a pattern is one of expressions, the host marks
   the starts of words instead.
 - In a vocabulary of SentencePiece's kind, a further kernel replaces the symbols that are left of a
-  new word by their items, see `llmgpu.bpe.vocabulary.symbols`.
+  new word by their items, see `llmgpu.bpe.vocabulary.pieces`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,14 @@ from llmgpu.bpe.encoding.matching import (
 )
 from llmgpu.bpe.pretokens.custom_regex import HostPattern
 from llmgpu.bpe.pretokens.pattern import as_pattern
-from llmgpu.bpe.pretokens.pretoken_gpu import pack_classes
-from llmgpu.bpe.pretokens.slice_pipeline import begin_slots, made_slots, submitted_slices
+from llmgpu.bpe.pretokens.pretoken_gpu import (
+    begin_slots,
+    made_slots,
+    pack_classes,
+    submitted_slices,
+)
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
-from llmgpu.bpe.vocabulary.symbols import PieceSymbols
+from llmgpu.bpe.vocabulary.pieces import PieceSymbols
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.word_table_gpu import (
     FIRST_WORDS,

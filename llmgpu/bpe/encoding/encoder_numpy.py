@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import GrowableArray, concatenate_ranges
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, require_tokens
-from llmgpu.bpe.encoding.matching import BpeMatcher, Matcher, Matches
-from llmgpu.bpe.encoding.piece_matching import PieceMatcher
-from llmgpu.bpe.plain.greedy_matching import GreedyMatcher
+from llmgpu.bpe.encoding.matching import BpeMatcher, GreedyMatcher, Matcher, Matches, PieceMatcher
 from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary

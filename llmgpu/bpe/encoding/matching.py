@@ -1,4 +1,8 @@
-"""Matching on NumPy by merges: the tokens of each word.
+"""Matching on the host without the engine: the tokens of each word.
+
+`BpeMatcher` merges pairs, many words at a time. `PieceMatcher` merges the symbols of
+`llmgpu.bpe.vocabulary.pieces`, and `GreedyMatcher` chooses the longest token by the nodes of the
+trie; both take one word after the other. The rest of this text is about `BpeMatcher`.
 
 The order in which pairs of tokens merge:
 
@@ -45,7 +49,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import blocks, ranges
-from llmgpu.bpe.vocabulary.recovery import ordinary_ranks
+from llmgpu.bpe.vocabulary.building import ordinary_ranks
+from llmgpu.bpe.vocabulary.pieces import PieceSymbols
+from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.spelling import spelled
@@ -67,6 +73,7 @@ _Merged = tuple[NDArray[np.int32], NDArray[np.int32]]
 MOST_BYTES = 128
 _BLOCK = 1 << 18  # bytes of words that are merged at a time
 _NO_TOKEN = -1  # in place of an id: the word spells no token
+_CONTINUES = 4  # see `llmgpu.bpe.vocabulary.pieces`
 
 # The tokens of all words in order, uint32, and the number of tokens of each word, int64 (words,).
 Matches = tuple[NDArray[np.uint32], NDArray[np.int64]]
@@ -422,3 +429,100 @@ def merge_by_heap(symbols: list[int], pairs: Mapping[int, int]) -> list[int]:
             heappush(heap, pair & _RANK | place)
     symbols.pop()
     return symbols
+
+
+class PieceMatcher:
+    """Finds the tokens of words of SentencePiece's kind."""
+
+    def __init__(self, symbols: PieceSymbols) -> None:
+        self._symbols = symbols
+        self._pairs = {
+            left << 32 | right: rank << 32 | result
+            for left, right, result, rank in symbols.merges.tolist()
+        }
+        self._bytes = symbols.byte_symbols.tolist()
+        bounds, items = symbols.firsts.tolist(), symbols.items.tolist()
+        self._items = [items[a:b] for a, b in pairwise(bounds)]
+
+    def match(self, words: Sequence[bytes]) -> Matches:
+        """Return the tokens of words."""
+        whole = self._symbols.whole_tokens
+        found = [[whole[word]] if word in whole else self._match_one(word) for word in words]
+        counts = np.fromiter(map(len, found), np.int64, len(found))
+        return np.array([number for each in found for number in each], np.uint32), counts
+
+    def _match_one(self, word: bytes) -> list[int]:
+        """Return the ids of a word: merge its symbols, and replace each symbol by its items."""
+        size, unknown = len(self._symbols.tokens), self._symbols.unknown
+        ids: list[int] = []
+        # missing: number of bytes of an unknown character that are still to come. was_unknown:
+        # whether the previous character was unknown.
+        missing, was_unknown = 0, False
+        merged = merge_by_heap([self._bytes[byte] for byte in word], self._pairs)
+        for symbol in merged:
+            for item in self._items[symbol] if symbol != GONE else ():
+                if item < size:
+                    ids.append(item)
+                    missing, was_unknown = 0, False
+                elif item == size + _CONTINUES and missing:
+                    missing -= 1
+                else:
+                    missing = 0 if item == size + _CONTINUES else item - size
+                    if not (was_unknown and self._symbols.rules.fuses):
+                        assert unknown is not None
+                        ids.append(unknown)
+                    was_unknown = True
+        return ids
+
+
+class GreedyMatcher:
+    """Splits words into tokens; at each position it chooses the longest token that matches."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        trie = vocabulary.trie
+        unknown = vocabulary.unknown_token
+        # The id of a byte at which no token begins.
+        self._unknown = NO_TOKEN if unknown is None else unknown
+        # By node: the id of the token that ends there, or NO_TOKEN.
+        self._tokens = trie.nodes[:, 2].tolist()
+        parents = np.repeat(np.arange(len(trie.nodes)), trie.nodes[:, 1])
+        keys = parents << 8 | trie.edges[:, 0]  # an edge's node and byte, as one number
+        self._children = dict(zip(keys.tolist(), trie.edges[:, 1].tolist(), strict=True))
+
+    def match(self, words: Sequence[bytes]) -> Matches:
+        """Return the ids of words end to end, and the number of ids of each word.
+
+        A byte at which no token begins gets the unknown token's id, or NO_TOKEN if there is none.
+        """
+        ids = array("I")
+        counts = np.empty(len(words), np.int64)
+        for number, word in enumerate(words):
+            before = len(ids)
+            self._match(word, len(word), ids)
+            counts[number] = len(ids) - before
+        return np.frombuffer(ids, np.uint32), counts
+
+    def match_until(self, text: bytes, stop: int) -> tuple[NDArray[np.uint32], int]:
+        """Return the ids, uint32, of tokens that start before `stop`, and the last token's end."""
+        ids = array("I")
+        end = self._match(text, stop, ids)
+        return np.frombuffer(ids, np.uint32), end
+
+    def _match(self, text: bytes, stop: int, ids: array[int]) -> int:
+        """Append the ids of tokens that start before `stop`; return the last token's end."""
+        tokens, children = self._tokens, self._children
+        at, size = 0, len(text)
+        while at < stop:
+            token, end = self._unknown, at + 1
+            node, next_at = children.get(text[at]), at + 1  # the root is node 0
+            while node is not None:
+                # Keep the longest token so far.
+                if tokens[node] != NO_TOKEN:
+                    token, end = tokens[node], next_at
+                if next_at == size:
+                    break
+                node = children.get(node << 8 | text[next_at])
+                next_at += 1
+            ids.append(token)
+            at = end
+        return at

@@ -18,10 +18,10 @@ between two special tokens gets the ids that it would have alone. The text is se
 - The last bytes of a block are held back until the next block if they may begin a special token, or
   if they are white space that a following token with the flag lstrip may swallow.
 
-Tokens with flags match as in Hugging Face's tokenizers (`llmgpu.bpe.encoding.added_flags`). White
-space that such a token swallows has no id and is not counted in the `text_bytes` of a slice. Text
-that a normalizer removes is not counted either. A disallowed token is an error even where its flags
-would not let it match.
+Tokens with flags match as in Hugging Face's tokenizers (`llmgpu.bpe.encoding.special_search`).
+White space that such a token swallows has no id and is not counted in the `text_bytes` of a slice.
+Text that a normalizer removes is not counted either. A disallowed token is an error even where
+its flags would not let it match.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.encoding.added_flags import (
+from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoTokenError, new_ids
+from llmgpu.bpe.encoding.special_options import SpecialOptions, chosen, chosen_texts, ids_around
+from llmgpu.bpe.encoding.special_search import (
     LONGEST,
     Blanks,
     Flags,
+    Guard,
     begins_with_word,
     blank_after,
     blank_before,
     ends_in_word,
     incomplete_bytes,
+    search_for,
 )
-from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoTokenError, new_ids
-from llmgpu.bpe.encoding.special_options import ALL, SpecialOptions, several
-from llmgpu.bpe.encoding.special_search import Guard, search_for
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import InputError, VocabularyError
-from llmgpu.input_files import quote
+from llmgpu.errors import InputError
 from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece, remove_spans
 from llmgpu.text.normalizing import Normalizer, get_normalizer
@@ -127,7 +127,7 @@ def special_matches(
 
     Raises VocabularyError for a token that the vocabulary does not have.
     """
-    texts = _chosen(vocabulary, allowed, vocabulary.special_tokens)
+    texts = chosen(vocabulary, allowed, vocabulary.special_tokens)
     late = normalized_texts(vocabulary)
     early = {text.encode(): vocabulary.special_tokens[text] for text in texts if text not in late}
     normalized = {late[text]: vocabulary.special_tokens[text] for text in texts if text in late}
@@ -149,68 +149,6 @@ def special_matches(
     return sorted(found)
 
 
-def ids_around(vocabulary: Vocabulary, options: SpecialOptions) -> tuple[list[int], list[int]]:
-    """Return the ids before and after each document; raises the errors of `token_id`."""
-    before, after = (
-        [token_id(vocabulary, token) for token in several(tokens)]
-        for tokens in (options.bos, options.eos)
-    )
-    return before, after
-
-
-def token_id(vocabulary: Vocabulary, token: int | str) -> int:
-    """Return the id of a token that is given by its id or its text.
-
-    Raises VocabularyError if there is no such id, or the text is neither a special token nor
-    exactly one ordinary token.
-    """
-    if isinstance(token, int):
-        if not 0 <= token < vocabulary.size or not vocabulary.tokens[token]:
-            raise VocabularyError(
-                f"id {token} is not in this vocabulary of {vocabulary.size:,} tokens"
-            )
-        return token
-    if token in vocabulary.special_tokens:
-        return vocabulary.special_tokens[token]
-    spelled = token.encode(errors="replace")
-    special = set(vocabulary.special_tokens.values())
-    ids = [i for i, text in enumerate(vocabulary.tokens) if text == spelled and i not in special]
-    if not spelled or not ids:
-        raise VocabularyError(
-            f"{quote(token)} is not a single token of this vocabulary; {_known_tokens(vocabulary)}"
-        )
-    if len(ids) > 1:
-        raise VocabularyError(
-            f"{quote(token)} is the text of {len(ids)} tokens, {ids[:3]}: give the id instead"
-        )
-    return ids[0]
-
-
-def chosen_texts(
-    vocabulary: Vocabulary, options: SpecialOptions
-) -> tuple[Collection[str], Collection[str]]:
-    """Return the allowed special tokens, and the special tokens whose text is an error."""
-    special = vocabulary.special_tokens
-    allowed = _chosen(vocabulary, options.allowed, special)
-    if vocabulary.always_allowed:
-        allowed = dict.fromkeys([*allowed, *vocabulary.always_allowed])
-    return allowed, _chosen(vocabulary, options.disallowed, special.keys() - set(allowed))
-
-
-def _chosen(
-    vocabulary: Vocabulary, texts: Collection[str], every: Collection[str]
-) -> Collection[str]:
-    """Return the special tokens named in `texts`, or `every` if "all" is among them."""
-    texts = (texts,) if isinstance(texts, str) else texts
-    for text in texts:
-        if text != ALL and text not in vocabulary.special_tokens:
-            raise VocabularyError(
-                f"{quote(text)} is not a special token of this vocabulary; "
-                f"{_known_tokens(vocabulary)}"
-            )
-    return every if ALL in texts else texts
-
-
 def normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
     """Return the bytes to find in normalized text, by the text of each special token."""
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
@@ -221,14 +159,6 @@ def normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
     name = vocabulary.normalizer
     change = str if name is None else get_normalizer(name).apply
     return {text: change(text).encode() for text in found}
-
-
-def _known_tokens(vocabulary: Vocabulary) -> str:
-    known = list(vocabulary.special_tokens)
-    more = f" and {len(known) - 10} more" if len(known) > 10 else ""
-    if not known:
-        return "it has no special tokens (bpe-train --special-token TEXT adds one)"
-    return f"its special tokens are {', '.join(map(repr, known[:10]))}{more}"
 
 
 class _NormalizingEncoder:

@@ -1,20 +1,46 @@
-"""The search for special tokens in text, and the refusal of text that spells forbidden tokens."""
+"""The search for special tokens in a text, and refusal of text that spells forbidden tokens.
+
+Hugging Face's added tokens may have the flags lstrip, rstrip and single_word:
+
+- A token with lstrip swallows the white space before a match, a token with rstrip the white space
+  after a match. The white space that is swallowed lies in the same document and never belongs to
+  another match. White space has Unicode's property White_Space.
+- A match of a token with single_word is ignored if a word character is next to it. The search
+  continues at the end of the match. A word character is a letter, a mark, a decimal or letter
+  number, a connector such as "_", or a joiner. Circled letters are word characters, too.
+
+`SpelledTokens` counts special tokens that a text spells but that are encoded as text, for a note.
+"""
 
 from __future__ import annotations
 
 import re
+import time
+import unicodedata
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
-from functools import lru_cache
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Collection, Sequence
+from functools import cache, lru_cache
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.encoding.special_options import SpecialOptions, chosen_texts
+from llmgpu.bpe.pretokens.unicode_classes import (
+    DEFAULT_VERSION,
+    LETTERS,
+    MARK,
+    NUMBER,
+    code_point_classes,
+)
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, TextError
-from llmgpu.input_files import quote
+from llmgpu.input_files import number_of, quote
 from llmgpu.spelling import spelled
+from llmgpu.text.normalizing import WHITE_SPACE
 
 # Greatest depth of groups in a regular expression, because the parser recurses into each group.
 _MOST_NESTED = 50
@@ -133,3 +159,199 @@ class Guard:
         kept = 0 if final else min(len(data) - last, self._search.longest - 1)
         self._before = data[len(data) - kept :]
         self._offset += len(data) - kept
+
+
+LONGEST = 4  # largest number of bytes in a character
+# Number of bytes that are searched first for the edge of a run of white space. The search goes on
+# only if all of them are white space.
+_WINDOW = 64
+# Bytes of a block in `Blanks`: a multiple of 1, 2 and 3, the lengths of white-space characters.
+_BLOCK = 3 << 14
+_ERRORS = "surrogateescape"
+_BLANKS = re.compile(b"(?:%s)*+" % b"|".join(re.escape(c.encode()) for c in WHITE_SPACE))
+_MORE_LETTERS = ((0x24B6, 0x24EA), (0x1F130, 0x1F14A), (0x1F150, 0x1F16A), (0x1F170, 0x1F18A))
+_JOINERS = (0x200C, 0x200D)
+_NEWER_FRACTIONS = range(0x1D2C0, 0x1D2D4)  # numbers of category No that older Pythons do not know
+
+
+class Flags(NamedTuple):
+    """For each flag, the ids of the special tokens that have the flag."""
+
+    lstrip: frozenset[int] = frozenset()
+    rstrip: frozenset[int] = frozenset()
+    single_word: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> Flags:
+        """Return the flags of a vocabulary's special tokens."""
+        return cls(
+            frozenset(vocabulary.lstrip_tokens),
+            frozenset(vocabulary.rstrip_tokens),
+            frozenset(vocabulary.single_word_tokens),
+        )
+
+
+@cache
+def _word_characters() -> bytes:
+    """Return a byte for each code point: 1 for a word character, else 0."""
+    classes = code_point_classes(DEFAULT_VERSION)
+    found = np.isin(classes, [*LETTERS, MARK])
+    for code in np.flatnonzero(classes == NUMBER).tolist():
+        found[code] = unicodedata.category(chr(code)) != "No" and code not in _NEWER_FRACTIONS
+    for begin, end in _MORE_LETTERS:
+        found[begin:end] = True
+    found[list(_JOINERS)] = True
+    connectors = [k for k in range(1 << 16) if unicodedata.category(chr(k)) == "Pc"]
+    found[connectors] = True
+    return found.tobytes()
+
+
+def ends_in_word(data: bytes) -> bool:
+    """Whether the last character of `data` is a word character."""
+    return bool(data) and _is_word(data[-LONGEST:].decode(errors=_ERRORS)[-1])
+
+
+def begins_with_word(data: bytes) -> bool:
+    """Whether the first character of `data` is a word character."""
+    return bool(data) and _is_word(data[:LONGEST].decode(errors=_ERRORS)[0])
+
+
+def _is_word(character: str) -> bool:
+    return bool(_word_characters()[ord(character)])
+
+
+def blank_before(data: bytes, begin: int, end: int) -> int:
+    """Return the start of the white space that ends at `end`, at least `begin`."""
+    size = _WINDOW
+    while True:
+        first = max(begin, end - size)
+        window = data[first:end].decode(errors=_ERRORS)
+        kept = len(window.rstrip(WHITE_SPACE).encode(errors=_ERRORS))
+        if first == begin or kept >= LONGEST:
+            return first + kept
+        size *= 8
+
+
+def blank_after(data: bytes, begin: int, end: int) -> int:
+    """Return the end of the white space that starts at `begin`, at most `end`."""
+    found = _BLANKS.match(data, begin, end)
+    return found.end() if found else begin
+
+
+def incomplete_bytes(data: bytes) -> int:
+    """Return the number of bytes at the end of `data` that are an incomplete character of UTF-8."""
+    decoder = getincrementaldecoder("utf-8")(_ERRORS)
+    decoder.decode(data)
+    return len(decoder.getstate()[0])
+
+
+class Blanks:
+    """A run of white space of any length, in blocks. Consecutive equal blocks share memory.
+
+    length: total number of bytes.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[bytes] = []
+        self._rest = b""
+        self.length = 0
+
+    def append(self, data: bytes) -> None:
+        """Add white space at the end."""
+        self.length += len(data)
+        data = self._rest + data
+        whole = len(data) - len(data) % _BLOCK
+        self._rest = data[whole:]
+        for begin in range(0, whole, _BLOCK):
+            block = data[begin : begin + _BLOCK]
+            if self._blocks and self._blocks[-1] == block:
+                block = self._blocks[-1]
+            self._blocks.append(block)
+
+    def take(self) -> list[bytes]:
+        """Return the white space in blocks, and empty this object."""
+        blocks = [*self._blocks, self._rest]
+        self._blocks, self._rest, self.length = [], b"", 0
+        return blocks
+
+
+SEARCHED_BYTES = 64 << 20  # bytes of a text that are searched at most
+_SEARCHED_AT_ONCE = 1 << 16  # bytes searched at a time
+_MOST_TIME = 0.01  # share of the time of a command that the search may take
+
+
+class SpelledTokens:
+    """Counts special tokens that a text spells but that are encoded as text; a `TextWatch`.
+
+    At most SEARCHED_BYTES of the text are searched. Text is skipped while the search has taken more
+    than a hundredth of the time since this object was made.
+
+    is_complete: whether all text so far was searched.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        options: SpecialOptions,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Search for the vocabulary's special tokens that are neither allowed nor disallowed."""
+        chosen = set().union(*chosen_texts(vocabulary, options))
+        texts = [text.encode() for text in vocabulary.special_tokens if text not in chosen]
+        self._search = search_for(texts) if any(texts) else None
+        self._clock, self._begin, self._spent = clock, clock(), 0.0
+        self._left = SEARCHED_BYTES
+        # The last bytes of the text so far: a token may begin there and end in later text.
+        self._tail = b""
+        self._found, self.is_complete = 0, True
+
+    def see(self, nbytes: int, read: Callable[[int, int], bytes]) -> None:
+        """Search the next `nbytes` of the text, as far as the search has bytes and time left.
+
+        read: returns the bytes between two positions; position 0 is the first of the `nbytes`.
+
+        A token that begins or ends in bytes that are not searched is not found.
+        """
+        if self._search is None:
+            return
+        for begin in range(0, nbytes, _SEARCHED_AT_ONCE):
+            start = self._clock()
+            if self._left <= 0 or self._spent > _MOST_TIME * (start - self._begin):
+                self.is_complete = False
+                self._found, self._tail = self.found, b""
+                return
+            end = min(nbytes, begin + _SEARCHED_AT_ONCE)
+            self._count(self._search, self._tail + read(begin, end))
+            self._left -= end - begin
+            self._spent += self._clock() - start
+
+    def _count(self, search: Search, data: bytes) -> None:
+        position = 0
+        for match in search.pattern.finditer(data):
+            position = match.start()
+            # A token may begin here and end in the next bytes: search again when they arrive.
+            if position + search.longest > len(data) and search.may_continue(data, position):
+                break
+            position = match.end()
+            self._found += 1
+        else:
+            position = max(position, len(data) - search.longest + 1)
+        self._tail = data[position:]
+
+    @property
+    def found(self) -> int:
+        """The number of special tokens found so far."""
+        at_end = self._search.pattern.findall(self._tail) if self._search else ()
+        return self._found + len(at_end)
+
+    def note(self) -> str:
+        """Return a note for the user about the tokens found, "" if there are none."""
+        found = self.found
+        if not found:
+            return ""
+        least = "" if self.is_complete else "at least "
+        return (
+            f"the text spells {least}{number_of(found, 'special token')} encoded as text: "
+            f"{spelled('--allowed-special')} all encodes such text as ids, "
+            f"{spelled('--disallow-special')} all refuses it"
+        )

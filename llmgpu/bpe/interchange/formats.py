@@ -1,13 +1,33 @@
-"""The formats of other tools' vocabularies; the tables list a module for each format."""
+"""The formats of other tools' vocabularies, and the opening of a vocabulary by its path or name.
+
+The tables list a module for each format. The content of a file decides its format; if the content
+is not clear, the file's name decides. If a path exists that is also a published name, the path is
+opened.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, naming, no_notes, read_limited
-from llmgpu.outputs import GGUF, RANKS, SENTENCEPIECE, TEKKEN, Output, kind_of
+from llmgpu.outputs import (
+    GGUF,
+    MERGES_TXT,
+    RANKS,
+    SENTENCEPIECE,
+    TEKKEN,
+    TOKENIZER_JSON,
+    VOCAB_JSON,
+    VOCABULARY,
+    Output,
+    kind_of,
+)
 from llmgpu.registry import Entry, Registry
 
 if TYPE_CHECKING:
@@ -81,7 +101,7 @@ READERS: Registry[Reader] = Registry(
     {
         "tekken": Entry(f"{_ROOM}.tekken", "Mistral's tekken.json"),
         "sentencepiece": Entry(f"{_ROOM}.sentencepiece", "a tokenizer.model of type BPE"),
-        "gguf": Entry(f"{_ROOM}.gguf_reading", "a .gguf file of llama.cpp"),
+        "gguf": Entry(f"{_ROOM}.gguf", "a .gguf file of llama.cpp"),
     }
     | _FORMATS
 )
@@ -97,6 +117,9 @@ NAMES = {
     "tekken.json": "tekken",
     "tokenizer.model": "sentencepiece",
 }
+_VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
+# Formats of files whose content is not recognized, by the ending of the name.
+_BY_ENDING = {".model": "sentencepiece", ".gguf": "gguf"}
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's special token after each text
 # Types of weights in GGUF files, with llama.cpp's numbers for files that have most weights in them.
 WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q5_0": 8, "q4_0": 2}
@@ -114,3 +137,150 @@ def guess_format(path: str | Path, merges_path: str | Path | None) -> str:
         # any other file.
         data = read_limited(path)
         return next(name for name, format in READERS.items() if format.recognizes(data))
+
+
+@dataclass(frozen=True)
+class VocabularyFiles:
+    """The files of a vocabulary.
+
+    path: the file, or the first of two. format: a name in READERS; None for a vocabulary file of
+    llmgpu. merges: the second file of format ``gpt2``. special_tokens: ids by text of special
+    tokens that the files lack.
+    """
+
+    path: str
+    format: str | None = None
+    merges: str | None = None
+    special_tokens: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> list[str]:
+        """The paths of all files that `read` may read."""
+        side = [f"{self.path}.json"] if self.format == "tiktoken" else []
+        return [self.path, *filter(None, [self.merges]), *side]
+
+    def read(self, note: Note = no_notes) -> Vocabulary:
+        """Read the vocabulary; see `open_vocabulary`."""
+        if self.format is None:
+            from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+
+            return Vocabulary.load(self.path)
+        special = self.special_tokens or None
+        return READERS[self.format].read(self.path, self.merges, special_tokens=special, note=note)
+
+
+def open_vocabulary(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
+    """Read a vocabulary, see `find_vocabulary`.
+
+    note: see `Reader.read`.
+
+    Raises VocabularyError if the vocabulary can't be read exactly.
+    """
+    return find_vocabulary(path).read(note)
+
+
+def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFiles:
+    """Return the files of a vocabulary, given its path or its published name.
+
+    path: a vocabulary file, a tokenizer.json, a tekken.json, a tokenizer.model, a rank file, a
+        vocab.json or merges.txt with the other file beside it, a folder with such files, or the
+        name of a published encoding or of a model with a published encoding, such as ``cl100k`` and
+        ``gpt-4-turbo``.
+    format: the format to prefer in a folder.
+
+    Raises VocabularyError for a folder without a vocabulary, for a vocab.json or merges.txt without
+    the other file, and for a published encoding that this machine does not have.
+    """
+    # Search a folder. A path without a file may be the name of a published encoding.
+    name = str(path)
+    if os.path.isdir(name):
+        return find_in_folder(name, format)
+    if not os.path.lexists(name):
+        from llmgpu.bpe.interchange.tiktoken import added_tokens, find_ranks
+
+        ranks = find_ranks(name)
+        if ranks is None:
+            raise VocabularyError(f"can't read the vocabulary {name}: {_missing(name)}")
+        return VocabularyFiles(ranks, "tiktoken", special_tokens=added_tokens(name))
+    # A file whose content tells the format.
+    kind = kind_of(name)
+    if kind == VOCABULARY or kind in KINDS:
+        return VocabularyFiles(name, KINDS.get(kind))
+    if kind == VOCAB_JSON:
+        return _pair(name, _VOCAB, _MERGES)
+    if kind == MERGES_TXT or name.endswith(_MERGES):
+        return _pair(name, _MERGES, _VOCAB)
+    # A file whose name tells the format.
+    ending = os.path.splitext(name)[1]
+    if kind is None and ending in _BY_ENDING:
+        return VocabularyFiles(name, _BY_ENDING[ending])
+    if ending == ".pkl" and kind != TOKENIZER_JSON:
+        reason = "pickles are not read, since they can run code"
+        raise VocabularyError(f"{name}: {reason}: use the model's tokenizer.json")
+    is_json = kind == TOKENIZER_JSON or (kind is not None and name.endswith(".json"))
+    return VocabularyFiles(name, "huggingface" if is_json else None)
+
+
+def _missing(name: str) -> str:
+    """Return the rest of the error message for a name that is neither a file nor published."""
+    # An ending of letters belongs to a file name. A dot as in -1.5 may belong to a model's version.
+    if os.path.splitext(name)[1][1:].isalpha():
+        return "No such file or directory"
+    if advice := download_advice(name, "tokenizer.json "):
+        return f"no such file{advice}"
+    if re.fullmatch(r"[\w.-]+", name):
+        return (
+            "no such file, and no published encoding; those are cl100k, o200k, o200k_harmony, "
+            "gpt2, p50k and names of models that tiktoken knows, such as gpt-4o-mini"
+        )
+    return "No such file or directory"
+
+
+def download_advice(name: str, files: str = "") -> str:
+    """Return advice on downloading a Hugging Face model; "" if `name` can't be a model's name.
+
+    files: the files of the model that are needed.
+    """
+    if not re.fullmatch(r"[\w-]+/[\w.-]+", name) or os.path.exists(os.path.dirname(name)):
+        return ""
+    return (
+        ", and nothing is downloaded: if it is a model on the Hugging Face hub, run hf download "
+        f"{name} {files}--local-dir FOLDER, and name the folder"
+    )
+
+
+def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyFiles:
+    """Return the vocabulary in a folder: the first file of NAMES, else vocab.json and merges.txt.
+
+    In a run folder, the vocabulary is that of the newest checkpoint. Format "gpt2" skips the files
+    of NAMES.
+
+    Raises VocabularyError for a folder without these files.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        advice = download_advice(str(folder), "tokenizer.json ") or "; nothing is downloaded"
+        raise VocabularyError(f"no such folder: {str(folder)!r}{advice}")
+    found = () if format == "gpt2" else (name for name in NAMES if (path / name).exists())
+    for name in found:
+        return VocabularyFiles(str(path / name), NAMES[name])
+    if (path / _VOCAB).exists():
+        return _pair(str(path / _VOCAB), _VOCAB, _MERGES)
+    checkpoints = sorted(path.glob(f"step-*/{_TOKENIZER}"))
+    if checkpoints:
+        return find_in_folder(checkpoints[-1].parent, format)
+    hint = ""
+    if tekken := sorted(path.glob("tekken*.json")):
+        hint = f"; if {tekken[-1].name} is its vocabulary, name that file"
+    raise VocabularyError(f"{folder} has neither {_TOKENIZER} nor {_VOCAB}, nor a checkpoint{hint}")
+
+
+def _pair(name: str, ending: str, other_ending: str) -> VocabularyFiles:
+    """Return vocab.json and merges.txt, given the name of either; both names may have a prefix."""
+    folder, file = os.path.split(name)
+    stem = file.removesuffix(ending) if file.endswith(ending) else ""
+    other = os.path.join(folder, stem + other_ending)
+    if not os.path.exists(other):
+        raise VocabularyError(f"{name} is a {ending}, which needs {other} next to it")
+    vocab, merges = (name, other) if ending == _VOCAB else (other, name)
+    return VocabularyFiles(vocab, "gpt2", merges)

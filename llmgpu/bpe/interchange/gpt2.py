@@ -31,7 +31,7 @@ from llmgpu.bpe.interchange.token_tables import (
     to_bytes,
 )
 from llmgpu.bpe.pretokens.pattern import get_pattern
-from llmgpu.bpe.vocabulary.recovery import listed_merges
+from llmgpu.bpe.vocabulary.building import listed_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.files import atomic_output, output_errors, require_name

@@ -1,14 +1,14 @@
 """Hugging Face's tokenizer.json: byte-level BPE with everything around it in one file.
 
 - The readable components are the components of GPT-2, Llama 3, Qwen, DeepSeek and similar models: a
-  ByteLevel pre-tokenizer, possibly after Splits and Digits (`llmgpu.bpe.interchange.splits`), and
-  the normalizers of `llmgpu.text.normalizing`. Any other component would change ids, so an error
-  names and refuses it.
+  ByteLevel pre-tokenizer, possibly after Splits and Digits (`llmgpu.bpe.interchange.components`),
+  and the normalizers of `llmgpu.text.normalizing`. Any other component would change ids, so an
+  error names and refuses it.
 - Added tokens become special tokens with their ids. The library matches added tokens in any text;
   llmgpu matches special tokens only if the caller allows it. The tokens that a post-processor puts
   around a text are kept, but added only on request. A note states both differences.
 - A vocabulary that has ranks but no merges is written with recovered merges and ignore_merges. The
-  ids stay the same; see `llmgpu.bpe.vocabulary.recovery`.
+  ids stay the same; see `llmgpu.bpe.vocabulary.building`.
 - The chat template beside a tokenizer.json is kept. An export to a folder writes the template into
   tokenizer_config.json.
 - If an added token is not among the model's tokens, the library ignores the token's id in the file
@@ -51,8 +51,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.interchange import metaspace
-from llmgpu.bpe.interchange.added_tokens import check_added_ids, check_unmerged, find_whole
+from llmgpu.bpe.interchange import piece_files
+from llmgpu.bpe.interchange.components import (
+    POST_PROCESSORS,
+    PRE_TOKENIZERS,
+    check_added_ids,
+    check_unmerged,
+    describe_around,
+    describe_pattern,
+    find_whole,
+    read_around,
+    read_pattern,
+)
 from llmgpu.bpe.interchange.formats import END_OF_TEXT
 from llmgpu.bpe.interchange.piece_files import (
     describe_decoder,
@@ -60,8 +70,6 @@ from llmgpu.bpe.interchange.piece_files import (
     describe_steps,
     name_pieces,
 )
-from llmgpu.bpe.interchange.post_processors import KINDS, describe_around, read_around
-from llmgpu.bpe.interchange.splits import SUPPORTED, describe_pattern, read_pattern
 from llmgpu.bpe.interchange.token_tables import (
     check_id,
     check_vocabulary_map,
@@ -80,9 +88,9 @@ from llmgpu.bpe.interchange.token_tables import (
 )
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
-from llmgpu.bpe.vocabulary.chat import ChatTemplate
+from llmgpu.bpe.vocabulary.building import listed_merges
+from llmgpu.bpe.vocabulary.file import ChatTemplate
 from llmgpu.bpe.vocabulary.pieces import USER, PieceRules
-from llmgpu.bpe.vocabulary.recovery import listed_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.files import atomic_output, output_errors
@@ -159,15 +167,15 @@ def read_content(
     Raises VocabularyError for content that can't be read exactly.
     """
     model = _model_of(content)
-    if metaspace.is_of_pieces(content):
+    if piece_files.is_of_pieces(content):
         return _read_pieces(content, model, chat(), note)
     # Read the components other than the model.
-    steps = _steps("pre_tokenizer", content.get("pre_tokenizer"), SUPPORTED)
+    steps = _steps("pre_tokenizer", content.get("pre_tokenizer"), PRE_TOKENIZERS)
     cut = get_pattern(read_pattern(steps, note))
     steps = _steps("normalizer", content.get("normalizer"), STEPS)
     normalizer = spell_normalizer([step for _, step in steps])
     _steps("decoder", content.get("decoder"), {"ByteLevel"})
-    steps = _steps("post_processor", content.get("post_processor"), KINDS)
+    steps = _steps("post_processor", content.get("post_processor"), POST_PROCESSORS)
     prefix_ids, suffix_ids = read_around(steps, note)
     for part in ("truncation", "padding"):
         if content.get(part) is not None:
@@ -434,12 +442,12 @@ def _model_of(content: Mapping[str, Any]) -> dict[str, Any]:
 def _read_pieces(
     content: Mapping[str, Any], model: Mapping[str, Any], chat: ChatTemplate | None, note: Note
 ) -> Vocabulary:
-    """Return the vocabulary of a file of SentencePiece's kind; see `metaspace`."""
+    """Return the vocabulary of a file of SentencePiece's kind; see `piece_files`."""
     # Read the components other than the model.
     before = _steps("normalizer", content.get("normalizer"), STEPS)
-    cut = _steps("pre_tokenizer", content.get("pre_tokenizer"), metaspace.PRE_TOKENIZERS)
-    decoder = _steps("decoder", content.get("decoder"), metaspace.DECODERS)
-    around = _steps("post_processor", content.get("post_processor"), KINDS)
+    cut = _steps("pre_tokenizer", content.get("pre_tokenizer"), piece_files.PRE_TOKENIZERS)
+    decoder = _steps("decoder", content.get("decoder"), piece_files.DECODERS)
+    around = _steps("post_processor", content.get("post_processor"), POST_PROCESSORS)
     prefix_ids, suffix_ids = read_around(around, note)
     # Read the added tokens. plain: texts of the added tokens that are not special.
     added, normalized, flagged = _read_added(content.get("added_tokens"), note, always=True)
@@ -449,16 +457,16 @@ def _read_pieces(
         if entry.get("special") is not True
     ]
     # Combine the normalizer and the Metaspace, which may be missing, into one normalizer.
-    steps, space = metaspace.read_steps(before, cut)
-    scheme, has_normalizer = metaspace.scheme_of(space), bool(before)
-    steps, late = metaspace.check_prefix(
+    steps, space = piece_files.read_steps(before, cut)
+    scheme, has_normalizer = piece_files.scheme_of(space), bool(before)
+    steps, late = piece_files.check_prefix(
         steps, scheme, added, normalized, has_normalizer=has_normalizer
     )
     spelled = spell_normalizer(steps)
     assert spelled is not None
     _check_different(added, late, get_normalizer(spelled).apply)
     ids, merges, unknown = _read_model(model, added, _MODEL_REFUSED)
-    return metaspace.make_vocabulary(
+    return piece_files.make_vocabulary(
         ids,
         merges,
         added,
@@ -467,7 +475,7 @@ def _read_pieces(
         model,
         normalizer=spelled,
         splits=space is not None and space.get("split", True) is True,
-        decoder=metaspace.read_decoder(decoder),
+        decoder=piece_files.read_decoder(decoder),
         normalized_tokens=late,
         prefix_ids=prefix_ids,
         suffix_ids=suffix_ids,

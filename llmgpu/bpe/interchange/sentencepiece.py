@@ -1,7 +1,7 @@
 """SentencePiece's tokenizer.model of type BPE: pieces with scores, and how text is normalized.
 
 The file is a message of protocol buffers; `_fields` reads the wire format. See
-`llmgpu.bpe.vocabulary.symbols` for the merges, and `llmgpu.text.charsmap` for the normalizer.
+`llmgpu.bpe.vocabulary.pieces` for the merges, and `llmgpu.text.charsmap` for the normalizer.
 
 - Control symbols become special tokens. SentencePiece never finds them in text. llmgpu finds them
   only if a caller allows them; the text after an allowed token gets a dummy prefix of its own.

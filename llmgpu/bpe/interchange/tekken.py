@@ -2,7 +2,7 @@
 
 - Special tokens have the first ids, and the other tokens follow by rank. Tokens beyond the
   vocabulary's stated size are ignored.
-- The package regex cuts text by the file's expression (`llmgpu.bpe.interchange.splits`). A file
+- The package regex cuts text by the file's expression (`llmgpu.bpe.interchange.components`). A file
   with another expression than Mistral's is refused: the expression might not match all text, and
   Mistral's tokenizer would lose the unmatched text, while llmgpu would not.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from llmgpu.bpe.interchange.splits import pattern_of_expressions
+from llmgpu.bpe.interchange.components import pattern_of_expressions
 from llmgpu.bpe.interchange.token_tables import MAX_IDS, complete, imported_vocabulary
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary

@@ -18,8 +18,7 @@ from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, NoTokenError, new_ids
 from llmgpu.bpe.encoding.encoder_c import host_slices
 from llmgpu.bpe.encoding.encoder_host import HostSlices, stream_lookahead
-from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
-from llmgpu.bpe.pretokens.slice_pipeline import read_back, submitted_slices
+from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer, read_back, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CapacityError

@@ -14,8 +14,7 @@ from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.training.declared import ENGINES, DeclaredOptions
 from llmgpu.bpe.training.symbols import SeedSymbols, seed_symbols
 from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES
-from llmgpu.bpe.vocabulary.building import byte_ranks, byte_vocabulary
-from llmgpu.bpe.vocabulary.recovery import listed_merges
+from llmgpu.bpe.vocabulary.building import byte_ranks, byte_vocabulary, listed_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.errors import InputError, LlmgpuError, VocabularyError

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.training.merge_host import apply_merges
 from llmgpu.bpe.training.symbols import seed_symbols
-from llmgpu.bpe.vocabulary.building import byte_ranks
-from llmgpu.bpe.vocabulary.recovery import listed_merges
+from llmgpu.bpe.vocabulary.building import byte_ranks, listed_merges
 from llmgpu.bpe.vocabulary.spelling import readable
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import DistinctWords

@@ -11,8 +11,8 @@
   classes. Without this entry, the version is ``unicode_classes.UNRECORDED_VERSION``.
 - ``training`` also has ``normalized_tokens``, ``lstrip_tokens``, ``rstrip_tokens``,
   ``single_word_tokens``, ``whole_tokens``, ``prefix_ids`` and ``suffix_ids``: each is a list of ids
-  with commas between them, and is left out if empty. The entries of a chat template follow, see
-  `llmgpu.bpe.vocabulary.chat`.
+  with commas between them, and is left out if empty. The entries of a chat template follow:
+  ``chat_template`` is its source, and ``chat_tokens`` has the source's special tokens as JSON.
 - A vocabulary of SentencePiece's kind ends with ``piece_kinds`` (a byte for each id),
   ``piece_ranks`` (a number for each id, or none) and ``piece_rules`` (JSON), see
   `llmgpu.bpe.vocabulary.pieces`. Other files have none of the three.
@@ -23,8 +23,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -352,3 +353,50 @@ def _unpack_trie(content: dict[str, Any]) -> Trie:
     if (content["node_count"], content["edge_count"]) != (len(nodes), len(edges)):
         raise VocabularyError("damaged: the trie's counts do not match its nodes and edges")
     return Trie(nodes, edges, content["longest_token"])
+
+
+CHAT_SOURCE, CHAT_TOKENS = "chat_template", "chat_tokens"
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template in the language Jinja. Raises VocabularyError if it does not fit in a file.
+
+    source: the template; empty if only the tokens are known and the caller gives the template
+        later.
+    tokens: texts of special tokens by their names in the template, such as ``eos_token``.
+    """
+
+    source: str
+    tokens: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, text in self.entries().items():
+            check_text(f"the {name}", text)
+
+    def __bool__(self) -> bool:
+        """Whether there is a source, not only tokens."""
+        return bool(self.source)
+
+    def entries(self) -> dict[str, str]:
+        """Return the entries of the template in a file's training data."""
+        tokens = json.dumps(dict(sorted(self.tokens.items())), ensure_ascii=False)
+        source = {CHAT_SOURCE: self.source} if self.source else {}
+        return source | ({CHAT_TOKENS: tokens} if self.tokens else {})
+
+
+def take_chat_template(training: dict[str, int | float | str]) -> ChatTemplate | None:
+    """Remove the entries of a template from a file's training data, and return the template.
+
+    Returns None if there are no such entries. Raises VocabularyError for entries that
+    `ChatTemplate.entries` can't have written.
+    """
+    source, packed = training.pop(CHAT_SOURCE, None), training.pop(CHAT_TOKENS, "{}")
+    try:
+        tokens = json.loads(str(packed))
+    except (ValueError, RecursionError):
+        tokens = None
+    is_map = isinstance(tokens, dict) and all(isinstance(text, str) for text in tokens.values())
+    if not is_map or not isinstance(source, str | None):
+        raise VocabularyError(f"damaged: the chat template's tokens are {quote(packed)}")
+    return ChatTemplate(source or "", tokens) if source or tokens else None

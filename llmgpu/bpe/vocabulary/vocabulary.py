@@ -36,25 +36,34 @@ from llmgpu.bpe.pretokens.custom_regex import REGEX_PREFIX, SPLITS_PREFIX
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, UNRECORDED_VERSION, VERSIONS
-from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES, chat
-from llmgpu.bpe.vocabulary.chat import ChatTemplate, take_chat_template
+from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES
 from llmgpu.bpe.vocabulary.file import (
     ADDED_FLAGS,
     AROUND,
+    CHAT_SOURCE,
+    CHAT_TOKENS,
     MAX_TRAINING_ENTRIES,
     OPTIONAL,
     SPECIAL_IDS,
     UNICODE,
+    ChatTemplate,
     PackedTokens,
     check_header,
     check_text,
     pack,
     pack_data,
     pack_ids,
+    take_chat_template,
     unpack,
 )
-from llmgpu.bpe.vocabulary.pieces import SPACE_MARK, UNKNOWN, USER, PieceRules, drop_spaces
-from llmgpu.bpe.vocabulary.symbols import PieceSymbols
+from llmgpu.bpe.vocabulary.pieces import (
+    SPACE_MARK,
+    UNKNOWN,
+    USER,
+    PieceRules,
+    PieceSymbols,
+    drop_spaces,
+)
 from llmgpu.bpe.vocabulary.trie import (
     NO_TOKEN,
     SortedTokens,
@@ -628,7 +637,7 @@ def check_training(training: Mapping[str, object], recorded: Mapping[str, str]) 
         raise VocabularyError(
             f"{len(training)} entries of training data, but the limit is {MAX_TRAINING_ENTRIES}"
         )
-    for rule in (UNICODE, *SPECIAL_IDS, *AROUND, chat.SOURCE, chat.TOKENS):
+    for rule in (UNICODE, *SPECIAL_IDS, *AROUND, CHAT_SOURCE, CHAT_TOKENS):
         if rule in training:
             raise VocabularyError(
                 f"training data can't hold {quote(rule)}, which is an argument of its own"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import as_pattern
-from llmgpu.bpe.pretokens.slice_pipeline import SLOTS, begin_slots, made_slots, submitted_slices
+from llmgpu.bpe.pretokens.pretoken_gpu import SLOTS, begin_slots, made_slots, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.bpe.words.count_host import HostCounter
 from llmgpu.bpe.words.distinct_words import NO_WORDS, DistinctWords, list_words

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
-from llmgpu.bpe.pretokens.slice_pipeline import read_back
+from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer, read_back
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.adapters import ALIGNMENT, Buffer

@@ -31,7 +31,7 @@ from typing import Any, TypeVar, get_origin, get_type_hints
 import numpy as np
 
 from llmgpu.bpe.interchange import huggingface as tokenizer_json
-from llmgpu.bpe.interchange.open import download_advice
+from llmgpu.bpe.interchange.formats import download_advice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, OutputError, VocabularyError
 from llmgpu.files import atomic_output, output_errors, sync

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmgpu.bpe.interchange.formats import find_in_folder
 from llmgpu.bpe.interchange.huggingface import describe_config
-from llmgpu.bpe.interchange.open import find_in_folder
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, InputError, VocabularyError
 from llmgpu.input_files import Note, no_notes, parse_json, quote, read_limited, spell

@@ -22,8 +22,7 @@ from pathlib import Path
 
 from llmgpu.backend import Backend
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_encoding import ids_around, token_id
-from llmgpu.bpe.encoding.special_options import SpecialOptions
+from llmgpu.bpe.encoding.special_options import SpecialOptions, ids_around, token_id
 from llmgpu.bpe.interchange.token_tables import find_end_of_text
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llmgpu.bpe.encoding import encoder_numpy
 from llmgpu.bpe.encoding.encoder_host import HostEncoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder, SliceEncoder
-from llmgpu.bpe.plain.greedy_matching import GreedyMatcher
+from llmgpu.bpe.encoding.matching import GreedyMatcher
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.options import TrainingOptions

@@ -18,16 +18,16 @@ from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_options import SpecialOptions
-from llmgpu.bpe.interchange.open import open_vocabulary
+from llmgpu.bpe.interchange.formats import open_vocabulary
 from llmgpu.bpe.pretokens import neighbours
 from llmgpu.bpe.pretokens.pattern import start_mask
-from llmgpu.bpe.vocabulary import symbols
+from llmgpu.bpe.vocabulary import pieces as rules_of_pieces
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import constant
 from tests.bpe.encoding.test_encoder_gpu import encode
 from tests.bpe.interchange.models import model, random_pieces, random_text
-from tests.bpe.interchange.test_metaspace import CASES
+from tests.bpe.interchange.test_piece_files_reading import CASES
 from tests.bpe.pretokens.test_pretoken_gpu import Marker
 from tests.reference.pieces import MARK, NORMAL, Piece
 
@@ -178,4 +178,4 @@ def test_the_package_gives_the_same_ids(any_device: Device, seed: int, tmp_path:
 
 def test_constants_are_those_of_the_host() -> None:
     assert constant("pretoken/neighbours_starts.wgsl", "PAIR_BITS") == neighbours.PAIR_BITS
-    assert constant("encode/02_items.wgsl", "CONTINUES") == symbols._CONTINUES
+    assert constant("encode/02_items.wgsl", "CONTINUES") == rules_of_pieces._CONTINUES

@@ -20,12 +20,9 @@ from llmgpu.backend import Backend
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_encoding import (
-    token_id,
-    with_special_tokens,
-)
-from llmgpu.bpe.encoding.special_options import SpecialOptions, Tokens
-from llmgpu.bpe.encoding.spelled_tokens import SEARCHED_BYTES, SpelledTokens
+from llmgpu.bpe.encoding.special_encoding import with_special_tokens
+from llmgpu.bpe.encoding.special_options import SpecialOptions, Tokens, token_id
+from llmgpu.bpe.encoding.special_search import SEARCHED_BYTES, SpelledTokens
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary

@@ -13,7 +13,7 @@ import pytest
 
 from llmgpu.bpe.interchange import gguf
 from llmgpu.bpe.pretokens.pattern import get_pattern
-from llmgpu.bpe.vocabulary.chat import ChatTemplate
+from llmgpu.bpe.vocabulary.file import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import OutputError, VocabularyError
 from llmgpu.tokenizer import Tokenizer

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from llmgpu.bpe.interchange import gguf
-from llmgpu.bpe.interchange.formats import guess_format
-from llmgpu.bpe.interchange.gguf_reading import CUTS, read_metadata
-from llmgpu.bpe.interchange.open import open_vocabulary
+from llmgpu.bpe.interchange.formats import guess_format, open_vocabulary
+from llmgpu.bpe.interchange.gguf import CUTS, read_metadata
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.tokenizer import Tokenizer
@@ -270,10 +269,8 @@ def test_other_content(data: bytes, message: str, tmp_path: Path) -> None:
 
 
 def test_it_has_everything_itself(tmp_path: Path) -> None:
-    from llmgpu.bpe.interchange import gguf_reading
-
     path = save(tmp_path, SMALL)
     with pytest.raises(VocabularyError, match=r"merges\.txt is for gpt2"):
-        gguf_reading.read(path, "merges.txt")
+        gguf.read(path, "merges.txt")
     with pytest.raises(VocabularyError, match="has its own pattern"):
-        gguf_reading.read(path, pattern="gpt2")
+        gguf.read(path, pattern="gpt2")

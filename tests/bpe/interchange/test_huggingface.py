@@ -27,8 +27,8 @@ from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange import huggingface, tiktoken
 from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, HUGGINGFACE_NAMES, TIKTOKEN, to_text
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.vocabulary import recovery
-from llmgpu.bpe.vocabulary.chat import ChatTemplate
+from llmgpu.bpe.vocabulary import building
+from llmgpu.bpe.vocabulary.file import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.text.corpus import corpus_from_bytes
@@ -214,7 +214,7 @@ class TestWrite:
         vocabulary = tiktoken.read(cl100k_path(), pattern=pattern)
         huggingface.write(vocabulary, tmp_path / "t.json")
         peer = Tokenizer.from_file(str(tmp_path / "t.json"))
-        text = "".join(texts(2, 300)) + Path(recovery.__file__).read_text()
+        text = "".join(texts(2, 300)) + Path(building.__file__).read_text()
         assert bpe_encode(vocabulary, text.encode()) == peer.encode(text).ids
         assert peer.encode("<|endofprompt|>").ids == [100276]
         tiktoken.write(huggingface.read(tmp_path / "t.json"), tmp_path / "r")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgpu.bpe.interchange.open import open_vocabulary
+from llmgpu.bpe.interchange.formats import open_vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.tokenizer import Tokenizer
 from tests.bpe.interchange.samples import texts

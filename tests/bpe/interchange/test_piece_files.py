@@ -23,7 +23,7 @@ from tests.bpe.interchange.models import (
     random_text,
     user_defined,
 )
-from tests.bpe.interchange.test_metaspace import (
+from tests.bpe.interchange.test_piece_files_reading import (
     CASES,
     PREPEND,
     REPLACE,

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from llmgpu.bpe.interchange import tekken
-from llmgpu.bpe.interchange.formats import guess_format
-from llmgpu.bpe.interchange.open import open_vocabulary
+from llmgpu.bpe.interchange.formats import guess_format, open_vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.tokenizer import Tokenizer
 from tests.bpe.interchange.samples import random_ranks
-from tests.bpe.interchange.test_splits import mixed_texts
+from tests.bpe.interchange.test_components_splits import mixed_texts
 
 tiktoken = pytest.importorskip("tiktoken")
 pytest.importorskip("regex")

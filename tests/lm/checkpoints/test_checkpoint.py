@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmgpu.bpe.vocabulary.chat import ChatTemplate
+from llmgpu.bpe.vocabulary.file import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, OutputError
 from llmgpu.lm.checkpoints.checkpoint import (

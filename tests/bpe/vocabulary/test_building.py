@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from llmgpu.bpe.vocabulary.recovery import ordinary_ranks, recover_merges
+from llmgpu.bpe.vocabulary.building import ordinary_ranks, recover_merges
 from tests.bpe.interchange.samples import random_ranks, trained
 
 BYTES = {bytes([value]): value for value in range(256)}

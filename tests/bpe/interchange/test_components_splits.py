@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from llmgpu.bpe.interchange import huggingface
-from llmgpu.bpe.interchange.splits import check_portable
+from llmgpu.bpe.interchange.components import check_portable
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, VocabularyError

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from llmgpu.bpe.pretokens.slice_pipeline import SLOTS, made_slots, submitted_slices
+from llmgpu.bpe.pretokens.pretoken_gpu import SLOTS, made_slots, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.errors import CapacityError
 from llmgpu.gpu.commands import Staging

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llmgpu.bpe.pretokens import custom_regex, programs
-from llmgpu.bpe.pretokens.automata import automata
+from llmgpu.bpe.pretokens.programs import automata
 from llmgpu.cpu.library import library
 from llmgpu.tokenizer import Tokenizer
 from tests.bpe.pretokens.test_programs import (

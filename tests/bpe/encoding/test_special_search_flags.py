@@ -16,11 +16,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from llmgpu.backend import NUMPY
-from llmgpu.bpe.encoding.added_flags import begins_with_word, ends_in_word
 from llmgpu.bpe.encoding.encoder import NoTokenError
 from llmgpu.bpe.encoding.open import open_encoder, open_matching_encoder
 from llmgpu.bpe.encoding.special_encoding import special_matches, with_special_tokens
 from llmgpu.bpe.encoding.special_options import SpecialOptions
+from llmgpu.bpe.encoding.special_search import begins_with_word, ends_in_word
 from llmgpu.bpe.interchange import gguf, gpt2, huggingface, tiktoken
 from llmgpu.bpe.interchange.token_tables import to_text
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary

@@ -14,9 +14,14 @@ import pytest
 
 from llmgpu import Tokenizer
 from llmgpu.bpe.interchange import formats
-from llmgpu.bpe.interchange.open import find_vocabulary, open_vocabulary
-from llmgpu.bpe.interchange.published import added_tokens, encoding_of, find_ranks, pattern_of
-from llmgpu.bpe.interchange.tiktoken import ENCODINGS
+from llmgpu.bpe.interchange.formats import find_vocabulary, open_vocabulary
+from llmgpu.bpe.interchange.tiktoken import (
+    ENCODINGS,
+    added_tokens,
+    encoding_of,
+    find_ranks,
+    pattern_of,
+)
 from llmgpu.errors import VocabularyError
 from tests.bpe.interchange.samples import cl100k_path, trained
 
@@ -172,10 +177,10 @@ def test_special_tokens_of_encodings_that_share_ranks(monkeypatch: pytest.Monkey
 
 def test_a_vocabulary_of_our_own_imports_no_other_format(folder: Path) -> None:
     code = (
-        "import sys; from llmgpu.bpe.interchange.open import open_vocabulary;"
+        "import sys; from llmgpu.bpe.interchange.formats import open_vocabulary;"
         "open_vocabulary('v.bin');"
         "print([m for m in sys.modules if m.startswith('llmgpu.bpe.interchange.')])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
     modules = {name.rpartition(".")[2] for name in json.loads(done.stdout.replace("'", '"'))}
-    assert modules == {"open", "formats"}, done.stderr
+    assert modules == {"formats"}, done.stderr
