@@ -30,7 +30,7 @@ Initialisation = Literal["normal", "fan-in"]
 DriverName = Literal["wgpu", "dawn"]
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
-F16_VERSION = 6  # see `TrainOptions.f16_version`
+F16_VERSION = 7  # see `TrainOptions.f16_version`
 
 
 # The first keys of stored options, in the order of the file. All other fields of `TrainOptions`

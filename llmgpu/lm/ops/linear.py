@@ -46,8 +46,8 @@ LARGE_TILE = 64 * 64  # least elements of a large tile on matrix units
 # equal to the constants of these names in kernels
 ADD_NOTHING, ADD_RESIDUAL, ADD_TO_PRODUCT = range(3)
 # Least inner dimension of a product for kernels that load the numbers of two steps at once. Such a
-# kernel starts slowly, so products with a smaller inner dimension would take longer.
-PAIRS_FROM = 2048
+# kernel starts slowly, so a product with a smaller inner dimension may take longer.
+PAIRS_FROM = 768
 # Most float32 numbers of partial sums; the memory for them is a power of two of numbers.
 MAX_PARTIALS = 1 << 26
 
@@ -207,7 +207,11 @@ class GpuProducts(GpuRecorder, ProductOperations):
         rows, columns, inner = p.sizes
         tiles: Sequence[AnyTile] = SOFTWARE_TILES if software else TILES
         if units is not None:
-            tiles = units.square_tiles if p.is_symmetric else units.tiles
+            tiles = units.tiles
+            if p.is_symmetric:
+                tiles = units.square_tiles
+            elif p.left_transposed != p.right_transposed:
+                tiles = units.tiles + units.wide
             if _addend(p) != ADD_NOTHING:
                 # Large tiles that are partly outside load addends late, which takes longer.
                 large = [each for each in tiles if each.rows * each.columns >= LARGE_TILE]

@@ -20,6 +20,7 @@ MAX_PARTS = 32
 # The number of processors of a large device. A smaller device loses little by more workgroups.
 PROCESSORS = 132
 EDGES = 1.04  # factor of the time of a product whose last tiles reach beyond its edges, as measured
+ALONE = 1.06  # factor of the time of a workgroup that has a processor to itself, as measured
 HALVES = 8  # half-precision numbers in a vector of 16 bytes
 SUMS = 4  # float32 numbers in a vector of 16 bytes
 
@@ -101,15 +102,18 @@ class MatrixTile(_Block):
 
     @property
     def resident(self) -> int:
-        # The registers of a processor hold two large tiles, or three small ones.
-        return 2 if self.rows * self.columns >= 96 * 128 else 3
+        # The registers of a processor hold one wide tile, two large ones, or three small ones.
+        size = self.rows * self.columns
+        return 1 if size > 128 * 128 else 2 if size >= 96 * 128 else 3
 
     @property
     def term_cost(self) -> float:
         # A large tile spends a third of its time on loading factors from the cache. Loads are
         # proportional to the borders of tiles.
         loads = 1 / self.rows + 1 / self.columns
-        return self.rows * self.columns * (0.21 + 6.2 * loads) / (128 * 128)
+        cost = self.rows * self.columns * (0.21 + 6.2 * loads) / (128 * 128)
+        # A processor with a single workgroup is idle while the workgroup waits at a barrier.
+        return cost * ALONE if self.resident == 1 else cost
 
     def together(self, unit: Unit) -> int:
         """Return how many adjacent result matrices of a subgroup are stored at once.

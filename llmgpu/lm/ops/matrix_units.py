@@ -18,6 +18,9 @@ MATRIX_TILES = (
     MatrixTile(64, 64, 64, 32, 32),
     MatrixTile(32, 32, 32, 16, 16),
 )
+# A tile for products whose factors are both contiguous along the inner dimension, or both along the
+# other one. Other products are slower with it: docs/recorded/kernels/nvidia-h200-tiles.json.
+WIDE_TILE = MatrixTile(128, 192, 64, 64, 48)
 # A workgroup adds up at most this many columns of the gradients of keys and values, unless a head
 # can't be divided into sets of whole matrices of both halves.
 COLUMN_SET = 64
@@ -33,12 +36,14 @@ def _unit_settings(unit: Unit, lanes: int) -> dict[str, int]:
 class MatrixUnits:
     """The matrix units of a device, for products of matrices.
 
-    lanes: threads of a subgroup.
+    lanes: threads of a subgroup. tiles: those of `MATRIX_TILES` that the device can compute.
+    wide: WIDE_TILE, if the device can compute it.
     """
 
     unit: Unit
     lanes: int
     tiles: tuple[MatrixTile, ...]
+    wide: tuple[MatrixTile, ...] = ()
 
     @property
     def square_tiles(self) -> tuple[MatrixTile, ...]:
@@ -156,7 +161,11 @@ def matrix_units(device: Device) -> MatrixUnits | None:
         return tile.fits(unit, threads) and _holds(device, threads, tile.memory(unit))
 
     for unit in _units(device):
-        units = MatrixUnits(unit, lanes, tuple(tile for tile in MATRIX_TILES if fits(tile, unit)))
+        tiles, wide = (
+            tuple(tile for tile in each if fits(tile, unit))
+            for each in (MATRIX_TILES, (WIDE_TILE,))
+        )
+        units = MatrixUnits(unit, lanes, tiles, wide)
         if units.square_tiles:
             return units
     return None

@@ -5,11 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llmgpu.gpu.adapters import WEBGPU_DEFAULT_LIMITS
 from llmgpu.gpu.driver import MatrixShape
-from llmgpu.lm.ops.matrix_units import MATRIX_TILES, attention_units, matrix_units
+from llmgpu.lm.ops import linear
+from llmgpu.lm.ops.matrix_units import MATRIX_TILES, WIDE_TILE, attention_units, matrix_units
+from llmgpu.lm.ops.tensor import Tensor
 
 NVIDIA = [(16, 8, 8), (16, 8, 16), (16, 16, 16)]
 
@@ -57,8 +60,43 @@ def test_tiles_keep_to_the_limits_of_the_device() -> None:
     units = matrix_units(described(NVIDIA, 32, memory=16_384))
     assert units is not None
     assert all(tile.memory(units.unit) <= 16_384 for tile in units.tiles)
-    assert len(units.tiles) < len(MATRIX_TILES)
+    assert len(units.tiles) < len(MATRIX_TILES) and not units.wide
     assert matrix_units(described(NVIDIA, 128, invocations=256)) is None
+
+
+# Products of a step of preset gpt2: the output of the feed-forward network, and gradients of the
+# weights and of the input of gate and up. The last is symmetric.
+@pytest.mark.parametrize(
+    ("sizes", "left_transposed", "right_transposed", "is_wide"),
+    [
+        ((8192, 768, 2048), False, True, True),
+        ((4096, 768, 8192), True, False, True),
+        ((8192, 768, 4096), False, False, False),
+        ((768, 768, 768), False, True, False),
+    ],
+)
+def test_products_of_two_factors_of_one_order_take_the_wide_tile(
+    sizes: tuple[int, int, int], left_transposed: bool, right_transposed: bool, is_wide: bool
+) -> None:
+    units = matrix_units(described(NVIDIA, 32))
+    assert units is not None and units.wide == (WIDE_TILE,)
+    rows, columns, inner = sizes
+    left, right, out = (
+        Tensor("", shape, np.dtype("f2"), None)
+        for shape in (
+            (inner, rows) if left_transposed else (rows, inner),
+            (columns, inner) if right_transposed else (inner, columns),
+            (rows, columns),
+        )
+    )
+    right = left if rows == columns else right
+    product = linear.Product("product", left, right, out, left_transposed, right_transposed)
+    recorder: Any = SimpleNamespace(
+        device=SimpleNamespace(is_software=False, max_binding_bytes=1 << 31)
+    )
+    tile = linear.GpuProducts._tiling(recorder, product, units).tile
+    assert (tile == WIDE_TILE) == is_wide
+    assert tile in units.square_tiles or not product.is_symmetric
 
 
 def test_without_units_or_ordered_subgroups_there_are_none() -> None:
