@@ -1,9 +1,11 @@
 """Unicode's normalization form C of text that comes block by block.
 
-- The tables equal the tables of Hugging Face tokenizers. The algorithm follows Unicode Standard
-  Annex 15: decompose every character, sort each run of marks by combining class, then compose from
-  left to right. Nearly all text is composed already, so `normalize` processes only runs of
-  characters that normalization may change, each run together with the character before the run.
+- Hugging Face tokenizers have tables of one version of Unicode, and Python has newer ones. A later
+  version never changes how characters of an earlier version normalize. So Python normalizes only
+  runs of characters that take part in normalization by the tables of tokenizers, and leaves all
+  other characters, among them those of later versions.
+- Nearly all text is composed already. Python normalizes each run of characters that normalization
+  may change, together with the base before the run.
 - Each document is normalized on its own, and within a document each run of valid UTF-8. Invalid
   bytes stay as they are, and characters on both sides of them do not compose.
 - A document in blocks is cut before an independent character: the character's decomposition begins
@@ -14,57 +16,42 @@
 from __future__ import annotations
 
 import codecs
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache, lru_cache
+import unicodedata
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.text.documents import Piece
 
-# Hangul syllables are numbered by leading consonant, vowel and trailing consonant (Unicode 3.12).
-_SYLLABLES = range(0xAC00, 0xD7A4)
-_LEADING = range(0x1100, 0x1113)
-_VOWELS = range(0x1161, 0x1176)
-_TRAILING = range(0x11A7, 0x11C3)  # the first number means no trailing consonant
 
-_SHORT = 8  # most characters of a text whose normalized form is cached
+class _Tables(NamedTuple):
+    """Two sets of characters, each as bool (0x110000,), by code point.
 
-
-@dataclass(frozen=True)
-class _Tables:
-    """The tables of the algorithm.
-
-    classes: combining class by character; characters of class 0 are left out.
-    decompositions: the full decomposition by character.
-    compositions: the composed character by the pair of characters.
-    changeable: bool (0x110000,), by code point: False if normalization never changes or moves the
-        character, and the character never composes with an earlier one.
+    changeable: characters that normalization may change or move, or compose with an earlier one.
+    bases: characters that a later character may join, whole or in the place of a mark.
     """
 
-    classes: dict[str, int]
-    decompositions: dict[str, str]
-    compositions: dict[tuple[str, str], str]
     changeable: NDArray[np.bool_]
+    bases: NDArray[np.bool_]
 
 
 def normalize(text: str) -> str:
     """Return `text` in normalization form C; lone surrogates stay as they are."""
     if text.isascii():
         return text
+    changeable, bases = _tables()
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    changeable = _tables().changeable[codes]
-    # Each (begin, end) is a stretch of changeable characters. Compose it with the character before.
-    edges = np.flatnonzero(np.diff(changeable, prepend=False, append=False))
+    # Each (begin, end) is a stretch of changeable characters, together with the base before it.
+    edges = np.flatnonzero(np.diff(changeable[codes], prepend=False, append=False))
+    begins, ends = edges[::2], edges[1::2]
+    begins -= (begins > 0) & bases[codes[begins - 1]]
     parts, done = [], 0
-    for begin, end in edges.reshape(-1, 2).tolist():
-        begin = max(done, begin - 1)
-        compose = _normalize_short if end - begin <= _SHORT else _normalize
-        parts += [text[done:begin], compose(text[begin:end])]
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        parts += [text[done:begin], unicodedata.normalize("NFC", text[begin:end])]
         done = end
     return "".join([*parts, text[done:]]) if parts else text
 
@@ -85,106 +72,22 @@ def starts_unit(character: str) -> bool:
     the character before it. A text may be cut before such a character: the texts before and after
     the cut are normalized independently.
     """
-    tables = _tables()
-    first = tables.decompositions.get(character, character)[0]
-    return not tables.changeable[ord(first)]
-
-
-def _normalize(text: str) -> str:
-    tables = _tables()
-    decomposed = "".join(_decompose(character, tables) for character in text)
-    return _compose(_sort_marks(decomposed, tables), tables)
-
-
-# Texts of a language have few distinct short units, so their results are cached.
-_normalize_short = lru_cache(maxsize=1 << 16)(_normalize)
-
-
-def _decompose(character: str, tables: _Tables) -> str:
-    number = ord(character)
-    if number not in _SYLLABLES:
-        return tables.decompositions.get(character, character)
-    consonants, trailing = divmod(number - _SYLLABLES.start, len(_TRAILING))
-    leading, vowel = divmod(consonants, len(_VOWELS))
-    parts = chr(_LEADING[leading]) + chr(_VOWELS[vowel])
-    return parts + chr(_TRAILING[trailing]) if trailing else parts
-
-
-def _sort_marks(text: str, tables: _Tables) -> list[str]:
-    """Return the characters with each run of marks sorted, stably, by combining class."""
-    characters: list[str] = []
-    marks: list[str] = []
-    for character in text:
-        if character in tables.classes:
-            marks.append(character)
-            continue
-        characters += sorted(marks, key=tables.classes.__getitem__)
-        characters.append(character)
-        marks = []
-    return characters + sorted(marks, key=tables.classes.__getitem__)
-
-
-def _compose(characters: list[str], tables: _Tables) -> str:
-    composed: list[str] = []
-    starter = -1  # index in `composed` of the last character of class 0
-    last_class = 0  # class of the last character kept after the starter
-    for character in characters:
-        own_class = tables.classes.get(character, 0)
-        # A character may compose with the starter if the starter is the last character so far, or
-        # if the characters after the starter have lower classes than this character.
-        adjacent = starter == len(composed) - 1
-        if starter >= 0 and (adjacent or last_class < own_class):
-            together = _compose_pair(composed[starter], character, tables)
-            if together:
-                composed[starter] = together
-                continue
-        if own_class == 0:
-            starter = len(composed)
-        last_class = own_class
-        composed.append(character)
-    return "".join(composed)
-
-
-def _compose_pair(first: str, second: str, tables: _Tables) -> str | None:
-    a, b = ord(first), ord(second)
-    if a in _LEADING and b in _VOWELS:
-        consonants = (a - _LEADING.start) * len(_VOWELS) + b - _VOWELS.start
-        return chr(_SYLLABLES.start + consonants * len(_TRAILING))
-    has_trailing = a in _SYLLABLES and (a - _SYLLABLES.start) % len(_TRAILING)
-    if a in _SYLLABLES and not has_trailing and b in _TRAILING and b != _TRAILING.start:
-        return chr(a + b - _TRAILING.start)
-    return tables.compositions.get((first, second))
+    first = unicodedata.normalize("NFD", character)[0]
+    return not _tables().changeable[ord(first)]
 
 
 @cache
 def _tables() -> _Tables:
     text = Path(__file__).with_name("nfc.txt").read_text(encoding="ascii")
     lines = (line for line in text.splitlines() if not line.startswith("#"))
-    classes_table, composed_table, decomposed_table = "\n".join(lines).strip().split("\n\n")
-    classes: dict[str, int] = {}
-    for run in classes_table.split():
-        first, more, value = (int(part, 16) for part in re.split(r"[+=]", run))
-        classes |= {chr(first + i): value for i in range(more + 1)}
-    composed = dict(_entries(composed_table))
-    decomposed = dict(_entries(decomposed_table))
-    # Decompositions may have more than two characters. All characters but the last compose first,
-    # then their composition and the last character.
-    whole = {text: character for character, text in composed.items()}
-    compositions = {
-        (text[:-1] if len(text) == 2 else whole[text[:-1]], text[-1]): character
-        for character, text in composed.items()
-    }
-    changeable = np.zeros(0x110000, np.bool_)
-    for characters in (classes, decomposed, (second for _, second in compositions)):
-        changeable[list(map(ord, characters))] = True
-    changeable[[*_VOWELS, *_TRAILING]] = True
-    return _Tables(classes, decomposed | composed, compositions, changeable)
-
-
-def _entries(table: str) -> Iterator[tuple[str, str]]:
-    for entry in table.split():
-        character, *parts = re.split(r"[+=]", entry)
-        yield chr(int(character, 16)), "".join(chr(int(part, 16)) for part in parts)
+    tables = []
+    for runs in "\n".join(lines).strip().split("\n\n"):
+        table = np.zeros(0x110000, np.bool_)
+        for run in runs.split():
+            first, more = (int(number, 16) for number in run.split("+"))
+            table[first : first + more + 1] = True
+        tables.append(table)
+    return _Tables(*tables)
 
 
 _ERRORS = "surrogateescape"  # decodes invalid bytes to lone surrogates, which are starters
