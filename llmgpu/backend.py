@@ -19,7 +19,7 @@ from glob import glob
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
-from llmgpu.closing import Closing
+from llmgpu.closing import Closing, undoing
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.forking import delaying_forks
 from llmgpu.machine import Growth, has_limited_address_space, usable_processors
@@ -315,13 +315,10 @@ def opening_device(device: str, *, encodes: bool = True) -> Iterator[Opening]:
     see `Opening`.
     """
     opening = Opening(device, encodes=encodes)
-    try:
+    with undoing(opening.close):
         if device != "auto":
             opening.begin()
         yield opening
-    except BaseException:
-        opening.close()
-        raise
 
 
 def encodes_on_gpu(text_bytes: int | None, *, is_open: bool = False) -> bool:

@@ -1,11 +1,15 @@
-"""Objects that release resources at the end of a ``with`` block or after their last reference."""
+"""Objects that release resources at the end of a ``with`` block or after their last reference.
+
+A step that fails is undone by `undoing`.
+"""
 
 from __future__ import annotations
 
 import os
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 
@@ -21,6 +25,16 @@ class Closing(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@contextmanager
+def undoing(undo: Callable[[], object]) -> Iterator[None]:
+    """Call `undo` if the block fails or is interrupted."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
 
 
 def close_with(

@@ -33,7 +33,7 @@ from itertools import count
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from llmgpu.closing import Closing
+from llmgpu.closing import Closing, undoing
 from llmgpu.errors import InputError, OutputError
 
 STANDARD_OUTPUT = "-"
@@ -276,7 +276,7 @@ class OutputFile:
         is_last: whether to sync the folder. If an output has several files, only the last commit
         needs to sync it.
         """
-        try:
+        with undoing(self.discard):
             self.finish()
             # Another thread has discarded this file. With the error, the caller does not rename the
             # other files of the same output.
@@ -288,9 +288,6 @@ class OutputFile:
                 self._unfinished = None
                 if is_last:
                     sync(os.path.dirname(self._target))
-        except BaseException:
-            self.discard()
-            raise
 
     def discard(self) -> None:
         """Close and remove the unfinished file, ignoring errors."""
@@ -325,12 +322,8 @@ def atomic_output(path: str | Path) -> Iterator[BinaryIO]:
     output. An OSError in the block becomes an OutputError about `path`; a BrokenPipeError passes.
     """
     output = OutputFile(path)
-    try:
-        with output_errors(output.path):
-            yield output.stream
-    except BaseException:
-        output.discard()
-        raise
+    with undoing(output.discard), output_errors(output.path):
+        yield output.stream
     output.commit()
 
 
@@ -408,12 +401,9 @@ class FileLock(Closing):
                 # Unbuffered, so that the process id is written at once and closing has nothing left
                 # to write.
                 self._file: BinaryIO = open(path, "a+b", buffering=0)  # noqa: SIM115
-                try:
+                with undoing(self._file.close):
                     if self._take(what):
                         return
-                except BaseException:
-                    self._file.close()
-                    raise
                 self._file.close()
 
     def close(self) -> None:

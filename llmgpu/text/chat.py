@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.closing import Closing
+from llmgpu.closing import Closing, undoing
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 from llmgpu.text.compressions import Package
@@ -138,12 +138,9 @@ class TemplateRenderer(Closing):
             stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        try:
+        with undoing(self.close):
             request = {"source": source, "tokens": dict(tokens), "time": chosen_time()}
             self._ask(request, "the chat template")
-        except BaseException:
-            self.close()
-            raise
 
     def render(
         self, messages: list[dict[str, Any]], tools: object, where: str, *, prompt: bool = False

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary import MATCH_RULES
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.closing import undoing
 from llmgpu.cpu.texts import format_numbers
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.files import OutputFile, file_size, output_errors
@@ -436,11 +437,8 @@ class BinWriter(NumbersWriter):
         self._offsets: list[NDArray[np.int64]] = []
         self._mask: OutputFile | None = None
         if masked and not self.is_direct:
-            try:
+            with undoing(super().abort):
                 self._mask = OutputFile(mask_path(path))
-            except BaseException:
-                super().abort()
-                raise
             self._write_mask(npy_header(np.dtype(np.bool_), 0))
 
     def _write_mask(self, data: bytes) -> None:

@@ -29,6 +29,7 @@ import numpy as np
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.closing import undoing
 from llmgpu.cpu.texts import replaced_bytes
 from llmgpu.errors import InputError
 from llmgpu.files import FileLock, output_errors
@@ -148,12 +149,9 @@ class ShardWriter(TokenSink):
         self._force = force
         self._masked = masked
         self._lock = FileLock(self._names.lock, self._names.output)
-        try:
+        with undoing(self._lock.remove):
             self._former = _read_progress(self._names, self._run) if resume else []
             check_outputs(self._names.outputs(), force=force)
-        except BaseException:
-            self._lock.remove()
-            raise
         self.kept = len(self._former)
         self._shards: list[Shard] = []
         self._current: TokenSink | None = None
@@ -198,7 +196,7 @@ class ShardWriter(TokenSink):
 
     def close(self) -> None:
         """Finish the last shard, write the manifest and remove the progress and lock files."""
-        try:
+        with undoing(self.abort):
             if self._held or self._current is None:
                 starts, mask = np.zeros(self._held, np.int64), np.zeros(0, np.bool_)
                 rest = EncodedSlice(_NO_IDS, starts, mask=mask)
@@ -206,9 +204,6 @@ class ShardWriter(TokenSink):
             self._finish_shard()
             _remove_from(self._names, len(self._shards))
             self._write_manifest()
-        except BaseException:
-            self.abort()
-            raise
         _remove(self._names.progress)
         self._names.remove_temporary()
         self._lock.remove()

@@ -29,7 +29,7 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
-from llmgpu.closing import Closing
+from llmgpu.closing import Closing, undoing
 from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import OutputFile, output_errors
@@ -159,12 +159,8 @@ class TokenWriter(TokenSink):
 
     def close(self) -> None:
         """Complete the file, and give it its final name."""
-        try:
-            with output_errors(self._output.path):
-                self._finish()
-        except BaseException:
-            self.abort()
-            raise
+        with undoing(self.abort), output_errors(self._output.path):
+            self._finish()
         self._output.commit()
 
     def abort(self) -> None:
