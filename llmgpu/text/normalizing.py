@@ -230,9 +230,8 @@ class Normalizer:
         self.name = ", ".join(step["type"] for step in steps) or NFC
         self._whole = _all_mapped(self._makers)
         # If all steps can be done on bytes, with the same result, text is not decoded.
-        self._pairs: list[tuple[bytes, bytes]] = []
-        if steps and len(text) < BLOCK_BYTES and all(map(_is_bytewise, steps)):
-            self._pairs = list(map(_byte_pair, steps))
+        pairs = [pair for step in steps if (pair := _byte_pair(step)) is not None]
+        self._pairs = pairs if len(pairs) == len(steps) and len(text) < BLOCK_BYTES else []
 
     def apply(self, text: str, *, follows: bool = False) -> str:
         """Return a normalized document; follows: whether the document follows a special token."""
@@ -345,21 +344,19 @@ def _read_step(step: dict[str, Any]) -> Callable[[], Any]:
     )
 
 
-def _is_bytewise(step: dict[str, Any]) -> bool:
-    """Whether a step gives the same result on bytes, and lengthens no text except by a prefix."""
+def _byte_pair(step: dict[str, Any]) -> tuple[bytes, bytes] | None:
+    """Return (old, new) of a step that gives the same result on bytes.
+
+    With an empty `old`, `new` comes before a document. Returns None for any other step, and for a
+    step that lengthens a text other than by a prefix.
+    """
     match step:
-        case {"type": "Prepend"}:
-            return True
+        case {"type": "Prepend", "prepend": text}:
+            return b"", text.encode()
         case {"type": "Replace", "pattern": {"String": old}, "content": new}:
-            return _count_bytes(new) <= _count_bytes(old)
-    return False
-
-
-def _byte_pair(step: dict[str, Any]) -> tuple[bytes, bytes]:
-    """Return (old, new) of a step on bytes; with an empty `old`, `new` comes before a document."""
-    if step["type"] == "Prepend":
-        return b"", step["prepend"].encode()
-    return step["pattern"]["String"].encode(), step["content"].encode()
+            pair = old.encode(), new.encode()
+            return pair if len(pair[1]) <= len(pair[0]) else None
+    return None
 
 
 def _all_mapped(makers: Sequence[Callable[[], Any]]) -> _Whole | None:

@@ -51,7 +51,6 @@ from llmgpu.tokens.formats import (
     get_layout,
     has_side_file,
     index_name,
-    index_path,
     mask_path,
     side_path,
 )
@@ -549,7 +548,7 @@ class BinWriter(NumbersWriter):
         facts, numbers = json.dumps(side)[:-1].encode(), format_numbers(self._starts)
         listed = b"".join([facts, b', "document_offsets": [', numbers, b"]}\n"])
         contents = {side_path(self._output.path): listed}
-        index = index_path(self._output.path, self._layout)
-        if index is not None:
+        if self._layout.has_index:
+            index = index_name(self._output.path)
             contents[index] = make_index(self._dtype.name, self._starts, self.ids)
         return contents

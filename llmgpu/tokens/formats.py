@@ -212,14 +212,6 @@ def masked_file(path: str) -> str | None:
     return file if file != path and os.path.isfile(side_path(file)) else None
 
 
-def index_path(path: str | Path, layout: Layout) -> str | None:
-    """Return the name of the index of a token file, None for layouts without an index.
-
-    Raises InputError for a token file whose name does not end in .bin.
-    """
-    return index_name(path) if layout.has_index else None
-
-
 def index_name(path: str | Path) -> str:
     """Return the name of a token file's index; InputError if the file's name has no .bin."""
     stem, ending = os.path.splitext(str(path))
@@ -248,8 +240,9 @@ def outputs(
     side = [ids, Output(side_path(path), SIDE_FILE)]
     if masked:
         side.append(Output(mask_path(path), NPY))
-    index = index_path(path, get_layout(layout))
-    return side if index is None else [*side, Output(index, TOKEN_INDEX)]
+    if get_layout(layout).has_index:
+        side.append(Output(index_name(path), TOKEN_INDEX))
+    return side
 
 
 def open_writer(

@@ -23,7 +23,7 @@ from llmgpu.resume_key import Run
 from llmgpu.spelling import spelled
 from llmgpu.text.parts import Part
 from llmgpu.tokens.bin import describe_bin_file, numbers_of, read_side_file
-from llmgpu.tokens.formats import get_layout, has_side_file, index_path
+from llmgpu.tokens.formats import get_layout, has_side_file, index_name
 
 MANIFEST_FORMAT = "llmgpu-token-shards"
 PROGRESS_FORMAT = "llmgpu-token-shards-in-progress"
@@ -182,10 +182,10 @@ def is_whole(path: str, shard: Shard) -> bool:
     try:
         describe_bin_file(path)
         side = read_side_file(path)
-        index = index_path(path, get_layout(str(side["layout"])))
+        has_index = get_layout(side["layout"]).has_index
+        if has_index and not os.path.isfile(index_name(path)):
+            return False
     except InputError:
-        return False
-    if index is not None and not os.path.isfile(index):
         return False
     return all(side.get(name) == value for name, value in asdict(shard).items() if name != "file")
 

@@ -37,7 +37,7 @@ from llmgpu.outputs import MANIFEST, PROGRESS, Output, check_outputs
 from llmgpu.resume_key import FILES, PART, Run, check_same_run
 from llmgpu.tokens.bin import BinWriter, read_side_file
 from llmgpu.tokens.filters import spans_without
-from llmgpu.tokens.formats import get_layout, index_path, mask_path, outputs, side_path
+from llmgpu.tokens.formats import get_layout, index_name, mask_path, outputs, side_path
 from llmgpu.tokens.manifest import (
     SUMS,
     Shard,
@@ -377,9 +377,9 @@ def _remove_from(names: ShardNames, first: int) -> None:
     # Begin with the last shard, so that a kill leaves no gap in the numbers.
     for index in reversed(range(first, end)):
         path = names.shard(index)
-        layout = get_layout(str(read_side_file(path)["layout"]))
-        written = (path, mask_path(path), side_path(path), index_path(path, layout))
-        for name in filter(None, written):
+        has_index = get_layout(read_side_file(path)["layout"]).has_index
+        of_index = [index_name(path)] if has_index else []
+        for name in (path, mask_path(path), side_path(path), *of_index):
             _remove(name)
 
 

@@ -10,8 +10,19 @@ from llmgpu.lm.options import PRECISIONS, Precision, SamplingOptions
 from llmgpu.option_fields import argument, group, option
 
 
+class _ModelCommand:
+    """A command that runs a model on a device."""
+
+    device: str
+
+    def open_device(self) -> Opening:
+        opening = Opening(self.device, matrices=True)
+        opening.begin()
+        return opening
+
+
 @command("generate", "generate:generate")
-class GenerateCommand:
+class GenerateCommand(_ModelCommand):
     """Continue a prompt with the model in FOLDER: a run, a checkpoint or a Hugging Face model.
 
     Writes the prompt and then the text to stdout as it is generated. A character made of several
@@ -62,14 +73,9 @@ class GenerateCommand:
     report: ReportOptions = group(ReportOptions)
     # fmt: on
 
-    def open_device(self) -> Opening:
-        opening = Opening(self.device, matrices=True)
-        opening.begin()
-        return opening
-
 
 @command("score", "score:score")
-class ScoreCommand:
+class ScoreCommand(_ModelCommand):
     """Score documents with the model in FOLDER, a run folder or a Hugging Face checkpoint.
 
     Writes one JSON line per document: number of tokens, log-likelihood (natural logarithm),
@@ -96,8 +102,3 @@ class ScoreCommand:
     device: str = groups.device()
     report: ReportOptions = group(ReportOptions)
     # fmt: on
-
-    def open_device(self) -> Opening:
-        opening = Opening(self.device, matrices=True)
-        opening.begin()
-        return opening
