@@ -342,7 +342,7 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     # Activations and their gradients. G: gate and up side by side.
     size = s.rows * s.config.ffn_dim
     halves = HALVES | {"where": "in half precision", "sizes": by(s.rows, s.config.ffn_dim)}
-    forward: dict[str, Any] = {"record": "activate", "activation": SWIGLU}
+    forward: dict[str, Any] = {"record": "activate", "function": SWIGLU}
     backward = forward | {"record": "activate_backward"}
     yield s.case("swiglu", "inner_0:NF inner_1:NF +out:NF", 5 * size, **forward)
     yield s.case("swiglu", "inner_0:NG:h +out:NF:h", 5 * size, **forward, **halves)
@@ -350,7 +350,7 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     yield s.case("swiglu_backward", operands, 11 * size, **backward)
     operands = "inner_0:NG:h grad_out:NF:h +grad_inner_0:NG:h"
     yield s.case("swiglu_backward", operands, 11 * size, **backward, **halves)
-    of_gelu = {"activation": GELU}
+    of_gelu = {"function": GELU}
     yield s.case("gelu", "inner_0:NF +out:NF", 9 * size, **forward | of_gelu)
     operands = "inner_0:NF grad_out:NF +grad_inner_0:NF"
     yield s.case("gelu_backward", operands, 19 * size, **backward | of_gelu)

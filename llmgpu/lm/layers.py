@@ -18,6 +18,7 @@ import numpy as np
 
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import LayerWeights, Model
+from llmgpu.lm.ops.activations import ActivationTensors
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import (
     AttentionGradients,
@@ -256,8 +257,7 @@ class Layer:
         name: prefix of their names. mixed: operands are float16.
         """
         new, config = RowTensors(model, rows, name, mixed=mixed), model.config
-        self._ops, self._activation = model.operations, model.activation
-        self._epsilon, self._mixed = config.norm_epsilon, mixed
+        self._ops, self._epsilon, self._mixed = model.operations, config.norm_epsilon, mixed
         # Attention reads half precision if the device has matrix units for heads of this width.
         in_half = mixed and model.operations.attends_in_half(config.head_dim)
         q, k, v = new.heads(config, together=3 if in_half else 1, half=in_half)
@@ -281,11 +281,12 @@ class Layer:
         self._ffn_normed = new.operand("feed-forward norm", config.dim)
         self._ffn_scale = new.single("feed-forward norm's scale")
         # The feed-forward network.
-        self._inner = _inner(model, new, "gate")
+        inner = _inner(model, new, "gate")
         if mixed:
-            self._activated = self._ops.scratch("activation", (rows, config.ffn_dim), np.float16)
+            activated = self._ops.scratch("activation", (rows, config.ffn_dim), np.float16)
         else:
-            self._activated = new.single("activation", config.ffn_dim)
+            activated = new.single("activation", config.ffn_dim)
+        self._activation = ActivationTensors(model.activation, inner, activated)
 
     def record(
         self, w: LayerWeights, x: Tensor, out: Tensor, rows: Sequences, *, again: bool = False
@@ -303,12 +304,13 @@ class Layer:
         ops.linear(attended, w.attention_out, self._middle, residual=x)
         # The feed-forward network adds to the residual stream, too.
         ops.rms_norm(self._ffn_norm(w), self._epsilon)
-        for weight, product in reversed([*zip(self._inner_of(w), self._inner, strict=True)]):
+        products = self._activation.inner
+        for weight, product in reversed([*zip(self._inner_of(w), products, strict=True)]):
             ops.linear(self._ffn_normed, weight, product)
         if not (again and self._mixed):
-            ops.activate(self._activation, self._inner, self._activated)
+            ops.activate(self._activation)
         if not again:
-            ops.linear(self._activated, w.down, out, residual=self._middle)
+            ops.linear(self._activation.out, w.down, out, residual=self._middle)
 
     def record_backward(self, pass_: Backward, x: Tensor, rows: Sequences) -> None:
         """Record the backward pass from the layer's output to its input `x` (N, C)."""
@@ -317,12 +319,9 @@ class Layer:
         # From the layer's output to the residual stream after attention.
         residual = g.residual_operand
         ops.linear_backward_input(residual, w.down, g.activated, accumulate=False)
-        gradients = g.activated, g.inner
-        if self._mixed:
-            ops.activate_and_backward(self._activation, self._inner, self._activated, *gradients)
-        else:
-            ops.activate_backward(self._activation, self._inner, *gradients)
-        ops.linear_backward_weight(residual, self._activated, d.down, accumulate=accumulate)
+        backward = ops.activate_and_backward if self._mixed else ops.activate_backward
+        backward(self._activation, g.activated, g.inner)
+        ops.linear_backward_weight(residual, self._activation.out, d.down, accumulate=accumulate)
         for gradient, of_weight in zip(g.inner, self._inner_of(d), strict=True):
             ops.linear_backward_weight(gradient, self._ffn_normed, of_weight, accumulate=accumulate)
         # Start with the gradient of the up projection: the order of the terms decides the bits.
@@ -345,7 +344,7 @@ class Layer:
 
     def _inner_of(self, weights: LayerWeights) -> tuple[Tensor, ...]:
         """Return the weights of the inner products, or their gradients."""
-        if len(self._inner) == len(weights.inner):
+        if len(self._activation.inner) == len(weights.inner):
             return weights.inner
         return (weights.packed_inner.tensor,)
 

@@ -25,7 +25,7 @@ from llmgpu.lm.ops.recording import (
     vector_fours,
     workgroups,
 )
-from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
+from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
 INNER = struct_dtype("lm/inner_params.wgsl", "InnerParams")
 # The inner products of a feed-forward network, or their gradients: x, or for a gated activation the
@@ -105,6 +105,31 @@ GELU = ActivationFunction(_CODES["GELU"], False, _gelu, _gelu_slope)
 BY_NAME = {"swiglu": SWIGLU, "gelu": GELU}  # the names in `llmgpu.lm.config.ACTIVATIONS`
 
 
+@dataclass(frozen=True)
+class ActivationTensors:
+    """The tensors of an activation, each float32 or float16: inner products, and results (N, F)."""
+
+    function: ActivationFunction
+    inner: Inner
+    out: Tensor
+
+    @property
+    def are_packed(self) -> bool:
+        """Whether gate and up are in one tensor."""
+        return self.function.is_gated and len(self.inner) == 1
+
+    def separated(self, inner: Inner, width: int) -> Sequence[Tensor]:
+        """Return inner products or their gradients on the host, each (N, width).
+
+        If gate and up are packed, they are views of columns.
+        """
+        if not self.are_packed:
+            return inner
+        shape, array = (inner[0].shape[0], width), inner[0].array
+        columns = array[:, :width], array[:, -width:]
+        return [replace(inner[0], shape=shape, data=each) for each in columns]
+
+
 class ActivationOperations(Recorder):
     """Activations of feed-forward networks, computed by NumPy.
 
@@ -113,34 +138,32 @@ class ActivationOperations(Recorder):
     """
 
     @recorded
-    def activate(self, activation: ActivationFunction, inner: Inner, out: Tensor) -> None:
-        """Write out = f(x), or f(x) * up; all (N, F), each float32 or float16."""
-        x, *up = _arrays(activation, inner, out.shape[1])
+    def activate(self, t: ActivationTensors) -> None:
+        """Write out = f(x), or f(x) * up."""
+        x, *up = (each.array for each in t.separated(t.inner, t.out.shape[1]))
 
         def compute(rows: slice) -> None:
-            values = single_of(out.array[rows])
-            activation.compute(as_single(x[rows]), values)
+            values = single_of(t.out.array[rows])
+            t.function.compute(as_single(x[rows]), values)
             for factor in up:
                 values *= factor[rows]
-            put(values, out.array[rows])
+            put(values, t.out.array[rows])
 
-        self.over_blocks(compute, *out.shape)
+        self.over_blocks(compute, *t.out.shape)
 
     @recorded
-    def activate_backward(
-        self, activation: ActivationFunction, inner: Inner, grad_out: Tensor, grad_inner: Inner
-    ) -> None:
-        """Write the gradient of each inner product.
+    def activate_backward(self, t: ActivationTensors, grad_out: Tensor, grad_inner: Inner) -> None:
+        """Write the gradient of each inner product; grad_out: the gradient of `out`.
 
-        grad_out: the gradient of `out` in `activate`.
+        `out` itself is not read.
         """
         width = grad_out.shape[1]
-        x, *up = _arrays(activation, inner, width)
-        grad_x, *grad_up = _arrays(activation, grad_inner, width)
+        x, *up = (each.array for each in t.separated(t.inner, width))
+        grad_x, *grad_up = (each.array for each in t.separated(grad_inner, width))
 
         def compute(rows: slice) -> None:
             gradient = as_single(grad_out.array[rows])
-            values, slope = activation.differentiate(as_single(x[rows]))
+            values, slope = t.function.differentiate(as_single(x[rows]))
             for factor, target in zip(up, grad_up, strict=True):
                 slope *= factor[rows]
                 values *= gradient
@@ -151,80 +174,66 @@ class ActivationOperations(Recorder):
         self.over_blocks(compute, *grad_out.shape)
 
     def activate_and_backward(
-        self,
-        activation: ActivationFunction,
-        inner: Inner,
-        out: Tensor,
-        grad_out: Tensor,
-        grad_inner: Inner,
+        self, t: ActivationTensors, grad_out: Tensor, grad_inner: Inner
     ) -> None:
         """Call `activate`, then `activate_backward`.
 
         If gate and up are in one tensor, a device computes both with a single kernel.
         """
-        self.activate(activation, inner, out)
-        self.activate_backward(activation, inner, grad_out, grad_inner)
+        self.activate(t)
+        self.activate_backward(t, grad_out, grad_inner)
 
 
 class GpuActivations(GpuRecorder, ActivationOperations):
     """Activations of feed-forward networks, as GPU kernels."""
 
-    def activate(self, activation: ActivationFunction, inner: Inner, out: Tensor) -> None:
-        if not _are_packed(activation, inner):
-            kernel = "06_gated" if activation.is_gated else "06_activation"
-            self._elements(kernel, activation, {"out": out}, **_named(inner))
-        elif inner[0].is_half:
-            self._halves("06_gated_half", activation, inner, out)
+    def activate(self, t: ActivationTensors) -> None:
+        if not t.are_packed:
+            kernel = "06_gated" if t.function.is_gated else "06_activation"
+            self._elements(kernel, t, {"out": t.out}, **_named(t.inner))
+        elif t.inner[0].is_half:
+            self._halves("06_gated_half", t)
         else:
-            width, row = out.shape[1], inner[0].shape[1]
-            params = np.array([(*out.shape, row - width, row, 0, 0)], INNER)
-            file, groups = "lm/13_packed_gated.wgsl", workgroups(out.size)
-            with self.rounding_to("out", out) as to:
-                self.dispatch(file, groups, activation.constants, x=inner[0], out=to, params=params)
+            width, row = t.out.shape[1], t.inner[0].shape[1]
+            params = np.array([(*t.out.shape, row - width, row, 0, 0)], INNER)
+            file, groups = "lm/13_packed_gated.wgsl", workgroups(t.out.size)
+            with self.rounding_to("out", t.out) as out:
+                constants, x = t.function.constants, t.inner[0]
+                self.dispatch(file, groups, constants, x=x, out=out, params=params)
 
-    def activate_backward(
-        self, activation: ActivationFunction, inner: Inner, grad_out: Tensor, grad_inner: Inner
-    ) -> None:
-        if _are_packed(activation, inner):
+    def activate_backward(self, t: ActivationTensors, grad_out: Tensor, grad_inner: Inner) -> None:
+        if t.are_packed:
             out = self.scratch("activation", grad_out.shape, np.float16)
-            self.activate_and_backward(activation, inner, out, grad_out, grad_inner)
+            self.activate_and_backward(replace(t, out=out), grad_out, grad_inner)
             return
-        kernel = "09_gated_backward" if activation.is_gated else "09_activation_backward"
+        kernel = "09_gated_backward" if t.function.is_gated else "09_activation_backward"
         outs = _named(grad_inner, "grad_")
-        self._elements(kernel, activation, outs, **_named(inner), grad_out=grad_out)
+        self._elements(kernel, t, outs, **_named(t.inner), grad_out=grad_out)
 
     def activate_and_backward(
-        self,
-        activation: ActivationFunction,
-        inner: Inner,
-        out: Tensor,
-        grad_out: Tensor,
-        grad_inner: Inner,
+        self, t: ActivationTensors, grad_out: Tensor, grad_inner: Inner
     ) -> None:
-        if not _are_packed(activation, inner):
-            super().activate_and_backward(activation, inner, out, grad_out, grad_inner)
-            return
-        gradients = {"grad_out": grad_out, "grad_x": grad_inner[0]}
-        self._halves("09_gated_backward_half", activation, inner, out, **gradients)
+        if t.are_packed:
+            self._halves("09_gated_backward_half", t, grad_out=grad_out, grad_x=grad_inner[0])
+        else:
+            super().activate_and_backward(t, grad_out, grad_inner)
 
-    def _halves(
-        self, kernel: str, activation: ActivationFunction, inner: Inner, out: Tensor, **more: Tensor
-    ) -> None:
+    def _halves(self, kernel: str, t: ActivationTensors, **gradients: Tensor) -> None:
         """Dispatch a kernel for gate and up in one float16 tensor.
 
         Each thread computes eight elements, or four if the widths are no multiples of eight.
         """
-        widths = out.shape[1], inner[0].shape[1]
+        widths = t.out.shape[1], t.inner[0].shape[1]
         fours = vector_fours(*widths)
         row, packed_row = (width // (FOUR * fours) for width in widths)
-        vectors = out.shape[0] * row
-        settings = activation.constants | {"fours": fours}
+        vectors = t.out.shape[0] * row
+        settings = t.function.constants | {"fours": fours}
         sizes = dims(vectors, row, packed_row)
-        tensors = {"x": inner[0], "out": out, **more}
+        tensors = {"x": t.inner[0], "out": t.out, **gradients}
         self.dispatch(f"lm/{kernel}.wgsl", workgroups(vectors), settings, **tensors, dims=sizes)
 
     def _elements(
-        self, kernel: str, activation: ActivationFunction, outs: dict[str, Tensor], **inputs: Tensor
+        self, kernel: str, t: ActivationTensors, outs: dict[str, Tensor], **inputs: Tensor
     ) -> None:
         """Dispatch a float32 kernel with one thread per element."""
         size = next(iter(outs.values())).size
@@ -233,23 +242,7 @@ class GpuActivations(GpuRecorder, ActivationOperations):
         with ExitStack() as stack:
             for name, out in outs.items():
                 tensors[name] = stack.enter_context(self.rounding_to(name, out))
-            self.dispatch(file, groups, activation.constants, **tensors, dims=dims(size))
-
-
-def _are_packed(activation: ActivationFunction, inner: Inner) -> bool:
-    return activation.is_gated and len(inner) == 1
-
-
-def separated(activation: ActivationFunction, inner: Inner, width: int) -> Sequence[Tensor]:
-    """Return the inner products on the host, each (N, F); views of columns if they are packed."""
-    if not _are_packed(activation, inner):
-        return inner
-    shape, array = (inner[0].shape[0], width), inner[0].array
-    return [replace(inner[0], shape=shape, data=x) for x in (array[:, :width], array[:, -width:])]
-
-
-def _arrays(activation: ActivationFunction, inner: Inner, width: int) -> list[AnyArray]:
-    return [each.array for each in separated(activation, inner, width)]
+            self.dispatch(file, groups, t.function.constants, **tensors, dims=dims(size))
 
 
 def _named(inner: Inner, prefix: str = "") -> dict[str, Tensor]:

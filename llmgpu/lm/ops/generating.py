@@ -16,6 +16,7 @@ from llmgpu.lm.ops.activations import (
     INNER,
     ActivationFunction,
     ActivationOperations,
+    ActivationTensors,
     GpuActivations,
 )
 from llmgpu.lm.ops.attention import attention_params
@@ -82,7 +83,8 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
         weight: the matrices of gate and up, or only of up if the activation has no gate.
         norm: x is the input; out and inverse_rms are undefined afterwards.
         """
-        self.activate(activation, [self._products(norm, epsilon, weight)], out)
+        products = self._products(norm, epsilon, weight)
+        self.activate(ActivationTensors(activation, [products], out))
 
     def _products(self, norm: Norm, epsilon: float, weight: Packed) -> Tensor:
         self.rms_norm(norm, epsilon)

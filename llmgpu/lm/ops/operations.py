@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 from llmgpu.cpu.library import CThreads, library
 from llmgpu.lm.ops.activations import (
     SWIGLU,
-    ActivationFunction,
+    ActivationTensors,
     Inner,
-    separated,
 )
 from llmgpu.lm.ops.attention import AttentionOperations, GpuAttention
 from llmgpu.lm.ops.generating import GenerationOperations, GpuGenerating
@@ -133,18 +132,18 @@ class EngineOperations(Operations):
         return "rotary", x, *rotation.tensors.values(), *x.shape, rotation.head_dim, inverse
 
     @called_in_c
-    def activate(self, activation: ActivationFunction, inner: Inner, out: Tensor) -> Call | None:
-        if activation is not SWIGLU:
+    def activate(self, t: ActivationTensors) -> Call | None:
+        if t.function is not SWIGLU:
             return None
-        return "swiglu", *separated(activation, inner, out.shape[1]), out, out.size
+        return "swiglu", *t.separated(t.inner, t.out.shape[1]), t.out, t.out.size
 
     @called_in_c
     def activate_backward(
-        self, activation: ActivationFunction, inner: Inner, grad_out: Tensor, grad_inner: Inner
+        self, t: ActivationTensors, grad_out: Tensor, grad_inner: Inner
     ) -> Call | None:
-        if activation is not SWIGLU or len(inner) == 1:
+        if t.function is not SWIGLU or t.are_packed:
             return None
-        return "swiglu_backward", *inner, grad_out, *grad_inner, grad_out.size
+        return "swiglu_backward", *t.inner, grad_out, *grad_inner, grad_out.size
 
     @called_in_c
     def multiply_matrices(self, p: Product) -> Call | None:

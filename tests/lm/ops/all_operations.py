@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.cpu import library
-from llmgpu.lm.ops.activations import SWIGLU
+from llmgpu.lm.ops.activations import SWIGLU, ActivationTensors
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.optimizer import WeightUpdate
 from llmgpu.lm.ops.tensor import (
@@ -79,14 +79,15 @@ def _rows(new: Tensors, shape: AttentionShape, vocabulary: int) -> Callable[[], 
     rotation = Rotation(tables[0], tables[1], positions, shape.head_dim)
     rotated = [new(f"rotated {k}", rows, width) for k in range(2)]
     gated = [new(f"gated {k}", rows, width + 3) for k in range(6)]
+    activation = ActivationTensors(SWIGLU, gated[:2], gated[2])
 
     def record() -> None:
         ops.rms_norm(norm, 1e-5)
         ops.rms_norm_backward(norm, *gradients)
         ops.rotary(rotated[0], rotation)
         ops.rotary(rotated[1], rotation, inverse=True)
-        ops.activate(SWIGLU, gated[:2], gated[2])
-        ops.activate_backward(SWIGLU, gated[:2], gated[3], gated[4:])
+        ops.activate(activation)
+        ops.activate_backward(activation, gated[3], gated[4:])
 
     return record
 

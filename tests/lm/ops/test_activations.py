@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llmgpu.lm.config import ACTIVATIONS, UNGATED
-from llmgpu.lm.ops.activations import BY_NAME, SWIGLU
+from llmgpu.lm.ops.activations import BY_NAME, SWIGLU, ActivationTensors
 from llmgpu.lm.ops.operations import Operations
 from tests.lm.ops.checking import (
     assert_close,
@@ -55,17 +55,19 @@ def check_forward(operations: Operations, name: str, *arrays: NDArray[np.float64
     inner = arrays[: count_of_inner(name)]
     tensors = [tensor_of(operations, "input", array) for array in inner]
     out = poisoned(operations, "out", inner[0].shape)
-    run(operations, lambda: operations.activate(BY_NAME[name], tensors, out))
+    activation = ActivationTensors(BY_NAME[name], tensors, out)
+    run(operations, lambda: operations.activate(activation))
     assert_close(operations.read(out), reference.forward(name, *inner))
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_backward(operations: Operations, shape: tuple[int, int], name: str) -> None:
-    arrays, activation = inputs(shape)[: count_of_inner(name) + 1], BY_NAME[name]
+    arrays = inputs(shape)[: count_of_inner(name) + 1]
     *inner, grad_out = [tensor_of(operations, "input", array) for array in arrays]
-    outs = [poisoned(operations, "out", shape) for _ in inner]
-    run(operations, lambda: operations.activate_backward(activation, inner, grad_out, outs))
+    activated, *outs = [poisoned(operations, "out", shape) for _ in range(1 + len(inner))]
+    activation = ActivationTensors(BY_NAME[name], inner, activated)
+    run(operations, lambda: operations.activate_backward(activation, grad_out, outs))
     for out, expected in zip(outs, reference.backward(name, *arrays), strict=True):
         assert_close(operations.read(out), expected)
 
@@ -81,18 +83,18 @@ def test_half_precision(
     arrays[0][0, 0], arrays[1][0, 0] = 300, 300  # their product is beyond half precision
     *inner, grad_out = [tensor_of(operations, "input", array.astype(kind)) for array in arrays]
     outs = [poisoned_halves(operations, "out", shape) for _ in arrays]
-    activation = BY_NAME[name]
+    activation = ActivationTensors(BY_NAME[name], inner, outs[0])
 
     def record() -> None:
-        operations.activate(activation, inner, outs[0])
-        operations.activate_backward(activation, inner, grad_out, outs[1:])
+        operations.activate(activation)
+        operations.activate_backward(activation, grad_out, outs[1:])
 
     run(operations, record)
     exact = [array.astype(np.float64) for array in arrays]
     expected = [reference.forward(name, *exact[:-1]), *reference.backward(name, *exact)]
     for out, values in zip(outs, expected, strict=True):
         assert_rounded(operations.read(out), values)
-    assert np.isinf(operations.read(outs[0])[0, 0]) == activation.is_gated
+    assert np.isinf(operations.read(outs[0])[0, 0]) == BY_NAME[name].is_gated
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (5, 36), (7, 200)])
@@ -111,11 +113,12 @@ def test_gate_and_up_side_by_side(
     grad_x = poisoned_halves(operations, "gradient", x.shape)
     again = poisoned_halves(operations, "out", shape)
     grad_again = poisoned_halves(operations, "gradient", x.shape)
+    first, second = (ActivationTensors(SWIGLU, [x], each) for each in (out, again))
 
     def record() -> None:
-        operations.activate(SWIGLU, [x], out)
-        operations.activate_backward(SWIGLU, [x], grad_out, [grad_x])
-        operations.activate_and_backward(SWIGLU, [x], again, grad_out, [grad_again])
+        operations.activate(first)
+        operations.activate_backward(first, grad_out, [grad_x])
+        operations.activate_and_backward(second, grad_out, [grad_again])
 
     run(operations, record)
     np.testing.assert_array_equal(operations.read(again), operations.read(out))
