@@ -32,7 +32,7 @@ from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.optimizer import LOSS_PARTS, NORM_PARTIALS, WeightState, WeightUpdate
 from llmgpu.lm.ops.tensor import AttentionShape
-from llmgpu.lm.optimizers.adamw import BLOCK, BlockCodes, CodedMoments, Moments, RowMoments
+from llmgpu.lm.optimizers.adamw import BLOCK, CodedMoments, Moments, RowMoments
 from llmgpu.lm.optimizers.muon import ITERATIONS, MUON, Momentum
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import FIRST_SCALE, hyper_parameters
@@ -452,10 +452,7 @@ def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
         "*parameter:VC gradient:VC first_codes *first_scales second_codes *second_scales",
         (ADAMW_OPERATIONS + CODING_OPERATIONS) * s.vocabulary * s.config.dim,
         lambda: step_parameters() | moments,
-        lambda t: CodedMoments(
-            BlockCodes(t["first_codes"], t["first_scales"]),
-            BlockCodes(t["second_codes"], t["second_scales"]),
-        ),
+        lambda t: CodedMoments(**{name: t[name] for name in moments}),
         # The codes are not compared: a number half way between two codes may get either code.
         uncompared=("first_codes", "second_codes"),
     )

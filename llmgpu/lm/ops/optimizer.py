@@ -12,7 +12,7 @@ steps, and a line in the table of `llmgpu.lm.optimizers`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
@@ -71,17 +71,25 @@ class WeightUpdate:
         scale: FloatArray = self.stats.array[CLIP_SCALE]
         return scale
 
-    @property
-    def bindings(self) -> dict[str, Tensor]:
-        """The tensors by the names of the kernels' bindings."""
-        names = ["parameter", "gradient", "stats", "hyper"]
-        names += [] if self.half_copy is None else ["half_copy"]
-        return {name: getattr(self, name) for name in names}
+    def dispatch(
+        self,
+        operations: GpuRecorder,
+        kernel: str,
+        groups: int,
+        sizes: Sequence[int],
+        tensors: Mapping[str, Tensor | None],
+        **settings: int,
+    ) -> None:
+        """Append `groups` workgroups of the kernel of a step.
 
-    @property
-    def settings(self) -> dict[str, int]:
-        """Settings of the kernels: whether they also write a half-precision copy."""
-        return {"half_copy": self.half_copy is not None}
+        sizes: the numbers in the kernel's `dims`. tensors: the tensors of the optimizer's state;
+        with None as "gradient", the kernel does not bind the gradient.
+        """
+        names = ("parameter", "gradient", "stats", "hyper", "half_copy")
+        bindings = {name: getattr(self, name) for name in names} | dict(tensors)
+        bound = {name: tensor for name, tensor in bindings.items() if tensor is not None}
+        settings = {"half_copy": self.half_copy is not None, **settings}
+        operations.dispatch(f"lm/12_{kernel}.wgsl", groups, settings, **bound, dims=dims(*sizes))
 
 
 class WeightState(ABC):

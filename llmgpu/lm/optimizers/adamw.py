@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import Steps, WeightState, WeightUpdate
-from llmgpu.lm.ops.recording import GpuRecorder, dims, workgroups
+from llmgpu.lm.ops.recording import GpuRecorder, workgroups
 from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
 
 PIECE = 1 << 16  # elements that NumPy updates at a time, so that they fit in a processor's cache
@@ -136,15 +136,8 @@ class Moments(WeightState):
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
         """Append the kernel of a step; each thread updates four elements."""
         size = update.parameter.size
-        operations.dispatch(
-            "lm/12_adamw_update.wgsl",
-            workgroups(-(-size // 4)),
-            update.settings,
-            **update.bindings,
-            first=self.first,
-            second=self.second,
-            dims=dims(size, int(update.decays)),
-        )
+        groups, sizes = workgroups(-(-size // 4)), (size, int(update.decays))
+        update.dispatch(operations, "adamw_update", groups, sizes, vars(self))
 
 
 @dataclass(frozen=True)
@@ -187,16 +180,8 @@ class RowMoments(Moments):
         """Append the kernel of a step; each thread updates an element of a listed row."""
         height, width = update.parameter.shape
         threads = self.rows.size * width
-        operations.dispatch(
-            "lm/12_adamw_update_rows.wgsl",
-            workgroups(threads),
-            update.settings,
-            **update.bindings,
-            first=self.first,
-            second=self.second,
-            rows=self.rows,
-            dims=dims(threads, width, height, int(update.decays)),
-        )
+        groups, sizes = workgroups(threads), (threads, width, height, int(update.decays))
+        update.dispatch(operations, "adamw_update_rows", groups, sizes, vars(self))
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[AnyArray, ...]]:
@@ -206,24 +191,14 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple[AnyArray, ...]]:
         yield tuple(array[start : start + PIECE] for array in arrays)
 
 
-@dataclass(frozen=True)
-class BlockCodes:
-    """Numbers stored as codes.
+def block_codes(operations: Operations, name: str, size: int) -> tuple[Tensor, Tensor]:
+    """Create the codes of `size` numbers and the scales of their blocks, zeros at first.
 
     codes: (blocks * BLOCK,) uint8, 0 after the last number. scales: (blocks,) float32.
     """
-
-    codes: Tensor
-    scales: Tensor
-
-
-def block_codes(operations: Operations, name: str, size: int) -> BlockCodes:
-    """Create the codes of `size` numbers, zeros at first."""
     blocks = -(-size // BLOCK)
-    return BlockCodes(
-        operations.tensor(f"{name} codes", (blocks * BLOCK,), np.uint8),
-        operations.tensor(f"{name} scales", (blocks,)),
-    )
+    codes = operations.tensor(f"{name} codes", (blocks * BLOCK,), np.uint8)
+    return codes, operations.tensor(f"{name} scales", (blocks,))
 
 
 def decode(codes: Codes, scales: FloatArray, values: FloatArray) -> FloatArray:
@@ -259,18 +234,23 @@ def _nearest_codes(
 
 @dataclass(frozen=True)
 class CodedMoments(WeightState):
-    """Moments in 8 bits per element; `second` stores codes of the square root."""
+    """Moments in 8 bits per element, see `block_codes`.
 
-    first: BlockCodes
-    second: BlockCodes
+    The codes of the second moment are those of its square root.
+    """
+
+    first_codes: Tensor
+    first_scales: Tensor
+    second_codes: Tensor
+    second_scales: Tensor
 
     @staticmethod
     def make(operations: Operations, weights: Sequence[Tensor]) -> list[CodedMoments]:
         """Make the moments of weights, zeros at first."""
         return [
             CodedMoments(
-                block_codes(operations, f"{weight.name}.first", weight.size),
-                block_codes(operations, f"{weight.name}.second", weight.size),
+                *block_codes(operations, f"{weight.name}.first", weight.size),
+                *block_codes(operations, f"{weight.name}.second", weight.size),
             )
             for weight in weights
         ]
@@ -278,42 +258,30 @@ class CodedMoments(WeightState):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Codes and scales of both moments."""
-        return self.first.codes, self.first.scales, self.second.codes, self.second.scales
+        return tuple(vars(self).values())
 
     def compute(self, update: WeightUpdate) -> None:
         """Decode, update and encode the moments, a piece of whole blocks at a time."""
         parameter, gradient = (x.array.reshape(-1) for x in (update.parameter, update.gradient))
         for start in range(0, len(parameter), PIECE):
             part = slice(start, start + PIECE)
+            blocks = slice(start // BLOCK, (start + PIECE) // BLOCK)
+            first = self.first_codes.array[part], self.first_scales.array[blocks]
+            second = self.second_codes.array[part], self.second_scales.array[blocks]
             p, g = parameter[part], gradient[part] * update.clip_scale
-            m = decode(*_piece(self.first, start), SIGNED_VALUES)
-            v = decode(*_piece(self.second, start), UNSIGNED_VALUES)
+            m, v = decode(*first, SIGNED_VALUES), decode(*second, UNSIGNED_VALUES)
             np.square(v, out=v)
             # The last block may reach beyond the weight; codes beyond the weight stay 0.
             adamw(p, g, m[: len(g)], v[: len(g)], update.hyper.array, decays=update.decays)
-            encode_signed(m, *_piece(self.first, start))
-            encode_unsigned(np.sqrt(v, out=v), *_piece(self.second, start))
+            encode_signed(m, *first)
+            encode_unsigned(np.sqrt(v, out=v), *second)
 
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
         """Append the kernel of a step; each workgroup updates a block."""
         size = update.parameter.size
-        operations.dispatch(
-            "lm/12_adamw_8bit_update.wgsl",
-            -(-size // BLOCK),
-            {**update.settings, "WORKGROUP_SIZE": BLOCK // 4},
-            **update.bindings,
-            first_codes=self.first.codes,
-            first_scales=self.first.scales,
-            second_codes=self.second.codes,
-            second_scales=self.second.scales,
-            dims=dims(size, int(update.decays)),
-        )
-
-
-def _piece(moment: BlockCodes, start: int) -> tuple[Codes, FloatArray]:
-    """Return views of the codes of PIECE elements from `start` on, and of the blocks' scales."""
-    blocks = slice(start // BLOCK, (start + PIECE) // BLOCK)
-    return moment.codes.array[start : start + PIECE], moment.scales.array[blocks]
+        groups, sizes, threads = -(-size // BLOCK), (size, int(update.decays)), BLOCK // 4
+        kernel, tensors = "adamw_8bit_update", vars(self)
+        update.dispatch(operations, kernel, groups, sizes, tensors, WORKGROUP_SIZE=threads)
 
 
 ADAMW = Optimizer(Moments.make, RowMoments.make_rows)

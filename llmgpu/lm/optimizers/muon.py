@@ -103,16 +103,10 @@ class OrthogonalStep(WeightState):
 
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
         """Append the kernel of a step; each thread updates four elements."""
-        parameter = update.parameter
-        bindings = {**update.bindings, "direction": self.direction}
-        del bindings["gradient"]
-        operations.dispatch(
-            "lm/12_muon_update.wgsl",
-            workgroups(-(-parameter.size // 4)),
-            update.settings,
-            **bindings,
-            dims=dims(parameter.size, int(update.decays), self.side),
-        )
+        size = update.parameter.size
+        groups, sizes = workgroups(-(-size // 4)), (size, int(update.decays), self.side)
+        tensors = {"direction": self.direction, "gradient": None}
+        update.dispatch(operations, "muon_update", groups, sizes, tensors)
 
 
 def record_orthogonal(

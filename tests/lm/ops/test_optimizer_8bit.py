@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.tensor import Tensor
-from llmgpu.lm.optimizers.adamw import BLOCK, PIECE, BlockCodes, CodedMoments, block_codes
+from llmgpu.lm.optimizers.adamw import BLOCK, PIECE, CodedMoments, block_codes
 from llmgpu.lm.options import TrainOptions
 from tests.lm.ops.adamw_steps import (
     LEARNING_RATE,
@@ -36,14 +36,15 @@ class CodedSteps(Steps):
         self.codes = [block_codes(operations, name, parameter.size) for name in ("first", "second")]
 
     def take(self, *, decay: bool = True, half_copy: Tensor | None = None) -> None:
-        state, update = CodedMoments(*self.codes), self.update(decay=decay, half_copy=half_copy)
+        (first, second), update = self.codes, self.update(decay=decay, half_copy=half_copy)
+        state = CodedMoments(*first, *second)
         run(self.operations, lambda: self.operations.update_weight(state, update))
 
-    def read_codes(self, moment: BlockCodes, dtype: type) -> tuple[NDArray[Any], Array]:
+    def read_codes(self, moment: tuple[Tensor, Tensor], dtype: type) -> tuple[NDArray[Any], Array]:
         """Codes of the parameter's elements, and scales."""
-        codes = self.operations.read(moment.codes)
+        codes = self.operations.read(moment[0])
         assert not np.any(codes[self.parameter.size :])
-        scales = self.operations.read(moment.scales).astype(np.float64)
+        scales = self.operations.read(moment[1]).astype(np.float64)
         return codes[: self.parameter.size].view(dtype), scales
 
     def moments(self) -> tuple[Array, Array]:
@@ -56,7 +57,7 @@ class CodedSteps(Steps):
         )
 
     def everything(self) -> list[NDArray[Any]]:
-        moments = (tensor for moment in self.codes for tensor in (moment.codes, moment.scales))
+        moments = (tensor for moment in self.codes for tensor in moment)
         return [self.operations.read(tensor) for tensor in (self.parameter, *moments)]
 
 
