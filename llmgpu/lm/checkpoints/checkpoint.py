@@ -46,7 +46,6 @@ from llmgpu.lm.checkpoints.huggingface import (
     describe_model,
     describe_tokenizer,
     model_type,
-    naming,
     open_pretrained,
     read_model_files,
     read_object,
@@ -54,6 +53,7 @@ from llmgpu.lm.checkpoints.huggingface import (
 from llmgpu.lm.checkpoints.safetensors_file import (
     TensorFile,
     TensorSource,
+    naming,
     read_tensors,
     write_tensors,
 )

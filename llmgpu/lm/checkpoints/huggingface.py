@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,9 @@ from numpy.typing import NDArray
 from llmgpu.bpe.interchange.formats import find_in_folder
 from llmgpu.bpe.interchange.huggingface import describe_config
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import CheckpointError, InputError, VocabularyError
+from llmgpu.errors import CheckpointError, InputError
 from llmgpu.input_files import Note, no_notes, parse_json, quote, read_limited, spell
-from llmgpu.lm.checkpoints.safetensors_file import WEIGHT_DTYPES, as_float32, read_tensors
+from llmgpu.lm.checkpoints.safetensors_file import WEIGHT_DTYPES, as_float32, naming, read_tensors
 from llmgpu.lm.config import OUTPUT, ModelConfig, RopeScaling
 
 OWN_KEY = "llmgpu"  # key in config.json, and type of models that transformers lacks
@@ -539,16 +538,3 @@ def read_object(path: Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise CheckpointError("damaged: not a JSON object")
     return content
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Turn an error of the block into a CheckpointError that names `path`."""
-    try:
-        yield
-    except (CheckpointError, VocabularyError) as error:
-        text = str(error)
-        raise CheckpointError(text if str(path) in text else f"{path}: {text}") from error
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the links form a circle
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{path}: can't read it: {reason}") from error

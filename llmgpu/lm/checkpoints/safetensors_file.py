@@ -15,7 +15,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,7 @@ def _chunks(array: NDArray[Any]) -> Iterable[memoryview]:
 
 def read_tensors(path: str | Path) -> TensorFile:
     """Map a file into memory; raise CheckpointError, with the path, for an invalid file."""
-    try:
+    with naming(path):
         content, data = _open(path)
         metadata = content.pop(METADATA, {})
         if not isinstance(metadata, dict) or not all(
@@ -175,30 +176,24 @@ def read_tensors(path: str | Path) -> TensorFile:
         ):
             raise CheckpointError(f"damaged: {METADATA} is not a map of strings")
         tensors = _map_tensors(content, data)
-    except (CheckpointError, VocabularyError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
     return TensorFile(str(path), tensors)
 
 
 def _open(path: str | Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
     """Return the header's map and the data after the header, mapped into memory."""
-    try:
-        with open(path, "rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            prefix = stream.read(_LENGTH_BYTES)
-            if len(prefix) < _LENGTH_BYTES:
-                raise CheckpointError(f"damaged: {size} bytes are too few for a safetensors file")
-            length = int.from_bytes(prefix, "little")
-            limit = min(MAX_HEADER_BYTES, size - _LENGTH_BYTES)
-            if length > limit:
-                raise CheckpointError(
-                    f"damaged or cut short: the header has {length} bytes, but at most {limit} fit"
-                )
-            content = parse_json(stream.read(length))
-            data = np.memmap(stream, np.uint8, mode="r")[_LENGTH_BYTES + length :]
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"can't read it: {reason}") from error
+    with open(path, "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        prefix = stream.read(_LENGTH_BYTES)
+        if len(prefix) < _LENGTH_BYTES:
+            raise CheckpointError(f"damaged: {size} bytes are too few for a safetensors file")
+        length = int.from_bytes(prefix, "little")
+        limit = min(MAX_HEADER_BYTES, size - _LENGTH_BYTES)
+        if length > limit:
+            raise CheckpointError(
+                f"damaged or cut short: the header has {length} bytes, but at most {limit} fit"
+            )
+        content = parse_json(stream.read(length))
+        data = np.memmap(stream, np.uint8, mode="r")[_LENGTH_BYTES + length :]
     if not isinstance(content, dict):
         raise CheckpointError("damaged: the header is not a JSON object")
     return content, data
@@ -277,3 +272,16 @@ def _read_numbers(name: str, what: str, content: object) -> tuple[int, ...]:
         if type(number) is not int or not 0 <= number < _MAX_NUMBER:
             raise CheckpointError(f"damaged: {what} of tensor {quote(name)} has {quote(number)}")
     return tuple(content)
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Turn an error of the block into a CheckpointError that names `path`."""
+    try:
+        yield
+    except (CheckpointError, VocabularyError) as error:
+        text = str(error)
+        raise CheckpointError(text if str(path) in text else f"{path}: {text}") from error
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the links form a circle
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{path}: can't read it: {reason}") from error
