@@ -42,12 +42,14 @@ from llmgpu.progress import Progress
 Array = NDArray[Any]
 Arrays = dict[str, Array]
 Tensors = dict[str, Tensor]
+Given = Callable[[], Mapping[str, Array]]  # returns operands by name
 TOLERANCE = 3e-5  # for different rounding and orders of addition in NumPy and on a GPU
 UNIFORMS = ("hyper", "params")  # inputs that kernels bind as uniforms
 # Tensors that kernels on matrix units bind as one.
 TOGETHER = ("q", "k", "v"), ("grad_q", "grad_k", "grad_v"), ("cosines", "sines")
 FEW_NUMBERS = ("stats", *UNIFORMS)  # inputs too small to count as moved bytes
 NO_HALF_PRECISION = "no half precision (shader-f16)"
+MANY_ROWS = 64  # new tokens of a batch
 BLOCK_ELEMENTS = 1 << 22  # elements compared at a time
 CASE_SECONDS, QUICK_CASE_SECONDS = 0.5, 0.1  # see `CaseBench.budget`
 _PERIOD = 1_000_003  # number of random numbers; larger arrays repeat them
@@ -225,17 +227,24 @@ class Sizes:
     def _repeated(self) -> NDArray[np.float32]:
         return np.random.default_rng(2).standard_normal(_PERIOD, np.float32)
 
+    @property
+    def head_starts(self) -> tuple[int, int, int]:
+        """The first columns of queries, keys and values side by side."""
+        return 0, self.config.dim, self.config.dim + self.config.kv_dim
+
     def shape(self, letters: str) -> tuple[int, ...]:
         """Return the shape that letters spell: one letter for each dimension.
 
         N: rows. V: rows of the table. C: width. K: width of keys. F: width of the feed-forward
         network. H: heads. T: positions. P: width of queries, keys and values side by side. G: width
-        of gate and up side by side. 1: 1.
+        of gate and up side by side. B: width of keys and values side by side. M: rows of many new
+        tokens. 1: 1.
         """
         config = self.config
         letter = {"N": self.rows, "V": self.vocabulary, "C": config.dim, "K": config.kv_dim}
         letter |= {"F": config.ffn_dim, "H": config.heads, "T": config.seq_len, "1": 1}
         letter |= {"P": config.dim + 2 * config.kv_dim, "G": 2 * config.ffn_dim}
+        letter |= {"B": 2 * config.kv_dim, "M": MANY_ROWS}
         return tuple(letter[each] for each in letters)
 
     def case(
@@ -243,7 +252,7 @@ class Sizes:
         name: str,
         operands: str,
         operations: int,
-        given: Callable[[], Mapping[str, Array]] = dict,
+        given: Given = dict,
         **more: Any,
     ) -> KernelCase:
         """Return a case of an operation, described by its operands.

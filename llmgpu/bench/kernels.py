@@ -17,7 +17,17 @@ from typing import Any
 import numpy as np
 
 from llmgpu.bench import KERNELS, BenchOptions
-from llmgpu.bench.cases import Array, Arrays, CaseBench, KernelCase, Sizes, Tensors, by, empty
+from llmgpu.bench.cases import (
+    Array,
+    Arrays,
+    CaseBench,
+    Given,
+    KernelCase,
+    Sizes,
+    Tensors,
+    by,
+    empty,
+)
 from llmgpu.bench.embedding import embed_lookup_positions
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.peers import Torch
@@ -28,7 +38,7 @@ from llmgpu.lm.gradients import LOGITS_BYTES, logits_block_rows
 from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.activations import GELU, SWIGLU
 from llmgpu.lm.ops.ids import group_tokens
-from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
+from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.optimizer import LOSS_PARTS, NORM_PARTIALS, WeightState, WeightUpdate
 from llmgpu.lm.ops.tensor import AttentionShape
@@ -43,7 +53,6 @@ from llmgpu.progress import Progress
 HALVES: dict[str, Any] = {"where": "to half precision", "needs_half": True, "tolerance": 2e-3}
 # Operations for each pair of query and key, in addition to products: scale, maximum, exp, sum.
 SCORE_OPERATIONS = 4
-MANY_ROWS = 64
 LARGEST = 200  # number of largest logits to find, the default of --top-k
 EPSILON = 1e-5
 NORM_AND_PRODUCTS_TOLERANCE = 1e-4
@@ -194,81 +203,71 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
 def _rotation_cases(s: Sizes, sizes: str) -> Iterator[KernelCase]:
     config = s.config
 
-    def angles() -> dict[str, Array]:
-        cosines, sines = rotary_tables(config.seq_len, scaled_frequencies(config))
-        return {"cosines": cosines, "sines": sines, "positions": s.positions()}
+    def angles() -> Mapping[str, Array]:
+        return _angles(s) | {"positions": s.positions()}
 
     operations, tables = 3 * s.rows * config.dim, "cosines sines positions"
     more: dict[str, Any] = {"sizes": sizes, "head_dim": config.head_dim}
     yield s.case("rotary", f"*x:NC {tables}", operations, angles, **more)
     if config.head_dim % 8 == 0:
-        more |= HALVES | {"starts": (0, config.dim, config.dim + config.kv_dim)}
+        more |= HALVES | {"starts": s.head_starts}
         yield s.case("rotary", f"x:NC {tables} +out:NC:h", operations, angles, **more)
         operands = f"x:NP:h {tables} +q:NC:h +k:NK:h +v:NK:h"
         yield s.case("split_heads", operands, operations, angles, **more)
 
 
+def _angles(s: Sizes) -> dict[str, Array]:
+    """Return the cosines and sines of all positions."""
+    tables = rotary_tables(s.config.seq_len, scaled_frequencies(s.config))
+    return dict(zip(("cosines", "sines"), tables, strict=True))
+
+
 def generating_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield the work of a layer for a new token, and the choice of the next token."""
-    for rows, half in ((1, False), (1, True), (MANY_ROWS, False)):
+    for rows, half in (("1", False), ("1", True), ("M", False)):
         yield from _new_token_cases(s, rows, half=half)
     last = np.array([[s.config.seq_len - 1], [0]], np.uint32)
     yield from _cache_cases(s, last)
     yield from _choice_cases(s, last)
 
 
-def _new_token_cases(s: Sizes, rows: int, *, half: bool) -> Iterator[KernelCase]:
-    """Yield the kernels that compute heads and the inner feed-forward layer of new tokens."""
+def _new_token_cases(s: Sizes, rows: str, *, half: bool) -> Iterator[KernelCase]:
+    """Yield the kernels that compute heads and the inner feed-forward layer of new tokens.
+
+    rows: the letter for the number of tokens, see `Sizes.shape`.
+    """
     # Choose the fields that all cases share.
-    config = s.config
-    dim, kv_dim, length = config.query_dim, config.kv_dim, config.seq_len
-    kind = np.float16 if half else np.float32
-    where = f"{rows} row{'s' if rows > 1 else ''}{', half-precision weights' if half else ''}"
+    config, (count,) = s.config, s.shape(rows)
+    where = f"{count} row{'s' if count > 1 else ''}{', half-precision weights' if half else ''}"
     more: dict[str, Any] = {"where": where, "needs_half": half, "epsilon": EPSILON}
-    more |= {"tolerance": NORM_AND_PRODUCTS_TOLERANCE, "uncompared": ("norm_out", "inverse_rms")}
-    norm = "x norm_weight weight_tensor"
+    more |= {"head_dim": config.head_dim, "activation": SWIGLU}
+    more |= {"tolerance": NORM_AND_PRODUCTS_TOLERANCE}
 
     def case(
-        name: str, operands: str, products: int, width: int, given: Callable[[], dict[str, Array]]
+        name: str, operands: str, products: str, width: str, starts: tuple[int, ...], given: Given
     ) -> KernelCase:
-        """Return a case for a product of `products` columns and an output of `width` columns."""
+        """Return a case of a norm, products of its output, and a function of the products.
 
-        def make() -> dict[str, Array]:
-            return given() | {
-                "x": s.normal(rows, config.dim),
-                "norm_weight": s.normal(config.dim, skip=1),
-                "norm_out": empty(rows, config.dim),
-                "inverse_rms": empty(rows),
-                "weight_tensor": (s.normal(products, config.dim, skip=2) / 16).astype(kind),
-            }
+        products, width: letters for the numbers of columns of the products and of the output.
+        starts: the first columns of queries, keys and values, or of gate and up, in the weights.
+        """
+        n, m, k = s.shape(f"{rows}{products}C")
+        weights = f"norm_weight:C weight_tensor:{products}C{':h' * half}"
+        operands = f"x:{rows}C {weights} {operands} norm_out:{rows}C inverse_rms:{rows}"
+        sizes, nbytes = f"{by(n, k)} to {by(n, *s.shape(width))}", m * k * (2 if half else 4)
+        numbers: dict[str, Any] = {"sizes": sizes, "bytes": nbytes, "starts": starts}
+        return s.case(name, operands, 2 * n * m * k, given, **numbers, **more)
 
-        return s.case(
-            name,
-            f"{norm} {operands} norm_out inverse_rms",
-            2 * rows * config.dim * products,
-            make,
-            sizes=f"{by(rows, config.dim)} to {by(rows, width)}",
-            bytes=products * config.dim * np.dtype(kind).itemsize,
-            **more,
-        )
-
-    def with_cache() -> dict[str, Array]:
+    def with_cache() -> Mapping[str, Array]:
         # `places` (2, rows) has each row's position and the start of its sequence in the cache.
-        frequencies = rotary_frequencies(config.head_dim, config.rope_theta)
-        cosines, sines = rotary_tables(length, frequencies)
-        places = np.stack([np.full(rows, length // 2), np.arange(rows)]).astype(np.uint32)
-        cache = np.zeros((length + rows, 2 * kv_dim), np.float32)
-        given = {"cosines": cosines, "sines": sines, "positions": places, "cache": cache}
-        return given | {"q": empty(rows, dim)}
+        places = np.stack([np.full(count, config.seq_len // 2), np.arange(count)])
+        cache = np.zeros((config.seq_len + count, 2 * config.kv_dim), np.float32)
+        return _angles(s) | {"positions": places.astype(np.uint32), "cache": cache}
 
-    # Heads of queries, keys and values; then gate and up of the feed-forward layer.
-    # starts: the first columns of queries, keys and values, or of gate and up, in packed weights.
-    more |= {"head_dim": config.head_dim, "starts": (0, dim, dim + kv_dim), "activation": SWIGLU}
-    operands, width = "cosines sines positions +q *cache", dim + 2 * kv_dim
-    yield case("heads_to_cache", operands, width, width, with_cache)
+    operands, starts = f"cosines sines positions +q:{rows}C *cache", s.head_starts
+    yield case("heads_to_cache", operands, "P", "P", starts, with_cache)
     if config.is_gated:
-        width, more["starts"] = config.ffn_dim, (0, config.ffn_dim)
-        yield case("feed_forward", "+out", 2 * width, width, lambda: {"out": empty(rows, width)})
+        yield case("feed_forward", f"+out:{rows}F", "G", "F", (0, config.ffn_dim), dict)
 
 
 def _cache_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
@@ -281,14 +280,9 @@ def _cache_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
     length, heads = config.seq_len, (config.heads, config.kv_heads, config.head_dim)
     yield s.case(
         "attention_cached",
-        "q cache places +out",
+        "q:1C cache:TB places +out:1C",
         length * config.heads * (2 * 2 * config.head_dim + SCORE_OPERATIONS),
-        lambda: {
-            "q": s.normal(1, config.query_dim),
-            "cache": s.normal(length, 2 * config.kv_dim),
-            "places": last,
-            "out": empty(1, config.query_dim),
-        },
+        lambda: {"places": last},
         sizes=f"one query, {config.heads} heads of {config.head_dim}, {length:,} tokens",
         shape=AttentionShape(1, 1, *heads),
         bytes=8 * length * config.kv_dim + 8 * config.query_dim,
