@@ -288,17 +288,14 @@ class TrainBench:
         result = _with_steps(result, job, seconds)
         median = result.median
         more: dict[str, Any] = {}
-        if engine.backend is NUMPY:
-            self.numpy_seconds[str(job)] = median
-        elif str(job) in self.numpy_seconds:
-            more["speed_up"] = self.numpy_seconds[str(job)] / median
         if torch_seconds:
             more["speed_up_over_torch"] = Times.of(torch_seconds).median / median
         limits = measure_limits(engine.backend)
         floor = limits.floor(0, job.operations, halves=own.precision == "f16")
         more["share_of_floor"] = floor / median
         kernels = kernel_times(engine.backend.device, lambda: own.time(1))
-        return replace(result, kernels=kernels, **more)
+        result = replace(result, kernels=kernels, **more)
+        return _with_speed_up(result, engine, self.numpy_seconds)
 
     def _take_turns(self, name: str, both: Sequence[OwnSteps | TorchSteps]) -> list[list[float]]:
         """Return the mean seconds of a step in each run, for each of `both`.
@@ -352,6 +349,15 @@ def losses_agree(found: Sequence[float], wanted: Sequence[float]) -> bool:
     return bool(np.isfinite(found).all()) and np.allclose(found, wanted, rtol=TOLERANCE, atol=0)
 
 
+def _with_speed_up(result: Result, engine: Engine, numpy_seconds: dict[str, float]) -> Result:
+    """Add the speed-up over NumPy, whose median times are stored by job, to a result."""
+    if engine.backend is NUMPY:
+        numpy_seconds[result.job] = result.median
+    elif result.job in numpy_seconds:
+        return replace(result, speed_up=numpy_seconds[result.job] / result.median)
+    return result
+
+
 def _with_steps(result: Result, job: StepJob, seconds: list[float]) -> Result:
     """Add the seconds of a step, and the rates of tokens and operations, to a result."""
     done = {"tokens": job.tokens, "operations": job.operations}
@@ -390,7 +396,7 @@ def measure_generate(
 ) -> Iterator[Result]:
     """Yield two results for each engine: for a single sequence, and for a batch."""
     wanted = _likeliest(Engine(NUMPY, 0.0))
-    numpy_rates: dict[str, float] = {}
+    numpy_seconds: dict[str, float] = {}
     for engine in engines:
 
         def compare(begun: Result, engine: Engine = engine) -> Result:
@@ -406,12 +412,7 @@ def measure_generate(
                 result = replace(begun, job=str(job)).or_why_not(
                     partial(_measured, result, engine, job, options.runs)
                 )
-            rate = result.tokens_per_second
-            if engine.backend is NUMPY and rate is not None:
-                numpy_rates[str(job)] = rate
-            elif rate is not None and str(job) in numpy_rates:
-                result = replace(result, speed_up=rate / numpy_rates[str(job)])
-            yield result
+            yield _with_speed_up(result, engine, numpy_seconds) if result.seconds else result
 
 
 def _measured(result: Result, engine: Engine, job: GenerateJob, runs: int) -> Result:

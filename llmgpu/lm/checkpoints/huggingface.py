@@ -384,10 +384,11 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
         """Return a weight; raise CheckpointError for numbers that are not finite."""
         values = as_float32(self._tensors[name])
         if not np.isfinite(values).all():
-            raise CheckpointError(
-                f"{self._paths[name]}: tensor {quote(name)} has numbers that are not finite"
-            )
+            raise self._error(name, "has numbers that are not finite")
         return values
+
+    def _error(self, name: str, reason: str) -> CheckpointError:
+        return CheckpointError(f"{self._paths[name]}: tensor {quote(name)} {reason}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -409,21 +410,17 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
         for name, shape in expected.items():
             if name not in self._tensors:
                 raise CheckpointError(f"{self.folder}: tensor {quote(name)} is missing")
-            found = self._tensors[name].shape
+            found, kind = self._tensors[name].shape, self._tensors[name].dtype
             if found != shape:
-                raise CheckpointError(
-                    f"{self._paths[name]}: tensor {quote(name)} is {list(found)}, but by the sizes "
-                    f"in {CONFIG} it must be {list(shape)}"
-                )
-            if (kind := self._tensors[name].dtype) not in WEIGHT_DTYPES:
-                raise CheckpointError(
-                    f"{self._paths[name]}: tensor {quote(name)} is of {kind}, but weights are F32, "
-                    "F16 or BF16: convert it"
-                )
+                wanted = f"by the sizes in {CONFIG} it must be {list(shape)}"
+                raise self._error(name, f"is {list(found)}, but {wanted}")
+            if kind not in WEIGHT_DTYPES:
+                known = "F32, F16 or BF16: convert it"
+                raise self._error(name, f"is of {kind}, but weights are {known}")
         for name in self:
             unused = name.endswith(_COMPUTED) or (config.tied and name == OUTPUT)
             if name not in expected and not unused:
-                raise CheckpointError(f"{self._paths[name]}: tensor {quote(name)} is unexpected")
+                raise self._error(name, "is unexpected")
 
 
 def has_model(path: str | Path) -> bool:

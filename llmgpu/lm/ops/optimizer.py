@@ -96,9 +96,9 @@ class WeightState(ABC):
     """The state that an optimizer has for one weight."""
 
     @property
-    @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors of the state, for checkpoints; each name starts with the weight's name."""
+        return tuple(vars(self).values())
 
     @abstractmethod
     def compute(self, update: WeightUpdate) -> None:

@@ -120,10 +120,6 @@ class Moments(WeightState):
         )
         return [Moments(*of_weight) for of_weight in zip(*made, strict=True)]
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.first, self.second
-
     def compute(self, update: WeightUpdate) -> None:
         tensors = (update.parameter, update.gradient, self.first, self.second)
         for p, g, m, v in _pieces(*tensors):
@@ -157,6 +153,10 @@ class RowMoments(Moments):
         """Make the moments of a table, zeros at first."""
         (moments,) = Moments.make(operations, [weight])
         return cls(moments.first, moments.second, rows)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.first, self.second
 
     def compute(self, update: WeightUpdate) -> None:
         """Update the listed rows."""
@@ -254,11 +254,6 @@ class CodedMoments(WeightState):
             )
             for weight in weights
         ]
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Codes and scales of both moments."""
-        return tuple(vars(self).values())
 
     def compute(self, update: WeightUpdate) -> None:
         """Decode, update and encode the moments, a piece of whole blocks at a time."""
