@@ -104,9 +104,7 @@ class Trainer:
         if options.sync_every:
             moments = [each for state in self.updates.states.values() for each in state.tensors]
             weights = [*self.updates.trained.values()]
-            self._local = LocalSteps(
-                operations, options, workers.count, workers.open_sums, weights, moments
-            )
+            self._local = LocalSteps(operations, options, workers, weights, moments)
         self._skipped: set[int] = set()  # skipped steps among the last `slots` steps
         # A step that has not been checked for overflow yet, and a function that reads its `stats`.
         self._unfinished: tuple[int, Callable[[], AnyArray]] | None = None
@@ -152,7 +150,7 @@ class Trainer:
             before = len(clear.steps) if first is last else 0
             stages = self._stages(last, [(name, before + end) for name, end in ends])
             last.steps = stages[0].program.steps
-            self._exchange = Exchange(self._ops, self._workers.open_sums, stages)
+            self._exchange = Exchange(self._ops, self._workers, stages)
         with self._ops.record("losses") as self._losses:
             self.graph.record_losses()
 

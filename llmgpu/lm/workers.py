@@ -249,12 +249,9 @@ _Begun = Callable[[], tuple[Callable[[], None], Callable[[], None]]]
 class BucketSums:
     """Changes tensors, one bucket after another, with their sums over all workers."""
 
-    def __init__(self, operations: Operations, open_sums: Callable[[], Sums], numbers: int) -> None:
-        """Prepare for changes of up to `numbers` numbers.
-
-        open_sums: called once on every worker, before the first sum.
-        """
-        self._open_sums = cache(open_sums)
+    def __init__(self, operations: Operations, workers: Workers, numbers: int) -> None:
+        """Prepare for changes of up to `numbers` numbers; `Sums` are opened before the first."""
+        self._open_sums = cache(workers.open_sums)
         self._transfers = operations.open_transfers(numbers)
 
     def make(self, changes: Iterable[Change]) -> None:
@@ -293,17 +290,12 @@ class BucketSums:
 class Exchange:
     """Replaces tensors by their sums over all workers."""
 
-    def __init__(
-        self, operations: Operations, open_sums: Callable[[], Sums], stages: Sequence[Stage]
-    ) -> None:
-        """Divide the tensors of stages into buckets; each tensor belongs to only one stage.
-
-        open_sums: called once on every worker, before the first sum.
-        """
+    def __init__(self, operations: Operations, workers: Workers, stages: Sequence[Stage]) -> None:
+        """Divide the tensors of stages into buckets; each tensor belongs to only one stage."""
         self._operations = operations
         self._stages = [(stage.program, list(buckets(stage.tensors, BUCKET))) for stage in stages]
         sizes = [_size(bucket) for _, given in self._stages for bucket in given]
-        self._sums = BucketSums(operations, open_sums, max(sizes))
+        self._sums = BucketSums(operations, workers, max(sizes))
 
     def finish(self) -> int:
         """Run the stages after the first, and replace all tensors by their sums over the workers.
@@ -504,24 +496,22 @@ class LocalSteps:
         self,
         operations: Operations,
         options: TrainOptions,
-        workers: int,
-        open_sums: Callable[[], Sums],
+        workers: Workers,
         weights: Sequence[Tensor],
         moments: Sequence[Tensor],
     ) -> None:
         """Create the state of the outer optimizer.
 
-        workers: number of workers. open_sums: called at the end of the first round. weights,
-        moments: tensors of the model and of the inner optimizer.
+        weights, moments: tensors of the model and of the inner optimizer.
         """
-        self._options, self._workers = options, np.float32(workers)
+        self._options, self._workers = options, np.float32(workers.count)
         self._weights, self._moments = weights, moments
         self.momenta = [
             operations.tensor(f"outer momentum of {weight.name}", weight.shape)
             for weight in weights
         ]
         most = max(2 * _size(weights), _size(moments))
-        self._sums = BucketSums(operations, open_sums, min(BUCKET, most))
+        self._sums = BucketSums(operations, workers, min(BUCKET, most))
         self._start: FloatArray | None = None
 
     def begin(self) -> None:
