@@ -76,14 +76,7 @@ embed_backward = lab_kernel("lm/01_embed_backward.wgsl", lambda n, c: workgroups
 embed_backward_rows = lab_kernel("lm/01_embed_backward_rows.wgsl", lambda n, _: n, adds=True)
 
 
-def embed_lookup_positions(
-    operations: Operations,
-    tokens: Tensor,
-    table: Tensor,
-    positions: Tensor,
-    position_table: Tensor,
-    out: Tensor,
-) -> None:
+def embed_lookup_positions(operations: Operations, t: Tensors) -> None:
     """Compute out = table[tokens] + position_table[positions]; ids beyond a table give rows of 0.
 
     tokens (N,), table (V, C), positions (N,), position_table (P, C), out (N, C); numbers are
@@ -92,18 +85,18 @@ def embed_lookup_positions(
     if not isinstance(operations, GpuOperations):
 
         def add_rows() -> None:
-            rows = np.empty_like(out.array)
-            copy_rows(position_table.array, positions.array, rows)
-            copy_rows(table.array, tokens.array, out.array)
-            out.array[...] += rows
+            out = t["out"].array
+            rows = np.empty_like(out)
+            copy_rows(t["position_table"].array, t["positions"].array, rows)
+            copy_rows(t["table"].array, t["tokens"].array, out)
+            out += rows
 
         operations.append(add_rows)
         return
-    bound = {"tokens": tokens, "table": table, "out": out, "positions": positions}
-    bound |= {"position_table": position_table}
-    count, width = out.shape
-    four = width % 4 == 0
-    sizes = dims(count, width // 4 if four else width, table.shape[0], position_table.shape[0])
+    names = ("tokens", "table", "out", "positions", "position_table")
+    bound, (count, width) = {name: t[name] for name in names}, t["out"].shape
+    four, heights = width % 4 == 0, [t[name].shape[0] for name in ("table", "position_table")]
+    sizes = dims(count, width // 4 if four else width, *heights)
     lanes = lanes_of_row(width)
     kernel, settings = "lm/01_embed_lookup_positions.wgsl", {"four": int(four), "LANES": lanes}
     operations.dispatch(kernel, workgroups(count * lanes), settings, **bound, dims=sizes)

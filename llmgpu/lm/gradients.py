@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.lm.config import EMBEDDING, FINAL_NORM, OUTPUT, ModelConfig
-from llmgpu.lm.data.batches import document_starts
+from llmgpu.lm.data.batches import Batch, document_starts
 from llmgpu.lm.layers import Backward, Layer, Sequences, make_gradients
 from llmgpu.lm.model import LayerWeights, Model
 from llmgpu.lm.ops.ids import group_tokens
@@ -128,17 +128,12 @@ class LossGraph:
         else:
             self._layers = count * [make("layer")]
 
-    def write_batch(
-        self,
-        tokens: NDArray[np.uint32],
-        targets: NDArray[np.uint32],
-        rows: NDArray[np.uint32] | None = None,
-    ) -> None:
-        """Write the ids and targets of the next batch, both (B, T). The caller has checked both.
+    def write_batch(self, batch: Batch, rows: NDArray[np.uint32] | None = None) -> None:
+        """Write the ids and targets of the next batch. The caller has checked both.
 
         rows: ascending ids; the gradient of the embedding table has a row for each. None: all ids.
         """
-        ops = self.model.operations
+        ops, (tokens, targets) = self.model.operations, batch
         ops.write(self.tokens, tokens)
         ops.write(self.targets, targets)
         if self._separator is not None:

@@ -174,7 +174,7 @@ class Scorer:
             ids = requests[number].ids
             tokens[row, : end - begin] = ids[begin:end]
             targets[row, scored - begin : end - begin] = ids[scored + 1 : end + 1]
-        graph.write_batch(tokens, targets)
+        graph.write_batch((tokens, targets))
         operations.run(program)
         losses = operations.read(graph.losses.cross_entropy).reshape(shape)
         if not np.isfinite(losses).all():

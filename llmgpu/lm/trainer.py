@@ -85,7 +85,8 @@ class Trainer:
         in_half = options.is_mixed
         self.model = Model(operations, config, half=in_half, mixed=in_half)
         self.adapters = Adapters(self.model, options) if options.lora_rank else None
-        trained = None if self.adapters is None else self.adapters.trained
+        every = {weight: self.model.weights[weight.name] for weight in config.weights()}
+        trained = every if self.adapters is None else self.adapters.trained
         self.updates = Updates(self.model, options, slots, trained)
         # The backward pass computes the gradients of whole matrices. `Adapters` has its own tensors
         # for them, from which it computes the gradients of the factors.
@@ -214,7 +215,7 @@ class Trainer:
         self.updates.write_step(self.step, learning_rate, count)
         # Run the batches, add up gradients over the workers, and update the weights.
         for index, program in self._batch_programs.items():
-            self.graph.write_batch(*batches[index], rows)
+            self.graph.write_batch(batches[index], rows)
             self._ops.run(program)
         runs = len(self._batch_programs)
         if self._exchange is not None:
@@ -299,7 +300,7 @@ class Trainer:
         """
 
         def begin(batch: Batch) -> tuple[NDArray[np.uint32], Callable[[], AnyArray]]:
-            self.graph.write_batch(*batch)
+            self.graph.write_batch(batch)
             self._ops.run(self._losses)
             return batch[1], self._ops.begin_read(self.graph.losses.cross_entropy)
 

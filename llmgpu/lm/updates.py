@@ -54,20 +54,11 @@ class Updates:
     """
 
     def __init__(
-        self,
-        model: Model,
-        options: TrainOptions,
-        slots: int,
-        trained: Mapping[Weight, Tensor] | None = None,
+        self, model: Model, options: TrainOptions, slots: int, trained: Mapping[Weight, Tensor]
     ) -> None:
-        """Allocate all tensors.
-
-        trained: tensors to update; by default all weights of the model.
-        """
+        """Allocate all tensors; trained: tensors to update."""
         ops = model.operations
         self._model = model
-        if trained is None:
-            trained = {weight: model.weights[weight.name] for weight in model.config.weights()}
         self.trained = trained
         self._options = options
         # Tables have a decay and a beta1 of their own.

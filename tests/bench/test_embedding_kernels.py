@@ -99,10 +99,11 @@ def test_lookup_with_positions(operations: Operations, shape: tuple[int, int, in
     tokens, positions = random_tokens(count, vocab_size), random_tokens(count, 11)[::-1].copy()
     table, position_table = random_table(vocab_size, width), random_table(11, width)
     out = poisoned(operations, "out", (count, width))
-    arrays = (tokens, table, positions, position_table)
-    tensors = [tensor_of(operations, "input", array) for array in arrays]
-    run(operations, lambda: lab.embed_lookup_positions(operations, *tensors, out))
-    expected = reference.embed_lookup_positions(*arrays)
+    arrays = {"tokens": tokens, "table": table}
+    arrays |= {"positions": positions, "position_table": position_table}
+    tensors = {name: tensor_of(operations, name, array) for name, array in arrays.items()}
+    run(operations, lambda: lab.embed_lookup_positions(operations, tensors | {"out": out}))
+    expected = reference.embed_lookup_positions(*arrays.values())
     np.testing.assert_array_equal(operations.read(out), expected.astype(np.float32))
 
 

@@ -80,7 +80,7 @@ def test_gradients_are_those_of_the_float64_model(operations: Operations, kind: 
     reference, expected = Llama(config, merged), {}
     for seed in (1, 2):
         tokens, targets = batch_of(config, seed)
-        graph.write_batch(tokens, targets)
+        graph.write_batch((tokens, targets))
         operations.run(program)
         _, whole = reference.loss_and_gradients(tokens, targets)
         count = np.count_nonzero(targets < config.vocab_size) / 100

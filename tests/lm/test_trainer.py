@@ -85,7 +85,7 @@ def test_gradients_are_those_of_the_float64_model(
     graph.write_loss_params(count, 0.1, 1e-3)
     with operations.record("gradients") as program:
         graph.record_gradients()
-    graph.write_batch(tokens, targets)
+    graph.write_batch((tokens, targets))
     run(operations, program)
     weights = {name: values.astype(np.float64) for name, values in read_weights(model).items()}
     reference = Llama(config, weights)
@@ -127,7 +127,7 @@ def test_gradients_of_half_precision_are_near_those_of_float64(
     graph.write_loss_params(count, 0.0, 0.0, scale)
     with operations.record("gradients") as program:
         graph.record_gradients()
-    graph.write_batch(tokens, targets)
+    graph.write_batch((tokens, targets))
     run(operations, program)
     weights = {name: values.astype(np.float64) for name, values in read_weights(model).items()}
     loss, expected = Llama(config, weights).loss_and_gradients(
@@ -157,7 +157,7 @@ def test_documents_are_trained_on_as_if_each_were_alone(
     graph.write_loss_params(count, 0.0, 0.0)
     with operations.record("gradients") as program:
         graph.record_gradients()
-    graph.write_batch(tokens, targets)
+    graph.write_batch((tokens, targets))
     run(operations, program)
     weights = {name: values.astype(np.float64) for name, values in read_weights(model).items()}
     reference, loss = Llama(config, weights), 0.0

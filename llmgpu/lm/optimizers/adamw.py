@@ -69,18 +69,17 @@ class Optimizer:
 
 
 def adamw(
+    update: WeightUpdate,
     parameter: FloatArray,
     g: FloatArray,
     first: FloatArray,
     second: FloatArray,
-    hyper: AnyArray,
-    *,
-    decays: bool,
 ) -> None:
-    """Update a parameter and its moments in place.
+    """Update a part of a parameter and of its moments in place.
 
-    g: the clipped gradient, which is overwritten. hyper: of type `llmgpu.lm.ops.optimizer.HYPER`.
+    g: the clipped gradient of the part, which is overwritten.
     """
+    hyper = update.hyper.array
     values = {name: float(hyper[name]) for name in hyper.dtype.names or ()}
     # first += (1 - beta1) (g - first)
     change = g - first
@@ -95,7 +94,7 @@ def adamw(
     denominator = np.sqrt(second, out=g)
     denominator /= math.sqrt(values["bias_correction2"])
     denominator += values["epsilon"]
-    if decays:
+    if update.decays:
         parameter *= 1 - values["learning_rate"] * values["weight_decay"]
     np.divide(first, denominator, out=change)
     change *= values["learning_rate"] / values["bias_correction1"]
@@ -123,7 +122,7 @@ class Moments(WeightState):
     def compute(self, update: WeightUpdate) -> None:
         tensors = (update.parameter, update.gradient, self.first, self.second)
         for p, g, m, v in _pieces(*tensors):
-            adamw(p, g * update.clip_scale, m, v, update.hyper.array, decays=update.decays)
+            adamw(update, p, g * update.clip_scale, m, v)
 
     def adamw_moments(self, update: WeightUpdate) -> tuple[Tensor, Tensor] | None:
         """Return both moments, or None if a half-precision copy must be written, too."""
@@ -169,7 +168,7 @@ class RowMoments(Moments):
             # Indexing by a list copies, so the rows are written back after their update.
             p, m, v = (tensor.array[some] for tensor in changed)
             g = update.gradient.array[entries] * update.clip_scale
-            adamw(p, g, m, v, update.hyper.array, decays=update.decays)
+            adamw(update, p, g, m, v)
             for tensor, rows in zip(changed, (p, m, v), strict=True):
                 tensor.array[some] = rows
 
@@ -267,7 +266,7 @@ class CodedMoments(WeightState):
             m, v = decode(*first, SIGNED_VALUES), decode(*second, UNSIGNED_VALUES)
             np.square(v, out=v)
             # The last block may reach beyond the weight; codes beyond the weight stay 0.
-            adamw(p, g, m[: len(g)], v[: len(g)], update.hyper.array, decays=update.decays)
+            adamw(update, p, g, m[: len(g)], v[: len(g)])
             encode_signed(m, *first)
             encode_unsigned(np.sqrt(v, out=v), *second)
 
