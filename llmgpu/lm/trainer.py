@@ -103,9 +103,7 @@ class Trainer:
         # Prepare for rounds of steps that workers make separately.
         self._local: LocalSteps | None = None
         if options.sync_every:
-            moments = [each for state in self.updates.states.values() for each in state.tensors]
-            weights = [*self.updates.trained.values()]
-            self._local = LocalSteps(operations, options, workers, weights, moments)
+            self._local = LocalSteps(operations, options, workers, self.updates)
         self._skipped: set[int] = set()  # skipped steps among the last `slots` steps
         # A step that has not been checked for overflow yet, and a function that reads its `stats`.
         self._unfinished: tuple[int, Callable[[], AnyArray]] | None = None

@@ -36,6 +36,7 @@ from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.recording import STAGED, Program, Read
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 from llmgpu.lm.options import TrainOptions
+from llmgpu.lm.updates import Updates
 from llmgpu.machine import usable_processors
 from llmgpu.pipeline import in_order
 
@@ -493,24 +494,17 @@ class LocalSteps:
     """
 
     def __init__(
-        self,
-        operations: Operations,
-        options: TrainOptions,
-        workers: Workers,
-        weights: Sequence[Tensor],
-        moments: Sequence[Tensor],
+        self, operations: Operations, options: TrainOptions, workers: Workers, inner: Updates
     ) -> None:
-        """Create the state of the outer optimizer.
-
-        weights, moments: tensors of the model and of the inner optimizer.
-        """
+        """Create the state of the outer optimizer; inner: the updates inside a round."""
         self._options, self._workers = options, np.float32(workers.count)
-        self._weights, self._moments = weights, moments
+        self._weights = weights = [*inner.trained.values()]
+        self._moments = [each for state in inner.states.values() for each in state.tensors]
         self.momenta = [
             operations.tensor(f"outer momentum of {weight.name}", weight.shape)
             for weight in weights
         ]
-        most = max(2 * _size(weights), _size(moments))
+        most = max(2 * _size(weights), _size(self._moments))
         self._sums = BucketSums(operations, workers, min(BUCKET, most))
         self._start: FloatArray | None = None
 
