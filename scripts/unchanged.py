@@ -257,7 +257,7 @@ RULES: dict[str, list[str]] = {
     ],
     "llmgpu/bpe/training/merge_host.py": [
         r"^FEW_PAIRS, |^few_pairs = ",  # memory alone
-        r"min\(merges - made, SLICE_MERGES\).*: merges - made -> ",  # as below
+        r"min\(task\.merges - made, SLICE_MERGES\).*: task\.merges - made -> ",  # as below
         r"^SLICE_OCCURRENCES = ",  # how often progress is told
         r"^is_too_much = .*: (.*) > (.*) -> \1 >= \2$",  # a limit of memory, but for one byte
         r"trainer\.train\(min\(.*: min -> max$",  # the trainer makes no more than asked for, anyway

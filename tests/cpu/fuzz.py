@@ -23,7 +23,7 @@ from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern, start_mask
 from llmgpu.bpe.training import batched_numpy, merge_host
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.symbols import byte_symbols
+from llmgpu.bpe.training.symbols import MergeTask, byte_symbols
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.vocabulary.file import PackedTokens
 from llmgpu.bpe.vocabulary.trie import compile_trie
@@ -149,8 +149,9 @@ def check_merging(rng: random.Random, pattern: str, documents: list[bytes]) -> N
     longest = rng.choice([None, None, 3])
     options = TrainingOptions(256, min_frequency=rng.randint(1, 3), max_token_length=longest)
     merges = rng.choice([3, 30, 300])
+    task = MergeTask(merges=merges)
     trained, expected = (
-        trainer.train(words, options, merges=merges) for trainer in (merge_host, batched_numpy)
+        trainer.train(words, options, task) for trainer in (merge_host, batched_numpy)
     )
     assert trained.pairs.tolist() == expected.pairs.tolist(), (pattern, documents)
     assert trained.counts.tolist() == expected.counts.tolist(), (pattern, documents)

@@ -20,7 +20,7 @@ from llmgpu.bpe.encoding.encoder_c import CpuEncoder, CSliceEncoder
 from llmgpu.bpe.pretokens import blocks, pattern
 from llmgpu.bpe.training import batched_numpy, merge_host
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.symbols import byte_symbols
+from llmgpu.bpe.training.symbols import MergeTask, byte_symbols
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.count_host import count_words
@@ -99,10 +99,10 @@ def count() -> list[tuple[bytes, int]]:
 
 def merge() -> list[list[int]]:
     words = byte_symbols(count_words(corpus_from_bytes(SMALL), "gpt2"), byte_ranks("hf"))
-    trained = merge_host.train(words, TrainingOptions(256), merges=30)
+    trained = merge_host.train(words, TrainingOptions(256), MergeTask(merges=30))
     assert (
         trained.pairs.tolist()
-        == batched_numpy.train(words, TrainingOptions(256), merges=30).pairs.tolist()
+        == batched_numpy.train(words, TrainingOptions(256), MergeTask(merges=30)).pairs.tolist()
     )
     results = np.arange(256, 256 + len(trained.pairs), dtype=np.uint32)
     replayed = merge_host.apply_merges(words, np.column_stack([trained.pairs, results]))
@@ -160,7 +160,7 @@ def test_merging_grows_within_its_estimate(engine: ctypes.CDLL, name: str, lette
         words = of_lengths(letters, lengths.tolist())
         symbols = byte_symbols(words, byte_ranks("hf"))
         engine.peak_bytes()
-        merge_host.train(symbols, TrainingOptions(256), merges=40)
+        merge_host.train(symbols, TrainingOptions(256), MergeTask(merges=40))
         peaks.append(words.nbytes + symbols.symbols.nbytes + engine.peak_bytes())
         estimates.append(merge_host.ENGINE_COSTS.of(len(words), len(words.data)))
     (few, many), (at_least, estimate) = peaks, estimates

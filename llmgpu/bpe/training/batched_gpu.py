@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import concatenate_ranges
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.symbols import Merges, OnMerges, SymbolWords
+from llmgpu.bpe.training.symbols import Merges, MergeTask, OnMerges, SymbolWords
 from llmgpu.errors import CapacityError
 from llmgpu.gpu.commands import Commands
 from llmgpu.gpu.device import Device, hash_key_buffer, paced_states
 from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.machine import Costs
-from llmgpu.progress import Progress, no_progress
+from llmgpu.progress import Progress
 from llmgpu.spelling import spelled
 
 _STATE_FILE, _RANK_FILE = "batched/state.wgsl", "batched/rank.wgsl"
@@ -73,29 +73,26 @@ def train(
     device: Device,
     words: SymbolWords,
     options: TrainingOptions,
+    task: MergeTask,
     *,
-    merges: int,
-    progress: Progress = no_progress,
-    on_merges: OnMerges | None = None,
     workgroup_size: int = 256,
     first_capacities: Capacities | None = None,
 ) -> Merges:
-    """Learn up to `merges` merges from counted words; merge k makes symbol len(words.lengths) + k.
+    """Learn the merges of a task from words; merge k makes symbol len(words.lengths) + k.
 
     options: `min_frequency` and `max_token_length` decide which pairs may be merged.
-    on_merges: called with the finished merges after each submission.
     first_capacities: initial sizes of the growing buffers; None: chosen by the number of symbols.
     """
-    reason = unfit(device, words, merges)
+    reason = unfit(device, words, task.merges)
     if reason is not None:
         raise CapacityError(f"{reason}; use {spelled('--device cpu')}")
-    if len(words.counts) == 0 or merges == 0:
+    if len(words.counts) == 0 or task.merges == 0:
         none = np.empty(0, np.int64)
         return Merges(np.empty((0, 2), np.uint32), none, words.total, 0)
     capacities = first_capacities or _suitable(words)
-    loop = _BatchedLoop(device, words, merges, workgroup_size, capacities)
+    loop = _BatchedLoop(device, words, task.merges, workgroup_size, capacities)
     loop.load(options)
-    return loop.run(progress, on_merges)
+    return loop.run(task.progress, task.on_merges)
 
 
 def compile_kernels(device: Device, workgroup_size: int = 256) -> dict[str, Kernel]:

@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import GrowableArray, offsets_of
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.symbols import Merges, OnMerges, Spellings, SymbolWords
+from llmgpu.bpe.training.symbols import Merges, MergeTask, Spellings, SymbolWords
 from llmgpu.errors import LlmgpuError
 from llmgpu.machine import Costs
 from llmgpu.progress import Progress, no_progress
@@ -354,29 +354,19 @@ COSTS = Costs(fixed=10 << 20, per_byte=85, per_word=40)
 SHORT_LIST = 1024  # pairs ranked for the next batches, besides pairs with the count of the last
 
 
-def train(
-    words: SymbolWords,
-    options: TrainingOptions,
-    *,
-    merges: int,
-    progress: Progress = no_progress,
-    on_merges: OnMerges | None = None,
-    spellings: Spellings | None = None,
-) -> Merges:
-    """Learn merges that make up to `merges` new symbols.
+def train(words: SymbolWords, options: TrainingOptions, task: MergeTask) -> Merges:
+    """Learn the merges of a task.
 
     options: `min_frequency` and `max_token_length` decide which pairs may be merged. (Hugging
         Face's trainer needs a max_token_length larger by one for the same limit, and its limit
         never stops two bytes from merging.)
-    on_merges: called with the merges of each batch.
-    spellings: records the result of each merge. A merge that spells an unreached symbol of the seed
-        makes this symbol instead of a new one.
 
     Memory: about 60 bytes for each symbol of the words, half of this for the positions of pairs,
     and up to 60 for each distinct pair.
     """
-    check_limits(words, merges)
-    lengths = GrowableArray(np.int64, len(words.lengths) + merges)
+    check_limits(words, task.merges)
+    wanted = len(words.lengths) + task.merges  # symbols
+    lengths = GrowableArray(np.int64, wanted)
     lengths.append(words.lengths)
     least = max(options.min_frequency, 1)
     longest = options.max_token_length
@@ -391,12 +381,12 @@ def train(
     symbols = LinkedSymbols(words)
     pairs = PairIndex(symbols, are_worth)
     count_pairs(pairs)
-    ranking = Ranking(pairs, least, spellings)
+    ranking = Ranking(pairs, least, task.spellings)
     merged_keys, merged_counts, batches = GrowableArray(np.int64), GrowableArray(np.int64), 0
-    while len(lengths) < len(words.lengths) + merges:
-        missing = len(words.lengths) + merges - len(lengths)
+    while len(lengths) < wanted:
         # Find the longest prefix of the ranking that one pass can merge, and merge it everywhere.
-        slots, results = ranking.next_batch(min(missing, MAX_BATCH), len(lengths))
+        most = min(wanted - len(lengths), MAX_BATCH)
+        slots, results = ranking.next_batch(most, len(lengths))
         if len(slots) == 0:
             break
         keys, counts = pairs.keys.values[slots], pairs.counts.values[slots]
@@ -409,9 +399,9 @@ def train(
         merged_keys.append(keys)
         merged_counts.append(counts)
         batches += 1
-        if on_merges is not None:
-            on_merges(pairs_of_keys(keys), counts)
-        progress("merging", len(lengths) - len(words.lengths), merges)
+        if task.on_merges is not None:
+            task.on_merges(pairs_of_keys(keys), counts)
+        task.progress("merging", len(lengths) - len(words.lengths), task.merges)
     return Merges(pairs_of_keys(merged_keys.values), merged_counts.values, symbols.total, batches)
 
 

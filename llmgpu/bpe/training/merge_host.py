@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.symbols import Merges, OnMerges, Spellings, SymbolWords
+from llmgpu.bpe.training.symbols import Merges, MergeTask, Spellings, SymbolWords
 from llmgpu.cpu.library import CTrainer, library
 from llmgpu.errors import InputError
 from llmgpu.machine import Costs, free_memory
@@ -61,52 +61,37 @@ def _require_free(words: SymbolWords) -> Costs:
     return costs
 
 
-def train(
-    words: SymbolWords,
-    options: TrainingOptions,
-    *,
-    merges: int,
-    progress: Progress = no_progress,
-    on_merges: OnMerges | None = None,
-    spellings: Spellings | None = None,
-    keeps_words: bool = True,
-) -> Merges:
-    """Learn merges that make up to `merges` new symbols; see `batched_numpy.train`.
-
-    keeps_words: if False, `train` frees `words.symbols` early, to save memory.
-
-    Raises InputError if there is too little memory.
-    """
+def train(words: SymbolWords, options: TrainingOptions, task: MergeTask) -> Merges:
+    """Learn merges; see `batched_numpy.train`. Raises InputError if there is too little memory."""
     costs = _require_free(words)
     if library() is None:
-        callbacks: dict[str, Any] = {"progress": progress, "on_merges": on_merges}
-        return batched_numpy.train(words, options, merges=merges, spellings=spellings, **callbacks)
+        return batched_numpy.train(words, options, task)
     # Open a trainer. If memory is short, it indexes only the most frequent pairs at a time.
     few_pairs = FEW_PAIRS + words.positions // POSITIONS_A_PAIR
     trainer = _open(
         words,
-        merges,
+        task.merges,
         least=max(options.min_frequency, 1),
         longest=options.max_token_length,
         most_pairs=few_pairs if costs is LITTLE_COSTS else None,
     )
-    if not keeps_words:
+    if not task.keeps_words:
         words.let_go()
     # Learn in short steps. Progress and Ctrl-C are handled between the steps.
     learned, made = [_NONE], 0
-    while made < merges:
-        if spellings is None:
-            piece = trainer.train(min(merges - made, SLICE_MERGES), SLICE_OCCURRENCES)
+    while made < task.merges:
+        if task.spellings is None:
+            piece = trainer.train(min(task.merges - made, SLICE_MERGES), SLICE_OCCURRENCES)
             made += len(piece[1])
         else:
-            piece, is_new = _merge_best(trainer, spellings, len(words.lengths) + made)
+            piece, is_new = _merge_best(trainer, task.spellings, len(words.lengths) + made)
             made += is_new
         if len(piece[1]) == 0:
             break
         learned.append(piece)
-        if on_merges is not None:
-            on_merges(*piece)
-        progress("merging", made, merges)
+        if task.on_merges is not None:
+            task.on_merges(*piece)
+        task.progress("merging", made, task.merges)
     pairs, counts = zip(*learned, strict=True)
     together = np.concatenate(pairs)
     return Merges(together, np.concatenate(counts), trainer.total, batches=len(together))

@@ -19,6 +19,7 @@ from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import InputError, VocabularyError
+from llmgpu.progress import Progress, no_progress
 from llmgpu.text.normalizing import get_normalizer
 
 
@@ -187,6 +188,24 @@ def _reached(merges: NDArray[np.uint32], size: int) -> NDArray[np.bool_]:
 # A callback for finished merges in their order: pairs of symbols, uint32 (k, 2), and the
 # occurrences of each pair, int64 (k,).
 OnMerges = Callable[[NDArray[np.uint32], NDArray[np.int64]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeTask:
+    """The merges that a trainer is to learn.
+
+    merges: the most new symbols that the merges make.
+    on_merges: called with the finished merges, batch by batch.
+    spellings: records the result of each merge, on the CPU only. A merge that spells an unreached
+        symbol of the seed makes this symbol instead of a new one.
+    keeps_words: if False, the trainer may free the words' symbols early, to save memory.
+    """
+
+    merges: int
+    progress: Progress = no_progress
+    on_merges: OnMerges | None = None
+    spellings: Spellings | None = None
+    keeps_words: bool = True
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,6 +34,7 @@ from llmgpu.bpe.training.plan import (
 )
 from llmgpu.bpe.training.symbols import (
     Merges,
+    MergeTask,
     Spellings,
     SymbolWords,
     check_logged,
@@ -256,8 +257,13 @@ class Training:
                 checkpoint.add_merges(pairs[known:], counts[known:])
                 logged = made
 
-        given: dict[str, Any] = {"merges": merges, "progress": self._progress}
-        given["on_merges"] = log if checkpoint else None
+        task = MergeTask(
+            merges=merges,
+            progress=self._progress,
+            on_merges=log if checkpoint else None,
+            spellings=spellings,
+            keeps_words=keeps_words,
+        )
         # Merge on the device if the words fit there, else on the CPU, and note the reason.
         if device is not None:
             from llmgpu.bpe.training import batched_gpu
@@ -265,13 +271,12 @@ class Training:
             reason = batched_gpu.unfit(device, words, merges)
             try:
                 if reason is None:
-                    return batched_gpu.train(device, words, options, **given)
+                    return batched_gpu.train(device, words, options, task)
             # The CPU makes all merges again, also those before the error.
             except CapacityError as error:
                 reason, made = str(error), 0
             self._notes.append(f"merged on the CPU, because {reason}")
-        given |= {"spellings": spellings, "keeps_words": keeps_words}
-        return merge_host.train(words, options, **given)
+        return merge_host.train(words, options, task)
 
     def _measure_sizes(
         self, words: SymbolWords, merges: NDArray[np.uint32], symbols: int

@@ -18,7 +18,7 @@ from llmgpu.bpe.encoding.matching import GreedyMatcher
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.symbols import byte_symbols, translate
+from llmgpu.bpe.training.symbols import MergeTask, byte_symbols, translate
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.count_host import count_words
@@ -56,7 +56,9 @@ def make_vocabulary(
 def train(documents: list[bytes], merges: int, pattern: str) -> Vocabulary:
     words = count_words(corpus_from_bytes(documents), pattern)
     ranks = byte_ranks("hf")
-    trained = batched_numpy.train(byte_symbols(words, ranks), TrainingOptions(256), merges=merges)
+    trained = batched_numpy.train(
+        byte_symbols(words, ranks), TrainingOptions(256), MergeTask(merges=merges)
+    )
     results = np.arange(256, 256 + len(trained.pairs), dtype=np.uint32)
     return build_vocabulary(
         translate(trained.pairs, results, byte_ids(ranks))[:, :2],

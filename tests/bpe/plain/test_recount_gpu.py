@@ -19,7 +19,7 @@ from llmgpu.bpe.plain.recount_gpu import STATE
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.symbols import Merges, byte_symbols, translate
+from llmgpu.bpe.training.symbols import Merges, MergeTask, byte_symbols, translate
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.errors import DeviceError, LlmgpuError
@@ -331,7 +331,7 @@ def test_numpy_makes_the_same_merges(device: Device, tie: str) -> None:
     on_gpu = train(device, [text], merges=300, tie=tie, pattern="class")
     ranks = byte_ranks(tie)
     symbols = byte_symbols(count_words(corpus_from_bytes(text), "class"), ranks)
-    on_cpu = batched_numpy.train(symbols, TrainingOptions(256), merges=300)
+    on_cpu = batched_numpy.train(symbols, TrainingOptions(256), MergeTask(merges=300))
     results = np.arange(256, 256 + len(on_cpu.pairs), dtype=np.uint32)
     merges = translate(on_cpu.pairs, results, byte_ids(ranks))
     np.testing.assert_array_equal(on_gpu.pairs, merges[:, :2])
@@ -344,7 +344,7 @@ def test_sums_of_more_blocks_than_a_workgroup_scans_at_once(device: Device) -> N
     text = np.random.default_rng(3).choice(np.frombuffer(b"aab", np.uint8), size).tobytes()
     options = TrainingOptions(258, pattern="none", tie="bytes")
     symbols = byte_symbols(count_words(corpus_from_bytes(text), "none"), byte_ranks("bytes"))
-    on_cpu = batched_numpy.train(symbols, options, merges=2)
+    on_cpu = batched_numpy.train(symbols, options, MergeTask(merges=2))
     on_gpu = train(device, [text], merges=2, pattern="none", tie="bytes", workgroup_size=64)
     np.testing.assert_array_equal(on_gpu.counts, on_cpu.counts)
     assert on_gpu.symbols == on_cpu.symbols

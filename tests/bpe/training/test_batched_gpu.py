@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.training import batched_gpu, batched_numpy
 from llmgpu.bpe.training.batched_gpu import Capacities
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.symbols import Merges, SymbolWords, byte_symbols, translate
+from llmgpu.bpe.training.symbols import Merges, MergeTask, SymbolWords, byte_symbols, translate
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import DeviceError
@@ -89,14 +89,14 @@ def test_merges_are_those_of_the_sequential_algorithm(
         any_device,
         symbols,
         options,
-        merges=merges,
+        MergeTask(merges=merges),
         first_capacities=sizes,
         workgroup_size=workgroup_size,
     )
     assert id_pairs(trained, tie) == reference.train(
         documents_of(words), merges, "none", tie, min_frequency, max_token_length
     )
-    assert_same(trained, batched_numpy.train(symbols, options, merges=merges))
+    assert_same(trained, batched_numpy.train(symbols, options, MergeTask(merges=merges)))
 
 
 def random_words(seed: int, count: int, letters: bytes) -> SymbolWords:
@@ -112,8 +112,8 @@ def random_words(seed: int, count: int, letters: bytes) -> SymbolWords:
 @pytest.mark.parametrize("letters", [b"ab", bytes(range(97, 123)), bytes(range(256))])
 def test_thousands_of_equal_counts_are_told_apart(device: Device, letters: bytes) -> None:
     words = random_words(1, 20_000, letters)
-    trained = batched_gpu.train(device, words, ALL_PAIRS, merges=3000)
-    assert_same(trained, batched_numpy.train(words, ALL_PAIRS, merges=3000))
+    trained = batched_gpu.train(device, words, ALL_PAIRS, MergeTask(merges=3000))
+    assert_same(trained, batched_numpy.train(words, ALL_PAIRS, MergeTask(merges=3000)))
 
 
 def listed_pairs(device: Device, counts: NDArray[np.uint32], pairs: NDArray[np.uint32]) -> Any:
@@ -169,8 +169,8 @@ def test_the_pairs_of_highest_rank_are_listed(
 def test_pairs_that_share_no_symbol_are_one_batch(device: Device) -> None:
     words = {bytes([2 * k, 2 * k + 1]): 300 - k for k in range(100)}
     symbols = byte_symbols(distinct(words), byte_ranks("hf"))
-    trained = batched_gpu.train(device, symbols, REPEATED, merges=100)
-    assert_same(trained, batched_numpy.train(symbols, REPEATED, merges=100))
+    trained = batched_gpu.train(device, symbols, REPEATED, MergeTask(merges=100))
+    assert_same(trained, batched_numpy.train(symbols, REPEATED, MergeTask(merges=100)))
     assert trained.batches == 1
 
 
@@ -178,26 +178,28 @@ def test_hundreds_of_pairs_that_occur_once_are_ranked(device: Device) -> None:
     draw = random.Random(6)
     spelled = [draw.randbytes(6) for _ in range(150)]
     words = byte_symbols(distinct(dict.fromkeys(spelled, 1)), byte_ranks("hf"))
-    trained = batched_gpu.train(device, words, ALL_PAIRS, merges=500)
+    trained = batched_gpu.train(device, words, ALL_PAIRS, MergeTask(merges=500))
     assert trained.counts[-300] == 1
-    assert_same(trained, batched_numpy.train(words, ALL_PAIRS, merges=500))
+    assert_same(trained, batched_numpy.train(words, ALL_PAIRS, MergeTask(merges=500)))
 
 
 def test_new_pairs_whose_places_in_a_table_are_taken(device: Device) -> None:
     """200 new pairs in a table of 1024."""
     words = {bytes([k, 250, 251, 100 + k]): 300 - k for k in range(100)}
     symbols = byte_symbols(distinct(words), byte_ranks("hf"))
-    trained = batched_gpu.train(device, symbols, REPEATED, merges=150, first_capacities=TINY)
-    assert_same(trained, batched_numpy.train(symbols, REPEATED, merges=150))
+    trained = batched_gpu.train(
+        device, symbols, REPEATED, MergeTask(merges=150), first_capacities=TINY
+    )
+    assert_same(trained, batched_numpy.train(symbols, REPEATED, MergeTask(merges=150)))
 
 
 def test_symbols_beyond_bytes_go_on_from_there(any_device: Device) -> None:
     words = random_words(2, 2000, b"abcd")
-    first = batched_numpy.train(words, REPEATED, merges=50)
+    first = batched_numpy.train(words, REPEATED, MergeTask(merges=50))
     results = np.arange(256, 306, dtype=np.uint32)
     halfway = batched_numpy.apply_merges(words, np.column_stack([first.pairs, results]))
-    trained = batched_gpu.train(any_device, halfway, REPEATED, merges=40)
-    whole = batched_numpy.train(words, REPEATED, merges=90)
+    trained = batched_gpu.train(any_device, halfway, REPEATED, MergeTask(merges=40))
+    whole = batched_numpy.train(words, REPEATED, MergeTask(merges=90))
     np.testing.assert_array_equal(trained.pairs, whole.pairs[50:])
     assert trained.symbols == whole.symbols
 
@@ -210,8 +212,8 @@ def run_words(lengths: list[int]) -> SymbolWords:
 def test_a_run_longer_than_one_walk(device: Device, length: int) -> None:
     words = run_words([length, 7])
     assert_same(
-        batched_gpu.train(device, words, ALL_PAIRS, merges=30),
-        batched_numpy.train(words, ALL_PAIRS, merges=30),
+        batched_gpu.train(device, words, ALL_PAIRS, MergeTask(merges=30)),
+        batched_numpy.train(words, ALL_PAIRS, MergeTask(merges=30)),
     )
 
 
@@ -222,8 +224,7 @@ def test_finished_merges_are_handed_over_in_order(device: Device) -> None:
         device,
         words,
         REPEATED,
-        merges=500,
-        on_merges=lambda pairs, counts: pieces.append((pairs, counts)),
+        MergeTask(merges=500, on_merges=lambda pairs, counts: pieces.append((pairs, counts))),
     )
     np.testing.assert_array_equal(np.concatenate([pairs for pairs, _ in pieces]), trained.pairs)
     np.testing.assert_array_equal(np.concatenate([counts for _, counts in pieces]), trained.counts)
@@ -256,8 +257,8 @@ def test_a_list_that_can_not_grow_is_compacted(device: Device) -> None:
     words = random_words(4, 2000, b"abcdef")
     sizes = Capacities(listed=len(words.symbols) + 10)
     assert_same(
-        batched_gpu.train(device, words, ALL_PAIRS, merges=1000, first_capacities=sizes),
-        batched_numpy.train(words, ALL_PAIRS, merges=1000),
+        batched_gpu.train(device, words, ALL_PAIRS, MergeTask(merges=1000), first_capacities=sizes),
+        batched_numpy.train(words, ALL_PAIRS, MergeTask(merges=1000)),
     )
 
 
@@ -265,16 +266,18 @@ def test_pairs_of_the_least_count_survive_compaction(device: Device) -> None:
     """Merged until no pair is left, in a list that has to be compacted on the way."""
     words = random_words(4, 600, b"abcdef")
     sizes = Capacities(listed=len(words.symbols) + 10)
-    expected = batched_numpy.train(words, REPEATED, merges=1 << 14)
+    expected = batched_numpy.train(words, REPEATED, MergeTask(merges=1 << 14))
     assert expected.counts[-1] == 2
-    found = batched_gpu.train(device, words, REPEATED, merges=1 << 14, first_capacities=sizes)
+    found = batched_gpu.train(
+        device, words, REPEATED, MergeTask(merges=1 << 14), first_capacities=sizes
+    )
     assert_same(found, expected)
 
 
 def test_counts_of_32_bits_are_exact_up_to_the_last(device: Device) -> None:
     most = (1 << 32) - 1
     words = byte_symbols(distinct({b"ab": most - 5, b"xab": 5, b"cd": most}), byte_ranks("hf"))
-    trained = batched_gpu.train(device, words, REPEATED, merges=3)
+    trained = batched_gpu.train(device, words, REPEATED, MergeTask(merges=3))
     assert trained.counts.tolist() == [most, most, 5]
 
 
@@ -283,9 +286,11 @@ def test_what_does_not_fit_is_refused(portable_device: Device) -> None:
     with pytest.raises(
         DeviceError, match=r"more than 4294967295 times, the limit of .*; use --device cpu"
     ):
-        batched_gpu.train(portable_device, words, REPEATED, merges=1)
+        batched_gpu.train(portable_device, words, REPEATED, MergeTask(merges=1))
     with pytest.raises(DeviceError, match="1048577 tokens asked for"):
-        batched_gpu.train(portable_device, run_words([3]), REPEATED, merges=(1 << 20) - 255)
+        batched_gpu.train(
+            portable_device, run_words([3]), REPEATED, MergeTask(merges=(1 << 20) - 255)
+        )
 
 
 @pytest.mark.slow
@@ -296,8 +301,8 @@ def test_trainings_on_one_device_do_not_disturb_one_another(
     words, merges = 1500, 400
     first, second = random_words(5, 300, b"abcd"), random_words(6, words, b"abcdefgh")
     alone = [
-        batched_gpu.train(any_device, first, REPEATED, merges=20),
-        batched_gpu.train(any_device, second, REPEATED, merges=merges),
+        batched_gpu.train(any_device, first, REPEATED, MergeTask(merges=20)),
+        batched_gpu.train(any_device, second, REPEATED, MergeTask(merges=merges)),
     ]
     nested: list[Merges] = []
 
@@ -305,16 +310,17 @@ def test_trainings_on_one_device_do_not_disturb_one_another(
         # Not each time: what takes long between submissions makes them smaller, and more of them.
         if len(nested) < 3:
             nested.append(
-                batched_gpu.train(any_device, first, REPEATED, merges=20, first_capacities=TINY)
+                batched_gpu.train(
+                    any_device, first, REPEATED, MergeTask(merges=20), first_capacities=TINY
+                )
             )
 
     together = batched_gpu.train(
         any_device,
         second,
         REPEATED,
-        merges=merges,
+        MergeTask(merges=merges, on_merges=train_the_other),
         first_capacities=TINY,
-        on_merges=train_the_other,
     )
     assert len(nested) >= 2  # so some ran between submissions of the other
     assert_same(together, alone[1])
@@ -338,7 +344,11 @@ def test_memory_is_freed_when_training_ends(
     try:
         device._idle_downloads.clear()
         batched_gpu.train(
-            device, random_words(7, 500, b"abcd"), REPEATED, merges=20, first_capacities=TINY
+            device,
+            random_words(7, 500, b"abcd"),
+            REPEATED,
+            MergeTask(merges=20),
+            first_capacities=TINY,
         )
         device._idle_downloads.clear()
     finally:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.symbols import Merges, SymbolWords, byte_symbols, translate
+from llmgpu.bpe.training.symbols import Merges, MergeTask, SymbolWords, byte_symbols, translate
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.errors import LlmgpuError
@@ -45,7 +45,7 @@ def train(
     return batched_numpy.train(
         symbol_words(documents, pattern, tie),
         TrainingOptions(256, min_frequency=min_frequency),
-        merges=merges,
+        MergeTask(merges=merges),
     )
 
 
@@ -147,7 +147,7 @@ def test_the_last_merge_is_frequent_enough() -> None:
 
 def test_counts_have_64_bits() -> None:
     words = replace(symbol_words([b"abab"], "class"), counts=np.array([1 << 40]), total=4 << 40)
-    trained = batched_numpy.train(words, REPEATED, merges=9)
+    trained = batched_numpy.train(words, REPEATED, MergeTask(merges=9))
     assert id_pairs(trained, "hf") == [(97, 98), (256, 256)]
     assert trained.counts.tolist() == [2 << 40, 1 << 40]
     assert trained.symbols == 1 << 40
@@ -156,7 +156,9 @@ def test_counts_have_64_bits() -> None:
 def test_progress_counts_merges() -> None:
     seen: list[tuple[str, int, int | None]] = []
     words = symbol_words([make_text(4, 100)], "class")
-    batched_numpy.train(words, REPEATED, merges=20, progress=lambda *call: seen.append(call))
+    batched_numpy.train(
+        words, REPEATED, MergeTask(merges=20, progress=lambda *call: seen.append(call))
+    )
     assert seen[-1] == ("merging", 20, 20)
     assert [done for _, done, _ in seen] == sorted({done for _, done, _ in seen})
 
@@ -164,7 +166,7 @@ def test_progress_counts_merges() -> None:
 def test_too_many_merges_are_refused() -> None:
     words = symbol_words([b"abab"], "class")
     with pytest.raises(LlmgpuError, match=r"1048577 tokens asked for.* 1048576"):
-        batched_numpy.train(words, REPEATED, merges=(1 << 20) - 255)
+        batched_numpy.train(words, REPEATED, MergeTask(merges=(1 << 20) - 255))
 
 
 def test_too_much_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +184,7 @@ def test_no_token_is_longer_than_allowed(
     trained = batched_numpy.train(
         symbol_words(documents, pattern, tie),
         TrainingOptions(256, min_frequency=min_frequency, max_token_length=longest),
-        merges=30,
+        MergeTask(merges=30),
     )
     expected = reference.train(documents, 30, pattern, tie, min_frequency, longest)
     assert id_pairs(trained, tie) == expected
@@ -206,7 +208,9 @@ def test_the_longest_token_is_one_byte_shorter_than_that_of_tokenizers(longest: 
     tokenizer.train_from_iterator(pieces, trainer)
     merges = json.loads(tokenizer.to_str())["model"]["merges"]
     words = symbol_words([text], "class")
-    trained = batched_numpy.train(words, TrainingOptions(256, max_token_length=longest), merges=100)
+    trained = batched_numpy.train(
+        words, TrainingOptions(256, max_token_length=longest), MergeTask(merges=100)
+    )
     shown = reference.bytes_to_unicode()
     tokens = [
         "".join(shown[byte] for byte in token) for token in reference.spell(id_pairs(trained, "hf"))
@@ -225,12 +229,14 @@ def test_training_resumes_from_replayed_merges(
     documents: list[bytes], pattern: str, replayed: int, min_frequency: int
 ) -> None:
     words = symbol_words(documents, pattern)
-    whole = batched_numpy.train(words, TrainingOptions(256, min_frequency=min_frequency), merges=40)
+    whole = batched_numpy.train(
+        words, TrainingOptions(256, min_frequency=min_frequency), MergeTask(merges=40)
+    )
     first = triples_of(whole.pairs)[:replayed]
     rest = batched_numpy.train(
         batched_numpy.apply_merges(words, first),
         TrainingOptions(256, min_frequency=min_frequency),
-        merges=40 - len(first),
+        MergeTask(merges=40 - len(first)),
     )
     assert np.concatenate([first[:, :2], rest.pairs]).tolist() == whole.pairs.tolist()
     assert rest.counts.tolist() == whole.counts[replayed:].tolist()
@@ -287,8 +293,7 @@ def test_merges_are_handed_over_in_their_order() -> None:
     trained = batched_numpy.train(
         words,
         REPEATED,
-        merges=50,
-        on_merges=lambda pairs, counts: pieces.append((pairs, counts)),
+        MergeTask(merges=50, on_merges=lambda pairs, counts: pieces.append((pairs, counts))),
     )
     assert np.concatenate([pairs for pairs, _ in pieces]).tolist() == trained.pairs.tolist()
     assert np.concatenate([counts for _, counts in pieces]).tolist() == trained.counts.tolist()
@@ -300,6 +305,6 @@ def test_the_first_symbol_after_the_bytes() -> None:
     symbols = np.array([256, 5, 0, 5, 256, 5, 0, 5, 0, 5, 256, 5], np.uint32)
     lengths = np.ones(257, np.uint32)
     words = SymbolWords(symbols, np.array([0, 12]), np.ones(1, np.int64), lengths, 12)
-    trained = batched_numpy.train(words, TrainingOptions(300), merges=2)
+    trained = batched_numpy.train(words, TrainingOptions(300), MergeTask(merges=2))
     assert trained.pairs.tolist() == [[0, 5], [256, 5]]
     assert trained.counts.tolist() == [3, 3]

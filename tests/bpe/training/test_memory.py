@@ -20,7 +20,7 @@ from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.training import batched_numpy, merge_host, plan, train
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.plan import make_plan, recount_memory, words_memory
-from llmgpu.bpe.training.symbols import byte_symbols
+from llmgpu.bpe.training.symbols import MergeTask, byte_symbols
 from llmgpu.bpe.vocabulary.building import byte_ranks, byte_vocabulary
 from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.distinct_words import DistinctWords
@@ -62,7 +62,7 @@ def peak_of(work: Callable[[], object]) -> int:
 def test_merging_is_within_its_estimate(words: DistinctWords) -> None:
     def merge() -> None:
         symbols = byte_symbols(words, byte_ranks("hf"))
-        batched_numpy.train(symbols, PLAN.options, merges=40)
+        batched_numpy.train(symbols, PLAN.options, MergeTask(merges=40))
 
     peak, costs = words.nbytes + peak_of(merge), batched_numpy.COSTS
     estimate = costs.of(len(words), len(words.data)) - costs.fixed
@@ -77,10 +77,12 @@ def test_merging_in_c_is_within_its_estimate(name: str) -> None:
     code = (
         "import resource, sys\n"
         "from llmgpu.bpe.training import merge_host\n"
+        "from llmgpu.bpe.training.symbols import MergeTask\n"
         "from tests.bpe.training.test_memory import PLAN, WORDS, byte_ranks, byte_symbols\n"
         "words = WORDS[sys.argv[1]]\n"
         "before = int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize()\n"
-        "merge_host.train(byte_symbols(words, byte_ranks('hf')), PLAN.options, merges=700)\n"
+        "symbols = byte_symbols(words, byte_ranks('hf'))\n"
+        "merge_host.train(symbols, PLAN.options, MergeTask(merges=700))\n"
         # Unlike getrusage, without the peak of the process that started this one.
         "status = dict(line.split(':', 1) for line in open('/proc/self/status'))\n"
         "peak = int(status['VmHWM'].split()[0]) * 1024\n"
@@ -101,6 +103,7 @@ def test_merging_in_little_memory_takes_few_bytes_a_byte(lengths: str, least: in
         "from dataclasses import replace\n"
         "from llmgpu.bpe.training import merge_host\n"
         "from llmgpu.bpe.training.options import TrainingOptions\n"
+        "from llmgpu.bpe.training.symbols import MergeTask\n"
         "from tests.bpe.training.test_memory import byte_ranks, byte_symbols, of_lengths\n"
         f"words = of_lengths(bytes(range(256)), {lengths})\n"
         "symbols = byte_symbols(words, byte_ranks('hf'))\n"
@@ -114,7 +117,7 @@ def test_merging_in_little_memory_takes_few_bytes_a_byte(lengths: str, least: in
         "open('/proc/self/clear_refs', 'w').write('5')\n"  # the peak begins here
         "before = now('VmRSS')\n"
         f"options = TrainingOptions(20_000, min_frequency={least})\n"
-        "merge_host.train(symbols, options, merges=19_744)\n"
+        "merge_host.train(symbols, options, MergeTask(merges=19_744))\n"
         "print(words.nbytes + now('VmHWM') - before, merge_host.LITTLE_COSTS.of(*sizes))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
@@ -130,6 +133,7 @@ def test_merging_one_long_word_in_c_takes_few_times_its_length(letters: bytes) -
     code = (
         "import sys, numpy as np\n"
         "from llmgpu.bpe.training import merge_host\n"
+        "from llmgpu.bpe.training.symbols import MergeTask\n"
         "from tests.bpe.training.test_memory import PLAN, byte_ranks, byte_symbols, of_lengths\n"
         "symbols = byte_symbols(of_lengths(sys.argv[1].encode(), [30_000_000]), byte_ranks('hf'))\n"
         "def now(key):\n"
@@ -137,7 +141,7 @@ def test_merging_one_long_word_in_c_takes_few_times_its_length(letters: bytes) -
         "    return int(status[key].split()[0]) * 1024\n"
         "open('/proc/self/clear_refs', 'w').write('5')\n"  # the peak begins here
         "before = now('VmRSS')\n"
-        "merge_host.train(symbols, PLAN.options, merges=700)\n"
+        "merge_host.train(symbols, PLAN.options, MergeTask(merges=700))\n"
         "print(now('VmHWM') - before)"
     )
     command = [sys.executable, "-c", code, letters.decode()]

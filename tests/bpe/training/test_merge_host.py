@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.training import batched_numpy, merge_host
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.symbols import Merges, Spellings, SymbolWords, byte_symbols
+from llmgpu.bpe.training.symbols import Merges, MergeTask, Spellings, SymbolWords, byte_symbols
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.cpu import library
 from llmgpu.errors import InputError, LlmgpuError
@@ -55,8 +55,8 @@ def assert_same(trained: Merges, expected: Merges) -> None:
 def test_the_first_pair_is_found_after_the_table_grows() -> None:
     text = np.random.default_rng(1).integers(0, 256, 60_000, np.uint8).tobytes()
     words = symbol_words([b"\0\0" + text + b" \0\0" * 99], "none")
-    options = TrainingOptions(256)
-    assert_same(*(one.train(words, options, merges=3) for one in (merge_host, batched_numpy)))
+    options, task = TrainingOptions(256), MergeTask(merges=3)
+    assert_same(*(one.train(words, options, task) for one in (merge_host, batched_numpy)))
 
 
 def assert_same_words(words: SymbolWords, expected: SymbolWords) -> None:
@@ -77,7 +77,7 @@ def test_merges_of_the_sequential_algorithm(
     documents: list[bytes], pattern: str, tie: str, min_frequency: int, longest: int | None
 ) -> None:
     options = TrainingOptions(256, min_frequency=min_frequency, max_token_length=longest)
-    trained = merge_host.train(symbol_words(documents, pattern, tie), options, merges=40)
+    trained = merge_host.train(symbol_words(documents, pattern, tie), options, MergeTask(merges=40))
     expected = reference.train(documents, 40, pattern, tie, min_frequency, longest)
     assert id_pairs(trained, tie) == expected
     assert (trained.counts.tolist(), trained.symbols) == recount(documents, expected, pattern)
@@ -89,20 +89,20 @@ def test_training_and_replaying_give_what_numpy_gives(
     words: dict[bytes, int], merges: int, replayed: int
 ) -> None:
     symbols = byte_symbols(distinct(words), byte_ranks("hf"))
-    whole = merge_host.train(symbols, REPEATED, merges=merges)
-    assert_same(whole, batched_numpy.train(symbols, REPEATED, merges=merges))
+    whole = merge_host.train(symbols, REPEATED, MergeTask(merges=merges))
+    assert_same(whole, batched_numpy.train(symbols, REPEATED, MergeTask(merges=merges)))
     first = triples_of(whole.pairs)[:replayed]
     halfway = merge_host.apply_merges(symbols, first)
     assert_same_words(halfway, batched_numpy.apply_merges(symbols, first))
-    rest = merge_host.train(halfway, REPEATED, merges=merges - len(first))
+    rest = merge_host.train(halfway, REPEATED, MergeTask(merges=merges - len(first)))
     assert [*first[:, :2].tolist(), *rest.pairs.tolist()] == whole.pairs.tolist()
     assert rest.symbols == whole.symbols
 
 
 def test_a_longer_text_gives_what_numpy_gives() -> None:
     words = symbol_words([make_text(8, 8000)], "none")
-    expected = batched_numpy.train(words, REPEATED, merges=2000)
-    assert_same(merge_host.train(words, REPEATED, merges=2000), expected)
+    expected = batched_numpy.train(words, REPEATED, MergeTask(merges=2000))
+    assert_same(merge_host.train(words, REPEATED, MergeTask(merges=2000)), expected)
 
 
 @settings(deadline=None, max_examples=examples(200))
@@ -115,7 +115,8 @@ def test_few_pairs_at_a_time_give_the_same_merges(
     trainer = merge_host._open(symbols, 60, least=least, longest=longest, most_pairs=most_pairs)
     pairs, counts = trainer.train(60, 1 << 40)
     assert_same(
-        Merges(pairs, counts, trainer.total), batched_numpy.train(symbols, options, merges=60)
+        Merges(pairs, counts, trainer.total),
+        batched_numpy.train(symbols, options, MergeTask(merges=60)),
     )
 
 
@@ -125,7 +126,7 @@ def test_a_longer_text_with_few_pairs_at_a_time() -> None:
     symbols = symbol_words([text, make_text(8, 8000)], "none")
     trainer = merge_host._open(symbols, 3000, least=2, most_pairs=2000)
     pairs, counts = trainer.train(3000, 1 << 40)
-    expected = batched_numpy.train(symbols, REPEATED, merges=3000)
+    expected = batched_numpy.train(symbols, REPEATED, MergeTask(merges=3000))
     assert_same(Merges(pairs, counts, trainer.total), expected)
 
 
@@ -138,11 +139,11 @@ def test_little_memory_is_enough_for_few_pairs(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(merge_host, "free_memory", lambda: None)
     assert merge_host.memory_costs(10**6, 10**7) is usual
     words = symbol_words([make_text(8, 8000)], "none")
-    expected = merge_host.train(words, REPEATED, merges=200)
+    expected = merge_host.train(words, REPEATED, MergeTask(merges=200))
     monkeypatch.setattr(merge_host, "LITTLE_COSTS", replace(usual, fixed=0))
     monkeypatch.setattr(merge_host, "free_memory", lambda: usual.fixed)
     monkeypatch.setattr(merge_host, "FEW_PAIRS", 20)
-    assert_same(merge_host.train(words, REPEATED, merges=200), expected)
+    assert_same(merge_host.train(words, REPEATED, MergeTask(merges=200)), expected)
 
 
 @pytest.mark.parametrize("engine", ["c", "numpy"])
@@ -156,7 +157,9 @@ def test_too_little_memory_is_said_before_merging(
     ]
     message = rf"^merging 1 distinct .* up to {needed} MB .* 5 MB are free: {remedy} text"
     with pytest.raises(InputError, match=message):
-        merge_host.train(symbol_words([b"ab" * 500], "none"), TrainingOptions(300), merges=3)
+        merge_host.train(
+            symbol_words([b"ab" * 500], "none"), TrainingOptions(300), MergeTask(merges=3)
+        )
 
 
 @settings(deadline=None, max_examples=examples(200))
@@ -204,8 +207,12 @@ def test_symbols_that_no_merge_has_made_are_reached(
 ) -> None:
     tokens = BYTES + spelled
     symbols, new = words_of_tokens(words, tokens), range(256, len(tokens))
-    trained = merge_host.train(symbols, REPEATED, merges=20, spellings=Spellings(tokens, new))
-    expected = batched_numpy.train(symbols, REPEATED, merges=20, spellings=Spellings(tokens, new))
+    trained = merge_host.train(
+        symbols, REPEATED, MergeTask(merges=20, spellings=Spellings(tokens, new))
+    )
+    expected = batched_numpy.train(
+        symbols, REPEATED, MergeTask(merges=20, spellings=Spellings(tokens, new))
+    )
     assert_same(trained, expected)
 
 
@@ -217,8 +224,8 @@ def test_words_of_long_symbols() -> None:
     offsets = np.arange(0, len(symbols) + 1, 6)
     counts = np.ones(len(offsets) - 1, np.int64)
     words = SymbolWords(symbols, offsets, counts, lengths, len(symbols))
-    expected = batched_numpy.train(words, REPEATED, merges=20)
-    assert_same(merge_host.train(words, REPEATED, merges=20), expected)
+    expected = batched_numpy.train(words, REPEATED, MergeTask(merges=20))
+    assert_same(merge_host.train(words, REPEATED, MergeTask(merges=20)), expected)
     merges = np.column_stack([expected.pairs, np.arange(261, 281, dtype=np.uint32)])
     expected_words = batched_numpy.apply_merges(words, merges)
     assert_same_words(merge_host.apply_merges(words, merges), expected_words)
@@ -268,9 +275,11 @@ def test_what_is_learned_is_handed_over_in_its_order(
     trained = merge_host.train(
         words,
         REPEATED,
-        merges=50,
-        on_merges=lambda pairs, counts: pieces.append((pairs, counts)),
-        progress=lambda *call: seen.append(call),
+        MergeTask(
+            merges=50,
+            on_merges=lambda pairs, counts: pieces.append((pairs, counts)),
+            progress=lambda *call: seen.append(call),
+        ),
     )
     assert len(pieces) == (50 if occurrences == 1 else 1)
     assert np.concatenate([pairs for pairs, _ in pieces]).tolist() == trained.pairs.tolist()
@@ -282,17 +291,17 @@ def test_what_is_learned_is_handed_over_in_its_order(
 def test_what_can_not_be_numbered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     words = symbol_words([b"abcdef"], "none")
     with pytest.raises(LlmgpuError, match=r"1048577 tokens asked for.* 1048576"):
-        merge_host.train(words, REPEATED, merges=(1 << 20) - 255)
+        merge_host.train(words, REPEATED, MergeTask(merges=(1 << 20) - 255))
     monkeypatch.setattr(batched_numpy, "MAX_POSITIONS", 7)
     with pytest.raises(LlmgpuError, match="8 positions, but the limit is 7"):
-        merge_host.train(words, REPEATED, merges=9)
+        merge_host.train(words, REPEATED, MergeTask(merges=9))
 
 
 def test_numpy_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     words = symbol_words([make_text(7, 300)], "class")
-    trained = merge_host.train(words, REPEATED, merges=50)
+    trained = merge_host.train(words, REPEATED, MergeTask(merges=50))
     monkeypatch.setenv(library.VARIABLE, "numpy")
-    without = merge_host.train(words, REPEATED, merges=50)
+    without = merge_host.train(words, REPEATED, MergeTask(merges=50))
     assert_same(trained, without)
     assert without.batches is not None and without.batches < 50
 

@@ -16,7 +16,7 @@ from llmgpu.bpe.training import batched_gpu, merge_host
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.plan import make_plan
-from llmgpu.bpe.training.symbols import Merges, OnMerges
+from llmgpu.bpe.training.symbols import Merges
 from llmgpu.bpe.training.train import Training, train_vocabulary
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -78,8 +78,9 @@ def test_merges_made_again_are_logged_once(
     monkeypatch.setattr(merge_host, "SLICE_MERGES", 4)
     train = batched_gpu.train
 
-    def fail(*given: Any, on_merges: OnMerges, **others: object) -> Merges:
-        train(*given, merges=before, on_merges=on_merges)
+    def fail(*given: Any) -> Merges:
+        *others, task = given
+        train(*others, replace(task, merges=before))
         raise CapacityError("it has no more memory")
 
     monkeypatch.setattr(batched_gpu, "train", fail)
