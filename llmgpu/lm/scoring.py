@@ -68,6 +68,10 @@ class Document:
     ids: NDArray[np.uint32]
 
 
+# A request, the score that receives its results, and a window over its targets, see `windows`.
+_Piece = tuple[Request, Score, tuple[int, int, int]]
+
+
 def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """Yield windows over `count` targets: begin, end, and the first target to score."""
     end = scored = min(count, window)
@@ -122,18 +126,17 @@ class Scorer:
             Score(np.zeros(count, np.float32), np.zeros(count, np.bool_))
             for count in (max(0, len(request.ids) - request.first) for request in requests)
         ]
-        # `pieces` has, by sequence length, pairs of a request's number and a window.
-        pieces: dict[int, list[tuple[int, tuple[int, int, int]]]] = {}
-        for number, request in enumerate(requests):
+        pieces: dict[int, list[_Piece]] = {}  # by sequence length
+        for request, score in zip(requests, found, strict=True):
             for begin, end, scored in windows(len(request.ids) - 1, self.window, self.stride):
                 if end >= request.first:
                     piece = begin, end, max(scored, request.first - 1)
-                    pieces.setdefault(self._length(end - begin), []).append((number, piece))
+                    pieces.setdefault(self._length(end - begin), []).append((request, score, piece))
         # Run the windows of each length in batches.
         for length, alike in pieces.items():
             size = max(1, BATCH_IDS // length)
             for start in range(0, len(alike), size):
-                self._run(requests, found, length, alike[start : start + size])
+                self._run(length, alike[start : start + size])
         return found
 
     def _length(self, ids: int) -> int:
@@ -153,25 +156,16 @@ class Scorer:
             self._graphs[length] = graph, program
         return self._graphs[length]
 
-    def _run(
-        self,
-        requests: Sequence[Request],
-        found: Sequence[Score],
-        length: int,
-        pieces: Sequence[tuple[int, tuple[int, int, int]]],
-    ) -> None:
-        """Run one batch of windows, and write the results to the scores of their requests.
-
-        found: the scores, by request. pieces: (number of the request, window) for each sequence.
-        """
+    def _run(self, length: int, pieces: Sequence[_Piece]) -> None:
+        """Run one batch of windows, and write the results to the scores of their requests."""
         graph, program = self._graph(length)
         operations = self._model.operations
         # Fill the batch: a row for each window. Targets that are not scored are set to be ignored.
         shape = (graph.rows // length, length)
         tokens = np.zeros(shape, np.uint32)
         targets = np.full(shape, IGNORED_TARGET, np.uint32)
-        for row, (number, (begin, end, scored)) in enumerate(pieces):
-            ids = requests[number].ids
+        for row, (request, _, (begin, end, scored)) in enumerate(pieces):
+            ids = request.ids
             tokens[row, : end - begin] = ids[begin:end]
             targets[row, scored - begin : end - begin] = ids[scored + 1 : end + 1]
         graph.write_batch((tokens, targets))
@@ -182,12 +176,12 @@ class Scorer:
         assert graph.likeliest is not None  # `_graph` sets `find_likeliest`
         likeliest = operations.read(graph.likeliest).reshape(shape)
         # Copy the results of each window to the scores of its request.
-        for row, (number, (begin, end, scored)) in enumerate(pieces):
+        for row, (request, score, (begin, end, scored)) in enumerate(pieces):
             inside = slice(scored - begin, end - begin)
-            first = requests[number].first - 1
+            first = request.first - 1
             place = slice(scored - first, end - first)
-            found[number].log_likelihoods[place] = -losses[row, inside]
-            found[number].likeliest[place] = likeliest[row, inside] == targets[row, inside]
+            score.log_likelihoods[place] = -losses[row, inside]
+            score.likeliest[place] = likeliest[row, inside] == targets[row, inside]
 
 
 def read_documents(encoder: Encoder, text: Corpus) -> Iterator[Document]:

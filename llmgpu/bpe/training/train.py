@@ -12,7 +12,7 @@ training for this size alone writes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -326,18 +326,13 @@ class Training:
         )
 
     def _result(
-        self,
-        merges: NDArray[np.uint32],
-        sizes: dict[int, tuple[int, int]],
-        text_bytes: int,
-        documents: int,
-        **facts: Any,
+        self, merges: NDArray[np.uint32], sizes: dict[int, tuple[int, int]], **facts: Any
     ) -> TrainingResult:
         """Return the result of the training, with a vocabulary of each size.
 
         merges: uint32 (M, 3), ids of the left token, the right token and the result.
         sizes: number of merges, and of symbols in the merged text, by vocabulary size.
-        facts: further fields of the result.
+        facts: further fields of the result, about the text and the merges.
         """
         options = self._options
         # The vocabulary of a size has the first merges, and its own special tokens after them.
@@ -347,7 +342,7 @@ class Training:
                     options.start,
                     merges[:count],
                     special_tokens=options.special_tokens,
-                    training=_training_facts(options, text_bytes, documents, symbols),
+                    training=_training_facts(options, facts, symbols),
                 )
                 for size, (count, symbols) in sorted(sizes.items())
             }
@@ -361,8 +356,6 @@ class Training:
             vocabularies=vocabularies,
             stop_reason=_stop_reason(largest.size, len(merges), options),
             seconds=self._seconds,
-            text_bytes=text_bytes,
-            documents=documents,
             notes=tuple(self._notes),
             **facts,
         )
@@ -399,14 +392,14 @@ def _read_all(
 
 
 def _training_facts(
-    options: TrainingOptions, text_bytes: int, documents: int, symbols: int
+    options: TrainingOptions, text: Mapping[str, int], symbols: int
 ) -> dict[str, int | float | str]:
     """Return the facts about the training that a vocabulary file records."""
     facts: dict[str, int | float | str] = {
-        "text_bytes": text_bytes,
-        "documents": documents,
+        "text_bytes": text["text_bytes"],
+        "documents": text["documents"],
         "tokens": symbols,
-        "bytes_per_token": round(text_bytes / symbols, 6),
+        "bytes_per_token": round(text["text_bytes"] / symbols, 6),
         "min_frequency": options.min_frequency,
         "tool": f"llmgpu {__version__}",
     }
