@@ -55,7 +55,8 @@ from llmgpu.gpu.adapters import OPTIONAL_FEATURES
 from llmgpu.gpu.device import Device
 from llmgpu.lm.ops.ids import group_tokens
 from llmgpu.lm.ops.operations import GpuOperations
-from llmgpu.lm.ops.recording import dims, workgroups
+from llmgpu.lm.ops.recording import workgroups
+from llmgpu.lm.ops.tensor import Losses
 from llmgpu.progress import Progress
 from llmgpu.text.corpus import corpus_from_bytes
 
@@ -358,19 +359,9 @@ def _cross_entropy(threads: int) -> Callable[..., None]:
     """Return the operation of a GPU that uses this number of threads for each row."""
 
     def record(operations: GpuOperations, t: Tensors) -> None:
-        rows, width = t["logits"].shape
-        operations.dispatch(
-            "lm/07_cross_entropy.wgsl",
-            rows,
-            {"WORKGROUP_SIZE": threads},
-            logits=t["logits"],
-            tgts=t["targets"],
-            losses=t["cross_entropy"],
-            dims=dims(rows, width, width),
-            params=t["params"],
-            smoothing=t["smoothing"],
-            z_losses=t["z_loss"],
-        )
+        logits = t["logits"]
+        losses = Losses(t["targets"], t["cross_entropy"], t["smoothing"], t["z_loss"])
+        operations.cross_entropy_by(threads, logits, losses, t["params"], logits.shape[1])
 
     return record
 

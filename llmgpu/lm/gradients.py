@@ -70,7 +70,6 @@ class LossGraph:
         # The inputs of a batch, (N,) with N = B * T. Positions and starts of documents count tokens
         # from the start of the sequence.
         self.tokens = self._ids("tokens")
-        self.targets = self._ids("targets")
         self.groups = Groups(
             self._ids("order of tokens"),
             ops.tensor("starts of equal tokens", (self.rows + 1,), np.uint32),
@@ -86,7 +85,8 @@ class LossGraph:
         # The losses, and the tensors outside of layers.
         self._loss_params = ops.parameters("loss parameters", (4,))
         names = ("losses", "label smoothing", "z-losses")
-        self.losses = Losses(*(ops.tensor(name, (self.rows,)) for name in names))
+        parts = (ops.tensor(name, (self.rows,)) for name in names)
+        self.losses = Losses(self._ids("targets"), *parts)
         self.embedded = ops.tensor("embedded", (self.rows, config.dim))
         half = np.float16 if model.mixed else np.float32
         self.final_normed = ops.tensor("final norm", (self.rows, config.dim), half)
@@ -135,7 +135,7 @@ class LossGraph:
         """
         ops, (tokens, targets) = self.model.operations, batch
         ops.write(self.tokens, tokens)
-        ops.write(self.targets, targets)
+        ops.write(self.losses.targets, targets)
         if self._separator is not None:
             ops.write(self._starts, document_starts(tokens, self._separator))
         if self._gradients is not None:
@@ -251,13 +251,7 @@ class LossGraph:
         ops.linear(self.final_normed.rows(start, stop), self.model.output_weight, logits)
         if self.likeliest is not None:
             ops.argmax(logits, self.likeliest.rows(start, stop), tokens)
-        ops.cross_entropy(
-            logits,
-            self.targets.rows(start, stop),
-            self.losses.rows(start, stop),
-            self._loss_params,
-            tokens,
-        )
+        ops.cross_entropy(logits, self.losses.rows(start, stop), self._loss_params, tokens)
         return logits
 
 

@@ -93,9 +93,7 @@ class IdOperations(Recorder):
         _add_groups(groups, numbers, grad_out.array, out.array)
 
     @recorded
-    def cross_entropy(
-        self, logits: Tensor, targets: Tensor, losses: Losses, params: Tensor, tokens: int
-    ) -> None:
+    def cross_entropy(self, logits: Tensor, losses: Losses, params: Tensor, tokens: int) -> None:
         """Write the loss of each row, and overwrite the logits by their gradient.
 
         A logit that is NaN or infinite makes the loss and the gradient of its row NaN.
@@ -103,7 +101,7 @@ class IdOperations(Recorder):
         logits: (N, V), float32, or float16 if V is a multiple of 4.
         tokens: W, the number of tokens. The first W of the V columns belong to tokens. All other
             columns are not read, and their gradient is 0.
-        targets: uint32 (N,); the loss and the gradient of a row whose target is W or more are 0.
+        losses: the loss and the gradient of a row whose target is W or more are 0.
         params: (4,), from `parameters`: factor of the gradients (1 / number of valid targets, 0 if
             there are none), label smoothing, weight of the z-loss, 1 / W.
         """
@@ -111,7 +109,7 @@ class IdOperations(Recorder):
         def compute(rows: slice) -> None:
             block = as_single(logits.array[rows])
             block[:, tokens:] = 0
-            found = _cross_entropy(block[:, :tokens], targets.array[rows], params.array)
+            found = _cross_entropy(block[:, :tokens], losses.targets.array[rows], params.array)
             for part, values in zip(losses.parts, found, strict=True):
                 part.array[rows] = values
             put(block, logits.array[rows])
@@ -200,17 +198,21 @@ class GpuIds(GpuRecorder, IdOperations):
         self.dispatch("lm/01_embed_backward_grouped.wgsl", count, constants, **inputs, **shared)
         self.dispatch("lm/01_embed_backward_join.wgsl", count, constants, **shared)
 
-    def cross_entropy(
-        self, logits: Tensor, targets: Tensor, losses: Losses, params: Tensor, tokens: int
+    def cross_entropy(self, logits: Tensor, losses: Losses, params: Tensor, tokens: int) -> None:
+        threads = thread_count(-(-logits.shape[1] // THREAD_LOGITS), LEAST_THREADS)
+        self.cross_entropy_by(threads, logits, losses, params, tokens)
+
+    def cross_entropy_by(
+        self, threads: int, logits: Tensor, losses: Losses, params: Tensor, tokens: int
     ) -> None:
+        """Append `cross_entropy` with `threads` threads for each row, a power of two up to 256."""
         rows, width = logits.shape
-        threads = thread_count(-(-width // THREAD_LOGITS), LEAST_THREADS)
         self.dispatch(
             "lm/07_cross_entropy_half.wgsl" if logits.is_half else "lm/07_cross_entropy.wgsl",
             rows,
             {"WORKGROUP_SIZE": threads},
             logits=logits,
-            tgts=targets,
+            tgts=losses.targets,
             losses=losses.cross_entropy,
             dims=dims(rows, width, tokens),
             params=params,

@@ -176,10 +176,9 @@ class EngineOperations(Operations):
         return operation, *self._sgemm, *tensors, starts, scores, *sizes, shape.scale
 
     @called_in_c
-    def cross_entropy(
-        self, logits: Tensor, targets: Tensor, losses: Losses, params: Tensor, tokens: int
-    ) -> Call:
-        return "cross_entropy", logits, targets, *losses.parts, params, *logits.shape, tokens
+    def cross_entropy(self, logits: Tensor, losses: Losses, params: Tensor, tokens: int) -> Call:
+        tensors = logits, losses.targets, *losses.parts, params
+        return "cross_entropy", *tensors, *logits.shape, tokens
 
     @called_in_c
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> Call:

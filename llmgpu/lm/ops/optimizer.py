@@ -37,7 +37,7 @@ HYPER = struct_dtype("lm/hyper.wgsl", "Hyper")
 CLIP_SCALE = 0  # factor of the gradients, divided by the loss scale; 0 in a bad step
 BAD = 2  # 1 from the first bad step on
 
-LOSS_PARTS = 3  # number of fields of `Losses`
+LOSS_PARTS = 3  # number of `Losses.parts`
 
 NORM_PARTIALS = 128  # number of sums to which the squares of one tensor are added
 NORM_BUFFERS = 7  # runs of gradients in a dispatch: a kernel has 8 buffers, one of them for sums

@@ -140,24 +140,26 @@ class Groups:
 
 @dataclass(frozen=True)
 class Losses:
-    """The parts of the loss of each row, all (N,).
+    """The target of each row and the parts of its loss, all (N,).
 
-    cross_entropy: negative logarithm of the target's probability. smoothing: the part added by
-    label smoothing. z_loss: the part added by the penalty on the log-sum-exp.
+    targets: uint32; the loss of a row whose target is no token is 0. cross_entropy: negative
+    logarithm of the target's probability. smoothing: the part added by label smoothing. z_loss: the
+    part added by the penalty on the log-sum-exp.
     """
 
+    targets: Tensor
     cross_entropy: Tensor
     smoothing: Tensor
     z_loss: Tensor
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """All parts, in the order in which they are summed up."""
+        """The parts of the loss, in the order in which they are summed up."""
         return self.cross_entropy, self.smoothing, self.z_loss
 
     def rows(self, start: int, stop: int) -> Losses:
-        """Return rows start to stop - 1 of all parts; see `Tensor.rows`."""
-        return Losses(*(part.rows(start, stop) for part in self.parts))
+        """Return rows start to stop - 1 of all tensors; see `Tensor.rows`."""
+        return Losses(*(each.rows(start, stop) for each in vars(self).values()))
 
 
 @dataclass(frozen=True)

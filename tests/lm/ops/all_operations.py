@@ -136,7 +136,7 @@ def _loss(new: Tensors, shape: AttentionShape, vocabulary: int) -> Callable[[], 
     params = ops.parameters("loss", (4,))
     ops.write(params, np.array([1 / rows, 0.05, 1e-3, 1 / vocabulary]))
     indices = tensor_of(ops, "targets", targets)
-    return lambda: ops.cross_entropy(logits, indices, Losses(*losses), params, vocabulary)
+    return lambda: ops.cross_entropy(logits, Losses(indices, *losses), params, vocabulary)
 
 
 def _update(new: Tensors, shape: AttentionShape, vocabulary: int) -> Callable[[], None]:

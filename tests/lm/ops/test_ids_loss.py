@@ -32,8 +32,9 @@ def parameters(
     return params
 
 
-def losses_of(operations: Operations, rows: int) -> Losses:
-    return Losses(*(poisoned(operations, "losses", (rows,)) for _ in range(3)))
+def losses_of(operations: Operations, targets: Tensor) -> Losses:
+    parts = (poisoned(operations, "losses", targets.shape) for _ in range(3))
+    return Losses(targets, *parts)
 
 
 def cross_entropy(
@@ -51,11 +52,8 @@ def cross_entropy(
     params = parameters(operations, tokens, inv_norm, alpha, beta)
     logits_tensor = tensor_of(operations, "logits", logits.astype(np.float32))
     targets_tensor = tensor_of(operations, "targets", targets.astype(np.uint32))
-    losses = losses_of(operations, len(targets))
-    run(
-        operations,
-        lambda: operations.cross_entropy(logits_tensor, targets_tensor, losses, params, tokens),
-    )
+    losses = losses_of(operations, targets_tensor)
+    run(operations, lambda: operations.cross_entropy(logits_tensor, losses, params, tokens))
     parts = np.array([operations.read(part) for part in losses.parts])
     return parts, operations.read(logits_tensor)
 
@@ -185,12 +183,12 @@ def test_logits_in_half_precision(
     logits = (float32_values(rng, 5, width) * 4 + shift).astype(np.float16)
     logits[:, tokens:] = 0
     targets = np.minimum([0, tokens - 1, 3, tokens, 7], tokens)  # the fourth one is ignored
-    losses = losses_of(operations, 5)
     params = parameters(operations, tokens, 100.0, 0.1, 1e-3)
     tensors = [
         tensor_of(operations, "input", array) for array in (logits, targets.astype(np.uint32))
     ]
-    run(operations, lambda: operations.cross_entropy(*tensors, losses, params, tokens))
+    losses = losses_of(operations, tensors[1])
+    run(operations, lambda: operations.cross_entropy(tensors[0], losses, params, tokens))
     wide = logits.astype(np.float64)[:, :tokens]
     counted = targets < tokens
     parts = np.array([operations.read(part) for part in losses.parts])
@@ -208,8 +206,9 @@ def test_half_precision_logits_that_are_not_finite(operations: Operations) -> No
     logits = np.zeros((3, 12), np.float16)
     logits[0, 4], logits[1, 7] = np.inf, np.nan
     tensors = [tensor_of(operations, "input", a) for a in (logits, np.zeros(3, np.uint32))]
-    losses, params = losses_of(operations, 3), parameters(operations, 12, 1.0, 0.0, 0.0)
-    run(operations, lambda: operations.cross_entropy(*tensors, losses, params, 12))
+    losses = losses_of(operations, tensors[1])
+    params = parameters(operations, 12, 1.0, 0.0, 0.0)
+    run(operations, lambda: operations.cross_entropy(tensors[0], losses, params, 12))
     bad = np.isnan(operations.read(losses.cross_entropy))
     assert bad.tolist() == [True, True, False]
     assert np.isnan(operations.read(tensors[0])).all(axis=1).tolist() == [True, True, False]
@@ -229,10 +228,10 @@ def test_no_rows_are_no_work(operations: Operations) -> None:
 def test_parameters_change_between_runs(operations: Operations) -> None:
     logits = float32_values(np.random.default_rng(7), 2, 9)
     tensors = [tensor_of(operations, "logits", logits), operations.tensor("t", (2,), np.uint32)]
-    losses = losses_of(operations, 2)
+    losses = losses_of(operations, tensors[1])
     params = parameters(operations, 9, 1.0, 0.0, 0.0)
     with operations.record("test") as program:
-        operations.cross_entropy(tensors[0], tensors[1], losses, params, 9)
+        operations.cross_entropy(tensors[0], losses, params, 9)
     for inv_norm, alpha, beta in ((1.0, 0.0, 0.0), (0.5, 0.1, 1e-2)):
         operations.write(params, np.array([inv_norm, alpha, beta, 1 / 9]))
         operations.write(tensors[0], logits)
