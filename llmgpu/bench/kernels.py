@@ -386,7 +386,6 @@ ADAMW_OPERATIONS = 15
 CODING_OPERATIONS = 20
 STATE = ("parameter", "gradient", "first", "second")
 ALL_WEIGHTS = "all weights"
-_STATE_OPERANDS = "*parameter:VC gradient:VC *first:VC *second:VC"
 
 
 def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
@@ -423,14 +422,14 @@ def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
 
 def adamw_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield AdamW without and with a half-precision copy of the parameter."""
-    return _with_and_without_copy(
-        s,
+    case = s.case(
         "adamw_update",
-        _STATE_OPERANDS,
+        "*parameter:VC gradient:VC *first:VC *second:VC stats hyper",
         ADAMW_OPERATIONS * s.vocabulary * s.config.dim,
         lambda: _state(s),
-        lambda t: Moments(t["first"], t["second"]),
+        record=_updating(lambda t: Moments(t["first"], t["second"])),
     )
+    yield from (case, _with_copy(case))
 
 
 def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
@@ -440,16 +439,17 @@ def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
     scales = np.ones(blocks, np.float32)
     moments: Arrays = {"first_codes": codes, "second_codes": codes + np.uint8(128)}
     moments |= {"first_scales": scales, "second_scales": scales}
-    return _with_and_without_copy(
-        s,
+    operands = "first_codes *first_scales second_codes *second_scales"
+    case = s.case(
         "adamw_8bit_update",
-        "*parameter:VC gradient:VC first_codes *first_scales second_codes *second_scales",
+        f"*parameter:VC gradient:VC {operands} stats hyper",
         (ADAMW_OPERATIONS + CODING_OPERATIONS) * s.vocabulary * s.config.dim,
         lambda: step_parameters() | moments,
-        lambda t: CodedMoments(**{name: t[name] for name in moments}),
+        record=_updating(lambda t: CodedMoments(**{name: t[name] for name in moments})),
         # The codes are not compared: a number half way between two codes may get either code.
         uncompared=("first_codes", "second_codes"),
     )
+    yield from (case, _with_copy(case))
 
 
 def row_cases(s: Sizes) -> Iterator[KernelCase]:
@@ -457,39 +457,34 @@ def row_cases(s: Sizes) -> Iterator[KernelCase]:
     rows = np.unique(s.tokens())
     sizes = f"{len(rows):,} rows of {by(*s.shape('VC'))}"
     touched = len(rows) * s.config.dim
-    plain, with_copy = _with_and_without_copy(
-        s,
+    case = s.case(
         "adamw_update_rows",
-        "*parameter:VC gradient *first:VC *second:VC rows",
+        "*parameter:VC gradient *first:VC *second:VC rows stats hyper",
         ADAMW_OPERATIONS * touched,
         lambda: _state(s) | {"rows": rows, "gradient": s.normal(len(rows), s.config.dim, skip=1)},
-        lambda t: RowMoments(t["first"], t["second"], t["rows"]),
+        record=_updating(lambda t: RowMoments(t["first"], t["second"], t["rows"])),
         sizes=sizes,
         bytes=28 * touched + 4 * len(rows),
     )
-    yield plain
+    yield case
     # Rows that are not updated have no copy, so the copies are not compared.
-    yield replace(with_copy, copies={}, bytes=30 * touched + 4 * len(rows))
+    yield replace(_with_copy(case), copies={}, bytes=30 * touched + 4 * len(rows))
 
 
 def muon_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield Muon on a matrix of the feed-forward network, without and with a copy."""
     height, width = s.shape("FC")
     products = 2 * ITERATIONS * (2 * height * width**2 + width**3)
-
-    def record(ops: Operations, t: Tensors) -> None:
-        MUON.record(ops, [(Momentum(t["momentum"]), _weight_update(t))])
-
     case = s.case(
         "muon_update",
         "*parameter:FC gradient:FC *momentum:FC stats hyper",
         products + ADAMW_OPERATIONS * height * width,
         step_parameters,
-        record=record,
+        record=_updating(lambda t: Momentum(t["momentum"])),
     )
     yield case
     # With a copy, the factors of Muon's products are in half precision.
-    yield replace(_with_copy(case, s.shape("FC")), tolerance=2e-3)
+    yield replace(_with_copy(case), tolerance=2e-3)
 
 
 def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
@@ -553,36 +548,24 @@ def _state(s: Sizes) -> Arrays:
     return step_parameters() | {"second": np.abs(s.normal(*s.shape("VC"), skip=3))}
 
 
-def _with_and_without_copy(
-    s: Sizes,
-    name: str,
-    operands: str,
-    operations: int,
-    given: Callable[[], Arrays],
-    state: Callable[[Tensors], WeightState],
-    **more: Any,
-) -> Iterator[KernelCase]:
-    """Yield an update without a half-precision copy of the parameter, then with a copy.
-
-    state: makes the optimizer's state of a weight from the tensors of a case.
-    """
+def _updating(state: Callable[[Tensors], WeightState]) -> Callable[[Operations, Tensors], None]:
+    """Return an operation that updates a weight; state: makes the weight's state from tensors."""
 
     def record(ops: Operations, t: Tensors) -> None:
-        ops.update_weight(state(t), _weight_update(t))
+        MUON.record(ops, [(state(t), _weight_update(t))])  # also records states of AdamW
 
-    case = s.case(name, f"{operands} stats hyper", operations, given, record=record, **more)
-    yield case
-    yield _with_copy(case, s.shape("VC"))
+    return record
 
 
-def _with_copy(case: KernelCase, shape: tuple[int, ...]) -> KernelCase:
-    return replace(
-        case,
-        name=f"{case.name}_f16",
-        make=lambda: case.make() | {"mirror": empty(*shape, dtype=np.float16)},
-        copies={"mirror": "parameter"},
-        needs_half=True,
-    )
+def _with_copy(case: KernelCase) -> KernelCase:
+    """Return an update that also writes a half-precision copy of the parameter."""
+
+    def make() -> Arrays:
+        arrays = case.make()
+        return arrays | {"mirror": empty(*arrays["parameter"].shape, dtype=np.float16)}
+
+    copies = {"mirror": "parameter"}
+    return replace(case, name=f"{case.name}_f16", make=make, copies=copies, needs_half=True)
 
 
 def _weight_update(
