@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -54,8 +53,9 @@ def handled_signals() -> Iterator[None]:
         return
     former = {number: signal.getsignal(number) for number in SIGNALS}
     handled = {number for number, handler in former.items() if handler != signal.SIG_IGN}
-    told, telling = socket.socketpair()
-    telling.setblocking(False)
+    told, telling = os.pipe()
+    if os.name == "posix":  # Windows has no such pipes, and needs none
+        os.set_blocking(telling, False)
     came: list[int] = []
     done = threading.Event()
 
@@ -69,14 +69,14 @@ def handled_signals() -> Iterator[None]:
             raise KeyboardInterrupt(number)
 
     def watch() -> None:
-        with told:
-            while data := told.recv(1):
-                if signal.getsignal(data[0]) is interrupt and not done.wait(GRACE_SECONDS):
-                    end_process(128 + data[0])
+        while data := os.read(told, 1):
+            if signal.getsignal(data[0]) is interrupt and not done.wait(GRACE_SECONDS):
+                end_process(128 + data[0])
+        os.close(told)
 
-    # Python writes the number of each signal to the socket, which wakes the watching thread.
+    # Python writes the number of each signal to the pipe, which wakes the watching thread.
     threading.Thread(target=watch, name="llmgpu-signals", daemon=True).start()
-    former_descriptor = signal.set_wakeup_fd(telling.fileno(), warn_on_full_buffer=False)
+    former_descriptor = signal.set_wakeup_fd(telling, warn_on_full_buffer=False)
     for number in handled:
         signal.signal(number, interrupt)
     try:
@@ -88,7 +88,7 @@ def handled_signals() -> Iterator[None]:
         for number in handled:
             signal.signal(number, former[number] or signal.SIG_DFL)
         signal.set_wakeup_fd(former_descriptor)
-        telling.close()
+        os.close(telling)
 
 
 @contextmanager
