@@ -43,14 +43,14 @@ _LOOKED_AT = 8  # temporary names after the chosen one that are checked for file
 # Position of the locked byte, far behind the process id: on Windows, a locked byte can't be read.
 _LOCKED_BYTE = 1 << 30
 
-_DESCRIPTOR = re.compile(r"/dev/(?P<name>stdout|stderr)|/(?:dev|proc/self)/fd/(?P<number>[0-9]+)")
+_DESCRIPTOR = r"/dev/(?P<name>stdout|stderr)|/(?:dev|proc/self)/fd/(?P<number>[0-9]+)"
 _DESCRIPTOR_NUMBERS = {"stdout": 1, "stderr": 2}
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # errors of file systems that can't sync a folder
 
 
 def is_descriptor(path: str) -> bool:
     """Whether a path names an open descriptor, such as /dev/stdout."""
-    return _DESCRIPTOR.fullmatch(path) is not None
+    return re.fullmatch(_DESCRIPTOR, path) is not None
 
 
 def writes_directly(path: str) -> bool:
@@ -354,7 +354,7 @@ def _open_direct(path: str) -> BinaryIO | None:
         if sys.stdout is None:
             raise OSError(errno.EBADF, "standard output is closed")
         return cast(BinaryIO, sys.stdout.buffer)
-    if descriptor := _DESCRIPTOR.fullmatch(path):
+    if descriptor := re.fullmatch(_DESCRIPTOR, path):
         name = descriptor["name"]
         number = _DESCRIPTOR_NUMBERS[name] if name else int(descriptor["number"])
         return os.fdopen(os.dup(number), "wb")

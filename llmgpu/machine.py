@@ -5,13 +5,12 @@ OpenBLAS, NumPy's library of matrix products, is set up here, too: see `set_blas
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 # Log2 of the cycles that an idle OpenBLAS thread spins before it sleeps. The default, 2**26 cycles
 # or about 30 ms, slows the opening of a device, since the threads start when NumPy is imported.
@@ -63,8 +62,7 @@ _MEMORY_INFO = Path("/proc/meminfo")
 _GROUP_LIMIT, _GROUP_USE = (Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
 
 
-@dataclass(frozen=True)
-class Costs:
+class Costs(NamedTuple):
     """The most memory, in bytes, that an engine needs for a table of distinct words.
 
     fixed: bytes for any text. per_byte: bytes for each byte of the words. per_word: bytes for each
@@ -83,8 +81,7 @@ class Costs:
         return round(self.fixed + self.per_byte * nbytes + self.per_word * words)
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """The most memory, in bytes, that a job needs.
 
     host: memory of the process. device: memory on a device. likely: a realistic estimate of `host`
@@ -190,6 +187,8 @@ def has_room_for_thread() -> bool:
     """
     if not has_limited_address_space():
         return True
+    import mmap
+
     try:
         mmap.mmap(-1, _THREAD_BYTES).close()
     except OSError:

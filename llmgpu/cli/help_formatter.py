@@ -12,7 +12,7 @@ _NARROW = 70  # columns; on a narrower terminal, names and texts are not side by
 _LEAST = 24  # columns of the narrowest layout
 _RAW = "\b"  # marks a paragraph whose line breaks are kept
 # Words of a command. A quoted text is one word, and so is an option with its value.
-_WORD = re.compile(r"(?:[->]\S*\s+(?=[^\s|-]))?(?:'[^']*'|\"[^\"]*\"|\S)+")
+_WORD = r"(?:[->]\S*\s+(?=[^\s|-]))?(?:'[^']*'|\"[^\"]*\"|\S)+"
 
 
 class HelpFormatter(click.HelpFormatter):
@@ -66,7 +66,7 @@ def _broken(line: str, width: int) -> str:
         return line
     indent = len(line) - len(line.lstrip())
     end = " \\" if indent else ""
-    broken = _joined(_WORD.findall(line), width - indent - 4 - len(end))
+    broken = _joined(re.findall(_WORD, line), width - indent - 4 - len(end))
     return f"{end}\n{' ' * (indent + 4) if indent else ''}".join(
         f"{' ' * indent}{each}" if not number else each for number, each in enumerate(broken)
     )

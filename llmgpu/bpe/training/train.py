@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -153,7 +153,7 @@ class Training:
                 words_memory(self._plan, words * times, nbytes * times, merges=merges)
                 for times in (left, left**USUAL_GROWTH)
             )
-            self._tell_memory(replace(memory, likely=likely.host) if left > 1 else memory)
+            self._tell_memory(memory._replace(likely=likely.host) if left > 1 else memory)
 
         def on_words(words: int, nbytes: int) -> None:
             if (left := corpus.left) is not None:
@@ -349,7 +349,7 @@ class Training:
         writing = writing_memory(vocabularies.values())
         # Writing may need more than estimated, because tokens may have megabytes.
         if writing > self._needed.host:
-            self._tell_memory(replace(self._needed, host=writing))
+            self._tell_memory(self._needed._replace(host=writing))
         largest = vocabularies[options.vocab_size]
         return TrainingResult(
             vocabulary=largest,

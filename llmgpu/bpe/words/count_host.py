@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import count, islice
 from typing import Any
 
@@ -47,7 +46,7 @@ def memory_costs(threads: int | None) -> Costs:
     costs, of_thread = NUMPY_COSTS, NUMPY_THREAD_BYTES
     if library() is not None:
         costs, of_thread = ENGINE_COSTS, ENGINE_THREAD_BYTES
-    return replace(costs, fixed=costs.fixed + threads * of_thread)
+    return costs._replace(fixed=costs.fixed + threads * of_thread)
 
 
 def count_words(

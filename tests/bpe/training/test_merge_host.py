@@ -140,7 +140,7 @@ def test_little_memory_is_enough_for_few_pairs(monkeypatch: pytest.MonkeyPatch) 
     assert merge_host.memory_costs(10**6, 10**7) is usual
     words = symbol_words([make_text(8, 8000)], "none")
     expected = merge_host.train(words, REPEATED, MergeTask(merges=200))
-    monkeypatch.setattr(merge_host, "LITTLE_COSTS", replace(usual, fixed=0))
+    monkeypatch.setattr(merge_host, "LITTLE_COSTS", usual._replace(fixed=0))
     monkeypatch.setattr(merge_host, "free_memory", lambda: usual.fixed)
     monkeypatch.setattr(merge_host, "FEW_PAIRS", 20)
     assert_same(merge_host.train(words, REPEATED, MergeTask(merges=200)), expected)
