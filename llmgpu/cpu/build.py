@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import zlib
 from collections.abc import Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -20,9 +20,9 @@ NUMBERS = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 FLAGS = ("-std=c99", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", *NUMBERS)
 LIBRARIES = ("-lm",)
 CALLS = FOLDER / "python"
-IS_FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+IS_FREE_THREADED = "t" in getattr(sys, "abiflags", "")
 # With the limited interface of 3.11, one file serves every CPython that has a global lock.
-SUFFIX = sysconfig.get_config_var("EXT_SUFFIX") if IS_FREE_THREADED else ".abi3.so"
+SUFFIX = EXTENSION_SUFFIXES[0] if IS_FREE_THREADED else ".abi3.so"
 MODULE = FOLDER / f"calls{SUFFIX}"
 LIMITED = () if IS_FREE_THREADED else ("-DPy_LIMITED_API=0x030B0000",)
 
@@ -65,6 +65,8 @@ def build_module(module: Path = MODULE, more_flags: Sequence[str] = ()) -> None:
     """
     if sys.platform == "win32":
         raise BuildError("Windows needs an import library of Python's")
+    import sysconfig
+
     header = Path(sysconfig.get_paths()["include"], "Python.h")
     if not header.exists():
         raise BuildError(f"there is no {header}")
