@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -139,6 +138,8 @@ def keep_input(
     if STANDARD_INPUT not in paths or passes == 1:
         yield resolve_texts(paths, selection), STANDARD_INPUT
         return
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix="llmgpu-") as folder:
         head, compression = read_mark(sys.stdin.buffer.read)
         ending = ".jsonl" if selection.of_input == "jsonl" else ""

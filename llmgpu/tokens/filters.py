@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -172,6 +171,8 @@ def shuffled(
 
     Raises OutputError if a temporary file can't be made or written.
     """
+    import tempfile
+
     name = os.path.join(folder or tempfile.gettempdir(), "a temporary file")
     starts, count, has_mask = [np.empty(0, np.int64)], 0, False
     with ExitStack() as opened:

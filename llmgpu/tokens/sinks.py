@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import tempfile
 import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -259,6 +258,8 @@ class NumbersWriter(TokenWriter):
         self._reservation: Reservation | None = None
         self._is_collected = bool(header) and self.is_direct
         if self._is_collected:
+            import tempfile
+
             self._numbers = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
         else:
             self._numbers.write(header)

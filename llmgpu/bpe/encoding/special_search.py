@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 import time
-import unicodedata
 from bisect import bisect_right
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Collection, Sequence
@@ -194,6 +193,8 @@ class Flags(NamedTuple):
 @cache
 def _word_characters() -> bytes:
     """Return a byte for each code point: 1 for a word character, else 0."""
+    import unicodedata
+
     classes = code_point_classes(DEFAULT_VERSION)
     found = np.isin(classes, [*LETTERS, MARK])
     for code in np.flatnonzero(classes == NUMBER).tolist():

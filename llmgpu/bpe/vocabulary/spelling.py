@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -62,6 +61,8 @@ def readable(token: bytes) -> str:
     if text.isascii() and text.isprintable() and "\\" not in text:
         return text
     shown = [c if c.isprintable() and c not in _UNSEEN else _escape(c) for c in text]
+    import unicodedata
+
     if unicodedata.category(text[:1] or " ") in ("Mn", "Me"):
         shown[0] = _escape(text[0])
     return "".join(shown)
