@@ -31,7 +31,7 @@ from typing import Any
 from llmgpu.bpe.encoding.special_search import search_for
 from llmgpu.bpe.interchange.huggingface import read_content
 from llmgpu.bpe.interchange.token_tables import require_package, stands_for_bytes, to_bytes
-from llmgpu.bpe.pretokens.custom_regex import SPLITS_PREFIX
+from llmgpu.bpe.pretokens.names import SPLITS_PREFIX
 from llmgpu.bpe.vocabulary.file import ADDED_FLAGS
 from llmgpu.errors import LlmgpuError, VocabularyError
 from llmgpu.input_files import quote

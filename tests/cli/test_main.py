@@ -42,6 +42,14 @@ def test_commands_import_what_they_use(vocab: Path) -> None:
     assert not modules & {"rich", "wgpu", "llmgpu.lm", "llmgpu.bench", "asyncio"}
 
 
+def test_tokenizing_imports_nothing_for_rare_vocabularies_and_options(vocab: Path) -> None:
+    command = "tokenize --vocab v.bin corpus.txt --device cpu -o ids"
+    modules = imported_by(command.split(), folder=vocab.parent)
+    assert not modules & {"socket", "sysconfig", "tempfile", "unicodedata", "llmgpu.cpu.extension"}
+    assert not modules & {f"llmgpu.bpe.pretokens.{name}" for name in ("custom_regex", "programs")}
+    assert "llmgpu.bpe.vocabulary.pieces" not in modules
+
+
 def imported_by(*commands: list[str], folder: Path | None = None) -> set[str]:
     """Return the modules that commands import, one after the other in a process of their own."""
     code = (

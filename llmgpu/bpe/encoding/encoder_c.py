@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -28,16 +28,17 @@ from llmgpu.bpe.encoding.special_encoding import normalized_texts
 from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern, start_mask
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.file import PackedTokens
-from llmgpu.bpe.vocabulary.pieces import PieceSymbols
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN, compile_trie
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.cpu.extension import Encoding, extension, make_coder
 from llmgpu.cpu.library import TEXT_PADDING, CEncoder, CSharedWords, CVocabulary, library
 from llmgpu.forking import delaying_forks
 from llmgpu.pipeline import in_order
 from llmgpu.text.nfc import changeable_bits
 from llmgpu.text.normalizing import NFC
 from llmgpu.text.streams import FileBytes
+
+if TYPE_CHECKING:
+    from llmgpu.bpe.vocabulary.pieces import PieceSymbols
 
 SLICE_BYTES = 1 << 20
 MANY_THREADS = 4  # from this number of threads on, the engine's threads encode a slice together
@@ -268,6 +269,8 @@ def open_coder(vocabulary: Vocabulary, most_bytes: int | None = None) -> Any:
         of tokens. A coder can't encode if Python has to prepare all texts, or if
         `CSliceEncoder.is_immediate` is false.
     """
+    from llmgpu.cpu.extension import Encoding, extension, make_coder
+
     module = extension()
     if module is None or not (vocabulary.pieces is None or _prepared_by_engine(vocabulary)):
         return None

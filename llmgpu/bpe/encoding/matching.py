@@ -43,18 +43,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import blocks, ranges
 from llmgpu.bpe.vocabulary.building import ordinary_ranks
-from llmgpu.bpe.vocabulary.pieces import PieceSymbols
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.spelling import spelled
+
+if TYPE_CHECKING:
+    from llmgpu.bpe.vocabulary.pieces import PieceSymbols
 
 NO_RANK = 0x3FFFFF  # the rank of a pair that does not merge; all other ranks are lower
 WINDOW = 1 << 12  # bytes of a window

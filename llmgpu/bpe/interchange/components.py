@@ -48,7 +48,8 @@ from llmgpu.bpe.interchange.token_tables import (
     to_text,
 )
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.custom_regex import SPLITS_PREFIX, SplitsPattern, describe_splits
+from llmgpu.bpe.pretokens.custom_regex import SplitsPattern, describe_splits
+from llmgpu.bpe.pretokens.names import SPLITS_PREFIX
 from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, VocabularyError

@@ -82,6 +82,10 @@ class Pattern(ABC):
         """Return one of the `certain_starts` near the end of the data; 0 if there is none."""
         return int(self.certain_starts(data).max(initial=0))
 
+    def compiled(self) -> CPattern | None:
+        """Return the CPU engine's pattern for expressions; None for other patterns."""
+        return None
+
     def last_start(self, text: Text, begin: int) -> int:
         """Return a position near the end at which a pre-token starts, whatever text follows.
 

@@ -29,13 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import DocumentPattern, Marks, Positions, Text
+from llmgpu.bpe.pretokens.names import SPLITS_PREFIX
 from llmgpu.bpe.pretokens.programs import compiled
 from llmgpu.cpu.library import CPattern
 from llmgpu.errors import LlmgpuError
 from llmgpu.input_files import quote
 
-REGEX_PREFIX = "regex:"
-SPLITS_PREFIX = "splits:"
 MAX_EXPRESSION_BYTES = 1 << 16  # also the limit of vocabulary files
 MAX_SPLITS = 16  # limit of the number of expressions that cut one after the other
 MAX_NESTING = 50  # limit of the number of groups and sets inside each other

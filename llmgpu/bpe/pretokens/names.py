@@ -156,4 +156,6 @@ PATTERNS: Registry[Pattern] = Registry(
     }
 )
 ALIASES = {"gpt4": "cl100k"}
+# Beginnings of the names of custom patterns.
+REGEX_PREFIX, SPLITS_PREFIX = "regex:", "splits:"
 DEFAULT_PATTERN = "cl100k"

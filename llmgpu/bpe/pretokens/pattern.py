@@ -30,13 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Pattern, make_rule
-from llmgpu.bpe.pretokens.custom_regex import (
-    REGEX_PREFIX,
-    SPLITS_PREFIX,
-    HostPattern,
-    SplitsPattern,
-)
-from llmgpu.bpe.pretokens.names import ALIASES, PATTERNS
+from llmgpu.bpe.pretokens.names import ALIASES, PATTERNS, REGEX_PREFIX, SPLITS_PREFIX
 from llmgpu.bpe.pretokens.neighbours import NeighboursPattern
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, check_version
 from llmgpu.cpu.library import CPattern
@@ -62,9 +56,13 @@ def get_pattern(name: str, unicode: str = DEFAULT_VERSION) -> Pattern:
         expression = name.removeprefix(REGEX_PREFIX)
         published = (known.name for known in PATTERNS.values() if known.expression == expression)
         if (name := next(published, "")) == "":
+            from llmgpu.bpe.pretokens.custom_regex import HostPattern
+
             name = REGEX_PREFIX + expression
             return HostPattern(name=name, expression=expression, expressions=(expression,))
     if name.startswith(SPLITS_PREFIX):
+        from llmgpu.bpe.pretokens.custom_regex import SplitsPattern
+
         return SplitsPattern(name.removeprefix(SPLITS_PREFIX))
     name = ALIASES.get(name, name)
     if name not in PATTERNS:
@@ -130,8 +128,8 @@ def make_c_pattern(pattern: Pattern) -> CPattern:
     """Return a pattern for the CPU engine. If the engine lacks the rule, NumPy marks the starts."""
     if isinstance(pattern, NeighboursPattern):
         return CPattern(pattern.kernel, pattern.bits)
-    if isinstance(pattern, HostPattern) and (program := pattern.compiled()) is not None:
+    if (program := pattern.compiled()) is not None:
         return program
-    rule = "" if isinstance(pattern, HostPattern) else pattern.kernel
+    rule = "" if pattern.name.startswith((REGEX_PREFIX, SPLITS_PREFIX)) else pattern.kernel
     digits, whole_at_end = (pattern.constants.get(name, 0) for name in ("DIGITS", "WHOLE_AT_END"))
     return make_rule(rule, pattern.unicode or DEFAULT_VERSION, digits, bool(whole_at_end))

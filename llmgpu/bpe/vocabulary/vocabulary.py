@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 import numpy as np
@@ -32,8 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.bpe.arrays import concatenate_ranges
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.custom_regex import REGEX_PREFIX, SPLITS_PREFIX
-from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.names import PATTERNS, REGEX_PREFIX, SPLITS_PREFIX
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, UNRECORDED_VERSION, VERSIONS
 from llmgpu.bpe.vocabulary import MATCH_RULES, TIE_RULES
@@ -56,14 +55,6 @@ from llmgpu.bpe.vocabulary.file import (
     take_chat_template,
     unpack,
 )
-from llmgpu.bpe.vocabulary.pieces import (
-    SPACE_MARK,
-    UNKNOWN,
-    USER,
-    PieceRules,
-    PieceSymbols,
-    drop_spaces,
-)
 from llmgpu.bpe.vocabulary.trie import (
     NO_TOKEN,
     SortedTokens,
@@ -82,9 +73,11 @@ from llmgpu.input_files import quote, read_whole
 from llmgpu.outputs import VOCABULARY, Output, check_outputs, kind_of
 from llmgpu.text.normalizing import get_normalizer
 
+if TYPE_CHECKING:
+    from llmgpu.bpe.vocabulary.pieces import PieceRules, PieceSymbols
+
 _DECODE_BLOCK = 1 << 16  # ids decoded at once, which limits the size of temporary arrays
 FEW_NODES = 1 << 22  # largest trie, in nodes, that is built in memory before it is written
-_USER = bytes([USER])
 
 
 _READABLE = (
@@ -203,16 +196,20 @@ class Vocabulary:
         """The symbols of a vocabulary of SentencePiece's kind; None for other vocabularies."""
         if self.pieces is None:
             return None
+        from llmgpu.bpe.vocabulary.pieces import PieceSymbols
+
         others = self.pieces, self.unknown_token, self.ignore_merges
         return PieceSymbols(tuple(self.tokens), self.merges, *others)
 
     @cached_property
     def always_allowed(self) -> tuple[str, ...]:
         """The special tokens that are found in every text, without being allowed by a caller."""
-        kinds = b"" if self.pieces is None else self.pieces.kinds
-        return tuple(
-            text for text, number in self.special_tokens.items() if kinds[number:][:1] == _USER
-        )
+        if self.pieces is None:
+            return ()
+        from llmgpu.bpe.vocabulary.pieces import USER
+
+        kinds, special = self.pieces.kinds, self.special_tokens.items()
+        return tuple(text for text, number in special if kinds[number] == USER)
 
     @property
     def classes_version(self) -> str | None:
@@ -369,6 +366,8 @@ class Vocabulary:
         data, pieces = self.decode(ids), self.pieces
         if pieces is None or not pieces.decoder or not data.startswith(b" "):
             return data
+        from llmgpu.bpe.vocabulary.pieces import UNKNOWN, drop_spaces
+
         # Only the first tokens can lose spaces: the tokens of the leading spaces, and the token
         # after them.
         begin = len(data) - len(data.lstrip(b" "))
@@ -501,6 +500,8 @@ def _take_pieces(fields: dict[str, Any]) -> PieceRules | None:
     entries = {name: fields.pop(name) for name in OPTIONAL if name in fields}
     if not entries:
         return None
+    from llmgpu.bpe.vocabulary.pieces import PieceRules
+
     pieces = PieceRules.of_entries(entries)
     special = fields["special_tokens"].items()
     fields["special_tokens"] = {pieces.literal(number, text): number for text, number in special}
@@ -568,8 +569,11 @@ def _check_special_tokens(vocabulary: Vocabulary) -> None:
                 f"special token {quote(text)} has id {token}, but there are {vocabulary.size} "
                 "tokens"
             )
-        is_marked = pieces is not None and token in pieces.marked
-        spelled = text.replace(SPACE_MARK, " ") if is_marked else text
+        spelled = text
+        if pieces is not None and token in pieces.marked:
+            from llmgpu.bpe.vocabulary.pieces import SPACE_MARK
+
+            spelled = text.replace(SPACE_MARK, " ")
         if not text or vocabulary.tokens[token] != spelled.encode(errors="replace"):
             raise VocabularyError(f"special token {quote(text)} is not what id {token} spells")
     special = set(vocabulary.special_tokens.values())

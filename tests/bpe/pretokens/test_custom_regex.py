@@ -14,12 +14,10 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.pretokens.custom_regex import (
     DEFAULT_MATCH_SECONDS,
-    REGEX_PREFIX,
-    SPLITS_PREFIX,
     describe_splits,
     limit_match_seconds,
 )
-from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.names import PATTERNS, REGEX_PREFIX, SPLITS_PREFIX
 from llmgpu.bpe.pretokens.pattern import get_pattern, last_start, pattern_of_expression, start_mask
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
