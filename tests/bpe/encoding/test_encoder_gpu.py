@@ -74,6 +74,12 @@ def encode(encoder: Encoder, documents: list[bytes]) -> list[list[int]]:
     return [ids[start:end] for start, end in pairwise([*starts, len(ids)])]
 
 
+@cache
+def ids_of_numpy(vocabulary: Vocabulary, *documents: bytes) -> list[list[int]]:
+    """Return NumPy's ids, with which the ids of every device are compared."""
+    return encode(NumpyEncoder(vocabulary), list(documents))
+
+
 @given(
     vocabulary=merge_vocabularies(),
     pattern=st.sampled_from(sorted(PATTERNS)),
@@ -137,7 +143,7 @@ def test_long_texts_as_in_numpy(any_device: Device, slice_bytes: int) -> None:
     text = hostile_text(1, 200_000)
     vocabulary = train(text[:50_000])
     documents = text.splitlines(keepends=True)
-    expected = encode(NumpyEncoder(vocabulary, threads=2), documents)
+    expected = ids_of_numpy(vocabulary, *documents)
     encoder = GpuEncoder(any_device, vocabulary, slice_bytes, first_words=64)
     assert encode(encoder, documents) == expected
     assert b"".join(vocabulary.decode(np.array(ids)) for ids in expected) == text
@@ -161,7 +167,7 @@ def test_slices_are_longer_from_the_first_long_text_on(
         pieces = list(encoder.encode(corpus_from_bytes([text])))
         assert longest / 2 < max(piece.text_bytes for piece in pieces) <= longest
         ids = np.concatenate([piece.ids for piece in pieces]).tolist()
-        assert [ids] == encode(NumpyEncoder(vocabulary), [text])
+        assert [ids] == ids_of_numpy(vocabulary, text)
 
 
 def test_room_for_which_several_slices_ask_is_made_once(any_device: Device) -> None:
@@ -170,7 +176,7 @@ def test_room_for_which_several_slices_ask_is_made_once(any_device: Device) -> N
     vocabulary = train(text[:5000])
     encoder = GpuEncoder(any_device, vocabulary, 2048)
     words, nbytes = encoder._table.word_capacity, encoder._table.data_capacity
-    assert encode(encoder, [text]) == encode(NumpyEncoder(vocabulary), [text])
+    assert encode(encoder, [text]) == ids_of_numpy(vocabulary, text)
     assert encoder._table.data_capacity > 4 * nbytes
     assert encoder._table.word_capacity == words
 
@@ -179,7 +185,7 @@ def test_texts_whose_tokens_become_shorter_and_longer(any_device: Device) -> Non
     """What is copied along with a slice may be too little, and more than there is."""
     vocabulary = train(b"abcdefgh " * 1000)
     text = (b"abcdefgh" * 500 + b" 0123456789" * 400 + b"abcdefgh " * 20) * 3
-    expected = encode(NumpyEncoder(vocabulary), [text])
+    expected = ids_of_numpy(vocabulary, text)
     encoder = GpuEncoder(any_device, vocabulary, 1000, first_words=64)
     assert encode(encoder, [text]) == encode(encoder, [text]) == expected
 
@@ -194,7 +200,7 @@ def test_ids_are_put_where_the_caller_says(any_device: Device) -> None:
         place = ids(len(piece.ids))
         assert piece.ids.ctypes.data == place.ctypes.data
         ids.append(piece.ids)
-    [expected] = encode(NumpyEncoder(vocabulary), [text])
+    [expected] = ids_of_numpy(vocabulary, text)
     assert ids.take().tolist() == expected
 
 
@@ -256,7 +262,7 @@ def test_long_words_between_documents(
     texts = [b"abc" * (length // 3) + b"a" * (length % 3) for length in lengths]
     documents = [b"a bc\n" * int(rng.integers(9)) + text for text in texts] + [b"", b"abc a"]
     vocabulary = train(b"abc abcabc a bc " * 500)
-    expected = encode(NumpyEncoder(vocabulary), documents)
+    expected = ids_of_numpy(vocabulary, *documents)
     encoder = GpuEncoder(any_device, vocabulary, 1 << 22, threads=1)
     assert encode(encoder, documents) == encode(encoder, documents) == expected
     assert bool(read) != is_listed
@@ -352,7 +358,7 @@ def test_a_few_long_words_leave_their_slice_to_the_device(
     vocabulary = train(rest)
     encoder = GpuEncoder(any_device, vocabulary, 1 << 19, threads=4)
     spans = spans_on_host(monkeypatch)
-    assert encode(encoder, documents) == encode(NumpyEncoder(vocabulary), documents)
+    assert encode(encoder, documents) == ids_of_numpy(vocabulary, *documents)
     assert spans == []
 
 
@@ -365,7 +371,7 @@ def test_the_host_only_marks_the_words_of_expressions(
     vocabulary = Vocabulary(trained.tokens, trained.merges, name, expression, match="bpe")
     encoder = GpuEncoder(any_device, vocabulary, 1 << 14, threads=4)
     spans = spans_on_host(monkeypatch)
-    assert encode(encoder, documents) == encode(NumpyEncoder(vocabulary), documents)
+    assert encode(encoder, documents) == ids_of_numpy(vocabulary, *documents)
     assert spans == []
 
 
@@ -438,4 +444,4 @@ def test_slices_of_any_size_fit_into_webgpu_s_default_limits(portable_device: De
     vocabulary = train(b"ab abc abcab " * 20)
     text = b"ab abc " * 50
     encoder = GpuEncoder(portable_device, vocabulary, 1 << 40)
-    assert encode(encoder, [text]) == encode(NumpyEncoder(vocabulary), [text])
+    assert encode(encoder, [text]) == ids_of_numpy(vocabulary, text)
