@@ -64,6 +64,7 @@ MAX_WORKERS = 16  # each of them opens the adapter
 # Examples of a property test in `make test`, and in `make test-slow`, which runs them all again.
 QUICK_EXAMPLES, FULL_EXAMPLES = 6, 30
 GARBAGE = 20_000  # new objects before a garbage collection; by default 700: 19,000 in a run
+gc.set_threshold(GARBAGE)  # thousands of tests that are collected are no garbage
 NO_ADAPTER = "no adapter; install a Vulkan driver"
 NO_DAWN = "Dawn lists no adapter; see scripts/get_swiftshader.sh"
 _GUARDED: list[GuardedDevice] = []  # opened by tests so far: one, or none
@@ -110,7 +111,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Let the garbage collector pass over thousands of tests that stay until the end."""
     gc.freeze()
-    gc.set_threshold(GARBAGE)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -217,11 +217,19 @@ def null_device() -> Any:
     return driver.open(null, frozenset({"subgroup", "shader-f16", MATRIX_FEATURE}), {})
 
 
-@pytest.fixture(autouse=True)
-def same_start() -> None:
+# Hooks, and no fixtures that all tests use: a fixture of a test costs more than all that they do.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
     """Seed the global random generators, so that no test depends on those before it."""
     random.seed(0)
     np.random.seed(0)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Check that no kernel wrote after the buffers that the test made: their guard words."""
+    for device in _GUARDED:
+        device.check_guards()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -304,14 +312,6 @@ def portable_device() -> Iterator[Device]:
     require_adapter()
     _GUARDED.append(GuardedDevice(features=frozenset(), limits=WEBGPU_DEFAULT_LIMITS))
     yield _GUARDED[0]
-
-
-@pytest.fixture(autouse=True)
-def no_kernel_writes_after_its_buffers() -> Iterator[None]:
-    """Check the guard words of the buffers that the test made."""
-    yield
-    for device in _GUARDED:
-        device.check_guards()
 
 
 @pytest.fixture(scope="session", params=["full", "portable"])
