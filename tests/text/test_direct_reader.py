@@ -137,12 +137,23 @@ def test_plain_text_is_read_at_once(tmp_path: Path) -> None:
     assert read_at_once(sources_of(tmp_path, files)) == files
 
 
+@pytest.fixture(scope="module")
+def plain_sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Source]]:
+    """Many files of plain text, by the format in which they are read."""
+    folder = tmp_path_factory.mktemp("plain")
+    return {form: sources_of(folder / form, PLAIN * 21, form) for form in ("auto", BYTES)}
+
+
 @needs_engine
 @pytest.mark.parametrize("data", NOT_PLAIN)
-def test_what_is_not_plain_text_ends_what_is_read_at_once(tmp_path: Path, data: bytes) -> None:
-    files = [*PLAIN, data, *PLAIN * 20]
-    assert read_at_once(sources_of(tmp_path, files)) == PLAIN
-    assert read_at_once(sources_of(tmp_path, files, BYTES)) == files
+def test_what_is_not_plain_text_ends_what_is_read_at_once(
+    tmp_path: Path, plain_sources: dict[str, list[Source]], data: bytes
+) -> None:
+    found = {}
+    for form, sources in plain_sources.items():
+        first, others = sources[: len(PLAIN)], sources[len(PLAIN) :]
+        found[form] = read_at_once([*first, *sources_of(tmp_path, [data], form), *others])
+    assert found == {"auto": PLAIN, BYTES: [*PLAIN, data, *PLAIN * 20]}
 
 
 @needs_engine
