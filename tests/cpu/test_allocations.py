@@ -169,10 +169,12 @@ def test_merging_grows_within_its_estimate(engine: ctypes.CDLL, name: str, lette
 
 @pytest.mark.parametrize("longest", [5, 30])
 def test_counting_is_within_its_estimate(engine: ctypes.CDLL, longest: int) -> None:
-    rng = random.Random(longest)
-    spelled = [bytes(rng.choices(b"abcdefghij", k=rng.randint(3, longest))) for _ in range(100_000)]
+    rng = np.random.default_rng(longest)
+    ends = np.cumsum(rng.integers(3, longest + 1, 100_000))
+    letters = rng.integers(ord("a"), ord("k"), ends[-1], np.uint8)
+    text = np.insert(letters, ends[:-1], ord(" ")).tobytes()
     engine.peak_bytes()
-    words = count_words(corpus_from_bytes(b" ".join(spelled)), "gpt2", threads=1)
+    words = count_words(corpus_from_bytes(text), "gpt2", threads=1)
     peak, costs = engine.peak_bytes() + words.nbytes, count_host.ENGINE_COSTS
     estimate = costs.of(len(words), len(words.data)) - costs.fixed
     assert peak <= estimate <= 2.5 * peak
