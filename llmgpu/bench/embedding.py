@@ -222,9 +222,9 @@ KINDS = {
 class Lab:
     """A table (vocab_size, width) in float32, and batch x seq_len tokens to look up.
 
-    scale: divisor of the model's vocabulary and tokens. repeated: one token in `repeated` tokens is
-    the same token. With 0, no token is repeated on purpose, except in the kind of work REPEATED,
-    which then uses REPEATED_SHARE.
+    scale: number by which the model's vocabulary and number of tokens are divided. repeated: one
+    token in `repeated` tokens has one and the same id. With 0, tokens are equal only by chance. The
+    kind of work REPEATED uses REPEATED_SHARE in place of 0.
     """
 
     model: str

@@ -184,7 +184,10 @@ def train_rustbpe(path: Path, pattern: str, vocab_size: int, target: Path) -> li
 
 
 def train_gigatoken(path: Path, pattern: str, vocab_size: int, target: Path) -> Merges:
-    """Train gigatoken, which only has the pattern gpt2, with all processors; return the merges."""
+    """Train gigatoken on all processors; return the merges.
+
+    pattern: without effect, because gigatoken only has the pattern gpt2. target: not written.
+    """
     extension = gigatoken_extension()
     with _silence():
         _, merges = extension.train_bpe(str(path), vocab_size, [], "huggingface")

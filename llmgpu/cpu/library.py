@@ -147,9 +147,10 @@ def out_of_memory() -> LlmgpuError:
 
 
 class EngineObject:
-    """An object of the library.
+    """A Python object that owns an object of the C library.
 
-    The library's object is freed with the Python object, which keeps the arguments alive.
+    When the Python object is freed, the library's object is freed, too. The Python object keeps the
+    arguments of its constructor alive.
     """
 
     _library: ctypes.CDLL

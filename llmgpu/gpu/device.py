@@ -307,7 +307,8 @@ def paced_states(
     record: records one round. Rounds after the loop has halted must do nothing.
     running: the statuses of a loop that has not halted.
     seconds: intended duration of a submission.
-    first_rounds: rounds of the first submission. most_rounds: the most rounds of any submission.
+    first_rounds: rounds of the first IN_FLIGHT submissions. most_rounds: the most rounds of any
+        submission.
 
     Yields (state, is_idle): an array of shape (1,), and whether nothing is in flight. To resume a
     halted loop, the caller repairs the state on the device and sets the status in `state` to a

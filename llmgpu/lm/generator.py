@@ -179,7 +179,10 @@ class CachedRows:
         self._ops.run(self._layers)
 
     def find_logits(self) -> NDArray[np.float32]:
-        """Add the rows to the cache; return the logits of each row's next id, (rows, tokens)."""
+        """Add the keys and values of the rows to the cache.
+
+        Returns the logits of the id after each row, float32 (rows, ids).
+        """
         self._ops.run(self._to_logits)
         # Prepare the next run while the device computes.
         self._ops.prepare(self._to_logits)

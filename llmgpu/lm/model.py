@@ -103,7 +103,7 @@ class Model:
     ) -> None:
         """Allocate all weights, zeros at first.
 
-        half: allocate half-precision copies.
+        half: allocate half-precision copies. mixed: see the attribute.
 
         Raises:
             DeviceError: the device has no half precision, or too little memory.

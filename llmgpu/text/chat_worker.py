@@ -150,9 +150,10 @@ class Template:
 
 
 def _clean(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message as transformers passes it, without empty fields.
+    """Return a message as transformers passes it to a chat template.
 
-    The reasoning gets the names "thinking" and "reasoning_content".
+    Fields that are None are left out. If a field of `_REASONING` is present, its text is in the
+    field "reasoning_content", and in the field "thinking" unless the message has its own.
     """
     kept = {name: value for name, value in message.items() if value is not None}
     reasoning = next((kept[name] for name in _REASONING if name in kept), None)

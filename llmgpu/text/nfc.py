@@ -1,11 +1,11 @@
 """Unicode's normalization form C of text that comes block by block.
 
-- Hugging Face tokenizers have tables of one version of Unicode, and Python has newer ones. A later
-  version never changes how characters of an earlier version normalize. So Python normalizes only
-  runs of characters that take part in normalization by the tables of tokenizers, and leaves all
-  other characters, among them those of later versions.
-- Nearly all text is composed already. Python normalizes each run of characters that normalization
-  may change, together with the base before the run.
+- Hugging Face tokenizers have tables of one version of Unicode, and Python has newer ones.
+  `nfc.txt` lists the characters that may change or move, or compose with an earlier character, by
+  the tables of tokenizers. Python normalizes only runs of these characters, each together with the
+  base before it. All other text stays as it is, characters of later versions included. The results
+  are those of tokenizers, because a later version never changes how older characters normalize.
+- Nearly all text is composed already, so runs are rare.
 - Each document is normalized on its own, and within a document each run of valid UTF-8. Invalid
   bytes stay as they are, and characters on both sides of them do not compose.
 - A document in blocks is cut before an independent character: the character's decomposition begins
@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import codecs
-import unicodedata
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -43,6 +42,8 @@ def normalize(text: str) -> str:
     """Return `text` in normalization form C; lone surrogates stay as they are."""
     if text.isascii():
         return text
+    from unicodedata import normalize as normalized
+
     changeable, bases = _tables()
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     # Each (begin, end) is a stretch of changeable characters, together with the base before it.
@@ -51,7 +52,7 @@ def normalize(text: str) -> str:
     begins -= (begins > 0) & bases[codes[begins - 1]]
     parts, done = [], 0
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        parts += [text[done:begin], unicodedata.normalize("NFC", text[begin:end])]
+        parts += [text[done:begin], normalized("NFC", text[begin:end])]
         done = end
     return "".join([*parts, text[done:]]) if parts else text
 
@@ -72,7 +73,9 @@ def starts_unit(character: str) -> bool:
     the character before it. A text may be cut before such a character: the texts before and after
     the cut are normalized independently.
     """
-    first = unicodedata.normalize("NFD", character)[0]
+    from unicodedata import normalize as normalized
+
+    first = normalized("NFD", character)[0]
     return not _tables().changeable[ord(first)]
 
 

@@ -11,7 +11,9 @@
 // binding 4  table       read        (slot_capacity) x, y, z: key; w: 1 + number of the word, 0 if
 //                                    free
 // binding 5  word_data   read        (data_capacity) for each word its length, then its bytes
-// binding 6  words       read_write  (length) out: at the start of a word its number, or LONG_WORD
+// binding 6  words       read_write  (length) out: at the start of a word its number, or LONG_WORD.
+//                                    The element after LONG_WORD is the next word in the list of
+//                                    long words
 // binding 7  fresh       read_write  (fresh_capacity) x, y, z: key; w: start of the word in the
 //                                    text
 // binding 8  state       read_write  WordState

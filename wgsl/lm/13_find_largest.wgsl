@@ -47,8 +47,8 @@ fn four_orders(row: u32, quad: u32, end: u32) -> vec4<u32> {
     return select(vec4<u32>(0u), orders, first + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(end));
 }
 
-// Counts the digit of an order in sh_bins if the order begins with `digits`. The digit has `bits`
-// bits, from bit `shift` on.
+// Takes the digit of `bits` bits that begins at bit `shift` of the order of a logit (order.wgsl).
+// Counts this digit in sh_bins if the bits above it are `digits`.
 fn count_digit(order: u32, digits: u32, shift: u32, bits: u32) {
     // The first digit has no digits before it to compare, and a shift by 32 bits would not shift in
     // WGSL. Order 0 stands for no logit.

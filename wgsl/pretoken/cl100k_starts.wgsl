@@ -53,7 +53,7 @@ fn match_end(start: i32) -> i32 {
     let after = start + i32(own.y);
     if (is_letter(own.x)) { return letters_end(after); }
     if (own.x == NUMBER_CATEGORY) { return number_end(after, DIGITS - 1u); }
-    let byte = text_byte(start);
+    let byte = byte_at(start);
     if (byte == APOSTROPHE) {
         let length = contraction_length(start);
         if (length > 0) { return start + length; }

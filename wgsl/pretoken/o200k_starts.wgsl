@@ -27,7 +27,7 @@ fn is_neutral(category: u32) -> bool {
 
 // Returns the end of the contraction that begins at `end`, or `end` if none begins there.
 fn with_contraction(end: i32) -> i32 {
-    if (ends_before(end) || text_byte(end) != APOSTROPHE) { return end; }
+    if (ends_before(end) || byte_at(end) != APOSTROPHE) { return end; }
     return end + contraction_length(end);
 }
 
@@ -74,7 +74,7 @@ fn signs_end(begin: i32) -> i32 {
         position += i32(own.y);
     }
     while (position < stop && !ends_before(position)) {
-        let byte = text_byte(position);
+        let byte = byte_at(position);
         if (!is_newline(byte) && byte != SLASH) { break; }
         position++;
     }
@@ -86,7 +86,7 @@ fn match_end(start: i32) -> i32 {
     let after = start + i32(own.y);
     if (is_letter(own.x)) { return word_end(start, own, false); }
     if (own.x == NUMBER_CATEGORY) { return number_end(after, 2u); }
-    let byte = text_byte(start);
+    let byte = byte_at(start);
     if (!is_newline(byte)) {
         let next = character_after(after);
         let end = word_end(after, next, own.x == MARK);

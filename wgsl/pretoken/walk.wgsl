@@ -39,11 +39,6 @@ fn ascii_category(byte: u32) -> u32 {
     return select(OTHER_CATEGORY, NUMBER_CATEGORY, byte - 0x30u <= 9u);
 }
 
-// Returns the byte at a position of the text, as byte_at does.
-fn text_byte(position: i32) -> u32 {
-    return (text[u32(position) >> 2u] >> ((u32(position) & 3u) * 8u)) & 0xFFu;
-}
-
 // Returns whether the document ends before a position above 0, as is_end does. A walk never looks
 // before the start of the text, so ends_before has no case for this start.
 fn ends_before(position: i32) -> bool {
@@ -54,7 +49,7 @@ fn ends_before(position: i32) -> bool {
 // Returns the category and the number of bytes of the character that begins at a position of the
 // text.
 fn character_at(position: i32) -> vec2<u32> {
-    let byte = text_byte(position);
+    let byte = byte_at(position);
     if (byte < 0x80u) { return vec2<u32>(ascii_category(byte), 1u); }
     let decoded = decode(position, byte);
     if (decoded.y == 1u) { return vec2<u32>(OTHER_CATEGORY, 1u); }
@@ -70,7 +65,7 @@ fn character_after(position: i32) -> vec2<u32> {
 
 // Returns the category of the character before a position. No document begins at the position.
 fn category_before(position: i32) -> u32 {
-    let byte = text_byte(position - 1);
+    let byte = byte_at(position - 1);
     if (byte < 0x80u) { return ascii_category(byte); }
     for (var length = 2; length <= 4; length++) {
         if (is_lead(position - length, u32(length))) { return character_at(position - length).x; }
@@ -88,18 +83,18 @@ fn is_newline(byte: u32) -> bool {
 
 // Returns whether a newline of the same document is at a position.
 fn newline_after(position: i32) -> bool {
-    return !ends_before(position) && is_newline(text_byte(position));
+    return !ends_before(position) && is_newline(byte_at(position));
 }
 
 // Returns the number of bytes of the contraction that the apostrophe at a position opens; 0 if it
 // opens none.
 fn contraction_length(apostrophe: i32) -> i32 {
     if (ends_before(apostrophe + 1)) { return 0; }
-    let a = text_byte(apostrophe + 1);
+    let a = byte_at(apostrophe + 1);
     let small = a | 0x20u;
     if (small == 0x73u || small == 0x64u || small == 0x6Du || small == 0x74u) { return 2; } // sdmt
     if (ends_before(apostrophe + 2)) { return 0; }
-    let b = text_byte(apostrophe + 2);
+    let b = byte_at(apostrophe + 2);
     if (a == 0xC5u && b == 0xBFu) { return 3; } // U+017F, another small s
     let ll = small == 0x6Cu && (b | 0x20u) == 0x6Cu;
     let ve_or_re = (small == 0x76u || small == 0x72u) && (b | 0x20u) == 0x65u;
@@ -132,7 +127,7 @@ fn space_end(start: i32, whole_at_end: bool) -> i32 {
         }
         last = position;
         position += i32(own.y);
-        if (is_newline(text_byte(last))) {
+        if (is_newline(byte_at(last))) {
             after_newline = position;
             if (position >= stop) { return position; }
         }
@@ -154,11 +149,11 @@ fn is_last_space(position: i32) -> bool {
 // Returns whether the characters next to a position inside a document alone decide that a pre-token
 // starts there.
 fn is_certain(position: i32) -> bool {
-    let byte = text_byte(position);
+    let byte = byte_at(position);
     if ((byte & 0xC0u) == 0x80u) { return false; }
     let own = character_at(position).x;
     if (own == WHITE_SPACE && !is_newline(byte) && is_last_space(position)) { return true; }
-    if (is_newline(text_byte(position - 1))) { return own != WHITE_SPACE && byte != SLASH; }
+    if (is_newline(byte_at(position - 1))) { return own != WHITE_SPACE && byte != SLASH; }
     let before = category_before(position);
     if (before != NUMBER_CATEGORY && !is_letter(before)) { return false; }
     if (before == NUMBER_CATEGORY) { return own != NUMBER_CATEGORY; }

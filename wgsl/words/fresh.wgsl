@@ -1,6 +1,7 @@
 // Reads the list of fresh words, the words of a slice that were not found in the table. The list
 // may contain equal words. The owner of a fresh word tells how the word enters the table:
-// - OWN | slot if the fresh word itself is inserted, and OWN | number after words_number;
+// - OWN | slot if the fresh word itself is inserted. The kernel words_number replaces this by
+//   OWN | number;
 // - the index of an equal fresh word that is inserted in its place;
 // - NOBODY if neither is inserted, and the word stays pending.
 //

@@ -46,9 +46,10 @@ PARTS = 4  # parts of a slice of SLICE_BYTES; a thread of the engine encodes one
 MAX_TABLE_BYTES = 384 << 20  # the largest table of words
 # Encoding a text of fewer bytes takes less time than finding the vocabulary's cuts.
 LONG_TEXT = 1 << 17
-# Cuts are searched for a text only if at least 1/32 of its bytes begin a character beyond ASCII.
+# The vocabulary's cuts are found only if at least 1/32 of a sample of the text's bytes begin a
+# character beyond ASCII.
 _LEAST_SHARE = 32
-# Cuts are searched only if the vocabulary's tokens have at most this many characters beyond ASCII
+# The cuts are found only if the vocabulary's tokens have at most this many characters beyond ASCII
 # on average. In longer tokens few cuts are left.
 _MOST_LEADS = 0.5
 _SAMPLE = 1 << 16  # bytes of a slice that are searched for characters beyond ASCII

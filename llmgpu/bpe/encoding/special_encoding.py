@@ -97,7 +97,7 @@ def with_special_tokens(
             block_bytes=block_bytes,
             is_normalized=True,
         )
-    # Wrap an encoder around it that normalizes the text.
+    # The next encoder normalizes the text, and passes it to the encoder made so far.
     if vocabulary.normalizer is not None:
         encoder = _NormalizingEncoder(encoder, get_normalizer(vocabulary.normalizer))
     # The outermost encoder, which gets the text first, handles the other special tokens.

@@ -7,8 +7,8 @@ The file is a message of protocol buffers; `_fields` reads the wire format. See
   only if a caller allows them; the text after an allowed token gets a dummy prefix of its own.
 - User-defined symbols are found in all texts, after the text is normalized.
 - If the text of a control symbol, the unknown piece or a byte piece is a single character,
-  SentencePiece gives this character the piece's id. Models with such pieces are refused. Pieces
-  with a space are refused, too, because normalized text has no space.
+  SentencePiece gives this character the piece's id. Models with such pieces are refused. Normal,
+  unused and user-defined pieces with a space are refused, too: normalized text has no space.
 - In place of bytes that are not UTF-8, SentencePiece puts U+FFFD, but llmgpu keeps the bytes.
 """
 

@@ -2,9 +2,10 @@
 
 - Special tokens have the first ids, and the other tokens follow by rank. Tokens beyond the
   vocabulary's stated size are ignored.
-- The package regex cuts text by the file's expression (`llmgpu.bpe.interchange.components`). A file
-  with another expression than Mistral's is refused: the expression might not match all text, and
-  Mistral's tokenizer would lose the unmatched text, while llmgpu would not.
+- The file's expression cuts text, in the C engine or, without the engine, in the package regex
+  (`llmgpu.bpe.interchange.components`). A file with another expression than Mistral's is refused:
+  the expression might not match all text, and Mistral's tokenizer would lose the unmatched text,
+  while llmgpu would not.
 """
 
 from __future__ import annotations

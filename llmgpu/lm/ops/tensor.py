@@ -330,7 +330,10 @@ def _follows(tensor: Tensor, before: Tensor) -> bool:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Return contiguous tensors as one tensor of all their elements, (n,); see `adjacent_runs`."""
+    """Return contiguous tensors as one tensor of all their elements, (n,); see `adjacent_runs`.
+
+    A single tensor is returned unchanged.
+    """
     if len(tensors) == 1:
         return tensors[0]
     memory = tensors[0].buffer.until(tensors[-1].buffer)

@@ -351,8 +351,8 @@ def training_memory(settings: RunSettings, backend: Backend, slots: int) -> int:
     """Return the bytes of all tensors of a training run on a backend; `slots`: see `Trainer`.
 
     Raises:
-        DeviceError: a tensor is larger than the device can bind; or the CPU computes, and all
-            tensors together are larger than the free memory.
+        DeviceError: a tensor is larger than the device can bind; the CPU computes, and all tensors
+            together are larger than the free memory; or the Python objects of the layers are.
     """
     device, free = backend.device, free_memory()
     # Recording 100,000 layers takes 30 s, so refuse a model that is far too large before recording.
