@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import codecs
 from functools import cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.text.documents import Piece
+
+_LONG = 100  # marks in a run of more characters are sorted before Python composes the run
 
 
 class _Tables(NamedTuple):
@@ -52,9 +54,24 @@ def normalize(text: str) -> str:
     begins -= (begins > 0) & bases[codes[begins - 1]]
     parts, done = [], 0
     for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        parts += [text[done:begin], normalized("NFC", text[begin:end])]
+        run = text[begin:end] if end - begin <= _LONG else _in_order(text[begin:end])
+        parts += [text[done:begin], normalized("NFC", run)]
         done = end
     return "".join([*parts, text[done:]]) if parts else text
+
+
+def _in_order(text: str) -> str:
+    """Decompose characters and sort their marks.
+
+    Python sorts marks by insertion: its time grows with the square of their number, unless the
+    marks are in order already.
+    """
+    from unicodedata import combining
+    from unicodedata import normalize as normalized
+
+    decomposed = "".join(normalized("NFD", character) for character in text)
+    runs = groupby(decomposed, lambda character: combining(character) > 0)
+    return "".join(each for _, run in runs for each in sorted(run, key=combining))
 
 
 @cache

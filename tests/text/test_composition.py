@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import time
 import unicodedata
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.normalizers import NFC, NFD
 
+from llmgpu.text import nfc
 from llmgpu.text.nfc import normalize, starts_unit
 from tests.conftest import examples
 from tests.reference.characters import CHARACTERS
@@ -47,11 +49,21 @@ def test_every_code_point_alone_and_after_a_letter() -> None:
 
 
 @settings(max_examples=examples(2000))
-@given(TEXTS)
-def test_any_text(text: str) -> None:
-    composed = normalize(text)
-    assert composed == compose(text)
-    assert normalize(composed) == composed
+@given(TEXTS, st.sampled_from([0, nfc._LONG]))
+def test_any_text(text: str, long: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nfc, "_LONG", long)
+        composed = normalize(text)
+        assert composed == compose(text)
+        assert normalize(composed) == composed
+
+
+@pytest.mark.parametrize("marks", ["\u0301\u0316" * 50_000, "\u0301" * 50_000 + "\u0316" * 50_000])
+def test_a_long_run_of_marks_takes_little_time(marks: str) -> None:
+    begun = time.process_time()
+    composed = normalize(f"e{marks}e")
+    assert time.process_time() - begun < 5
+    assert composed == compose(f"e{marks}e")
 
 
 @settings(max_examples=examples(2000))
