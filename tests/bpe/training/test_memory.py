@@ -100,7 +100,6 @@ def test_merging_in_c_is_within_its_estimate(name: str) -> None:
 def test_merging_in_little_memory_takes_few_bytes_a_byte(lengths: str, least: int) -> None:
     """Of random bytes, whose pairs are many: all of them take up to 47 bytes a byte."""
     code = (
-        "from dataclasses import replace\n"
         "from llmgpu.bpe.training import merge_host\n"
         "from llmgpu.bpe.training.options import TrainingOptions\n"
         "from llmgpu.bpe.training.symbols import MergeTask\n"
@@ -108,7 +107,7 @@ def test_merging_in_little_memory_takes_few_bytes_a_byte(lengths: str, least: in
         f"words = of_lengths(bytes(range(256)), {lengths})\n"
         "symbols = byte_symbols(words, byte_ranks('hf'))\n"
         "merge_host.FEW_PAIRS = 1 << 16\n"  # so that what is fixed hardly matters
-        "merge_host.LITTLE_COSTS = replace(merge_host.LITTLE_COSTS, fixed=24 << 20)\n"
+        "merge_host.LITTLE_COSTS = merge_host.LITTLE_COSTS._replace(fixed=24 << 20)\n"
         "merge_host.free_memory = lambda: merge_host.ENGINE_COSTS.of(*sizes) - 1\n"
         "sizes = len(words), len(words.data)\n"
         "def now(key):\n"
