@@ -187,11 +187,11 @@ def has_room_for_thread() -> bool:
     """
     if not has_limited_address_space():
         return True
-    import mmap
-
     try:
+        import mmap
+
         mmap.mmap(-1, _THREAD_BYTES).close()
-    except OSError:
+    except (ImportError, OSError):  # without room for the module, its import fails
         return False
     return True
 

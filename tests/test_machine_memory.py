@@ -81,14 +81,15 @@ def test_a_peak_between_two_estimates_counts(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems don't limit address space")
-def test_threads_start_only_where_the_address_space_has_room_for_them() -> None:
-    code = """
+@pytest.mark.parametrize("spare", [0, 16 << 20])
+def test_threads_start_only_where_the_address_space_has_room_for_them(spare: int) -> None:
+    code = f"""
 import resource, threading
 from llmgpu.machine import has_room_for_thread
 from llmgpu.pipeline import Background, in_order
 print(has_room_for_thread())
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (16 << 20), resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_AS, (used + {spare}, resource.RLIM_INFINITY))
 print(has_room_for_thread())
 here = threading.get_ident()
 print(set(in_order(range(9), lambda job: threading.get_ident() == here, 4)))
