@@ -316,7 +316,7 @@ typedef struct {
     uint32_t slot;
 } Hyper;
 
-enum { CLIP_SCALE, NORM, BAD }; /* indices in `stats`, as in weight_state.py */
+enum { CLIP_SCALE, NORM, BAD }; /* indices in `stats`, as in llmgpu/lm/ops/optimizer.py */
 
 API void llmgpu_adamw(Threads *threads, float *parameter, const float *gradient, float *first,
                       float *second, const float *stats, const Hyper *hyper, int decays,
