@@ -266,6 +266,28 @@ def test_whole_commands_are_those_recorded() -> None:
     ]
 
 
+def test_whole_runs_of_training_take_as_long_as_recorded() -> None:
+    record = json.loads((RECORDED / "commands" / "nvidia-h200-train.json").read_text("utf-8"))
+    often, once = (
+        result["seconds"][-1]
+        for interval in ("100", "1000")
+        for result in record["results"]
+        if result.get("commit") == "8e325411"
+        and result["command"].endswith(f"--eval-interval {interval}")
+    )
+    (compiled,) = (
+        value
+        for result in record["results"]
+        for name, value in result.items()
+        if name.startswith("PyTorch, compiled")
+    )
+    seconds = [often, once, compiled["seconds"], compiled["first step"]]
+    page = " ".join(BENCHMARKS.read_text("utf-8").split())
+    told = page[page.index("the whole command for 1 000 steps") :]
+    assert re.findall(r"(\d+\.\d) s\b", told)[:4] == [f"{each:.1f}" for each in seconds]
+    assert f"then {compiled['step_milliseconds']:.1f} ms a step" in told
+
+
 def test_writing_in_memory_takes_as_long_as_recorded() -> None:
     record = json.loads((RECORDED / "commands" / "nvidia-h200.json").read_text("utf-8"))
     one, four, reserved = record["writing_a_gb_of_ids_seconds"].values()
