@@ -64,10 +64,9 @@ class InfoCommand:
 class ImportVocabularyCommand:
     """Import a vocabulary from another tool, with exactly the same ids.
 
-    IN is a .tiktoken file, a Hugging Face tokenizer.json, SentencePiece's tokenizer.model (BPE),
-    Mistral's tekken.json, a GGUF file of llama.cpp, GPT-2's vocab.json with MERGES.TXT (optional
-    if it is in the same folder), a folder with such files, or the name of an encoding that tiktoken
-    has downloaded: cl100k, o200k, gpt2 or p50k.
+    IN is a file of a format that --from lists, GPT-2's vocab.json with MERGES.TXT (optional if it
+    is in the same folder), a folder with such files, or the name of an encoding that tiktoken has
+    downloaded: cl100k, o200k, gpt2 or p50k.
 
     \b
     Examples:

@@ -46,6 +46,7 @@ from llmgpu.lm.checkpoints.huggingface import (
     describe_model,
     describe_tokenizer,
     model_type,
+    not_a_llama,
     open_pretrained,
     read_model_files,
     read_object,
@@ -164,7 +165,7 @@ def save_checkpoint(
     nothing has changed then.
     """
     if model_type(config) is None:
-        note("without a gate it is not a Llama model: other libraries can't open its checkpoint")
+        note(f"{not_a_llama(config)}: other libraries can't open its checkpoint")
     with new_checkpoint(run_folder, state.step) as folder:
         hashes: dict[str, str] = {}
 
@@ -340,8 +341,7 @@ def export_model(
     config, folder = model.config, Path(folder)
     if model_type(config) is None:
         raise CheckpointError(
-            f"{model.folder}: without a gate it is not a Llama model, and transformers can't open "
-            "it"
+            f"{model.folder}: {not_a_llama(config)}, and transformers can't open it"
         )
     check_outputs(export_outputs(folder), force=force)
     # Write the tokenizer first, since its vocabulary may be refused. Then write

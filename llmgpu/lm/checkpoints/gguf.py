@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.interchange import formats, gguf
 from llmgpu.errors import CheckpointError
 from llmgpu.input_files import Note, no_notes
-from llmgpu.lm.checkpoints.huggingface import SavedModel, model_type
+from llmgpu.lm.checkpoints.huggingface import SavedModel, model_type, not_a_llama
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.layers import rotary_frequencies
@@ -94,7 +94,7 @@ def _architecture(config: ModelConfig) -> str:
     """
     kind = model_type(config)
     if kind is None:
-        raise CheckpointError("llama.cpp can't run a model without a gate: it is not a Llama")
+        raise CheckpointError(f"llama.cpp can't run the model: {not_a_llama(config)}")
     scaling = config.rope_scaling
     if kind != _LLAMA and scaling is not None and scaling.kind == _LLAMA3:
         raise CheckpointError(

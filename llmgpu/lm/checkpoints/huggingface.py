@@ -105,11 +105,16 @@ _QWEN3_HEAD_DIM = 128  # width of heads if config.json has no head_dim
 
 def model_type(config: ModelConfig) -> str | None:
     """Return the model type of transformers; None if transformers has no such model."""
-    if not config.is_gated:
+    if config.activation != "swiglu":
         return None
     wanted = (config.qkv_bias, config.qk_norm)
     kinds = _KINDS.items()
     return next((name for name, kind in kinds if (kind.qkv_bias, kind.qk_norm) == wanted), None)
+
+
+def not_a_llama(config: ModelConfig) -> str:
+    """Return why `model_type` is None, for messages."""
+    return f"with activation {config.activation} it is not a Llama model"
 
 
 def describe_model(config: ModelConfig, *, eos_id: int | None = None) -> dict[str, Any]:
