@@ -274,7 +274,7 @@ class Device(OpenedAdapter):
         self.source_choices = {**self.source_choices, HALVES: chosen}
 
     def _probe_subgroups(self) -> int:
-        """Return the subgroup size; 0 if scans do not support the numbering of the lanes."""
+        """Return the subgroup size; 0 if scans do not support the order of the lanes."""
         size = 256
         kernel = self.kernel("common/probe_subgroups.wgsl")
         lanes = self.create_buffer("probe", 16 * size)

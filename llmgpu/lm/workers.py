@@ -251,7 +251,10 @@ class BucketSums:
     """Changes tensors, one bucket after another, with their sums over all workers."""
 
     def __init__(self, operations: Operations, workers: Workers, numbers: int) -> None:
-        """Prepare for changes of up to `numbers` numbers; `Sums` are opened before the first."""
+        """Store what changes need. The first change opens `Sums`.
+
+        numbers: the most numbers of a change.
+        """
         self._open_sums = cache(workers.open_sums)
         self._transfers = operations.open_transfers(numbers)
 

@@ -47,16 +47,16 @@ def test_threads_compile_a_kernel_once_and_again_only_if_it_failed(
         return make(*arguments)
 
     def request() -> Kernel:
-        begun.wait(20)
+        asks.release()
         return device.kernel("recount/03_find_max.wgsl", WORKGROUP_SIZE=16)
 
-    begun = threading.Barrier(4)
+    asks = threading.Semaphore(0)
     monkeypatch.setattr(device, "_make_kernel", make_kernel)
     for errors, times in ((3, 1), (0, 2)):
         with ThreadPoolExecutor(3) as threads:
             kernels = [threads.submit(request) for _ in range(3)]
-            begun.wait(20)
-            time.sleep(0.1)  # for the others, which wait by now
+            assert all(asks.acquire(timeout=20) for _ in range(3))
+            time.sleep(0.1)  # the threads that do not compile are waiting by now
             waits.set()
         assert len([1 for kernel in kernels if kernel.exception()]) == errors
         assert len(compiled) == times

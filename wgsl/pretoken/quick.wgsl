@@ -68,8 +68,8 @@ fn others(sets: Sets) -> u32 {
     return ~(sets.letter | sets.number | sets.space);
 }
 
-// Returns the bytes of a segment that follow a byte of a set. before, own: the set in the segment
-// before and in the segment.
+// Returns the bytes of a segment that follow a byte of a set. own: the bytes of the segment that are
+// in the set. before: those of the segment before.
 fn after(before: u32, own: u32) -> u32 {
     return (own << 1u) | (before >> 31u);
 }

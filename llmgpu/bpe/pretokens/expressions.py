@@ -143,7 +143,7 @@ def long_pretoken_end(
     text: uint8 (n,), n > 0, within one document. expression: of a `RulePattern`. unicode: version
     of the character classes. closed: whether a document ends with the text.
 
-    Memory: 1 byte for each character, up to twice as many as the pre-token has.
+    Memory: 1 byte for each character that is searched, up to twice the length of the pre-token.
     """
     pattern, table = _compiled(expression), _table_of(unicode)
     characters = bytearray()
