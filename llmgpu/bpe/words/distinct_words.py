@@ -154,7 +154,8 @@ def add_up(pieces: Sequence[DistinctWords]) -> DistinctWords:
 
 def _dot(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
     """Return the exact sum of the products of two arrays, as an int of any size."""
-    if np.dot(left.astype(np.float64), right.astype(np.float64)) < 2.0**62:
+    # np.dot of float64 would copy both arrays, and wake the threads of OpenBLAS.
+    if np.einsum("i,i", left, right, dtype=np.float64, casting="unsafe") < 2.0**62:
         return int(np.dot(left, right))
     return sum(map(operator.mul, left.tolist(), right.tolist()))
 
