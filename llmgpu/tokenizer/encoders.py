@@ -1,5 +1,4 @@
-"""The encoders that a process keeps open for a tokenizer: of texts, short and long, and of
-conversations."""
+"""The encoders that a process keeps open for a tokenizer: of texts, and of conversations."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ Each format is one line in FORMATS. Ids are written slice by slice, and read in 
 size with documents end to end. An id is a number from 0 to 2^32 - 1; the decoder checks whether the
 vocabulary has the id.
 
-A layout is what a token file, of format ``bin``, has before the numbers. Each layout is one line in
-LAYOUTS:
+A layout is the form of a token file (format ``bin``): its header, its index and the width of its
+numbers. Each layout is one entry of LAYOUTS:
 
 - ``raw``: no header.
 - ``llmc``: the header of llm.c's token files, 256 int32, of which the first three are used: magic,

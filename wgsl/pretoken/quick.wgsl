@@ -68,8 +68,8 @@ fn others(sets: Sets) -> u32 {
     return ~(sets.letter | sets.number | sets.space);
 }
 
-// Returns the bytes of a segment that follow a byte of a set. own: the bytes of the segment that are
-// in the set. before: those of the segment before.
+// Returns the bytes of a segment that follow a byte of a set. own, before: the bytes of this segment
+// and of the previous segment that are in the set.
 fn after(before: u32, own: u32) -> u32 {
     return (own << 1u) | (before >> 31u);
 }

@@ -26,17 +26,6 @@ tokenizer_config.json it is a text, or a list of templates, of which "default" i
 template's special tokens, such as ``bos_token``, are in tokenizer_config.json or else in
 special_tokens_map.json, as texts or as objects with a ``content``. Most commands need no template,
 so unreadable files about templates only cause a note.
-
-The post-processor:
-
-- A template for one text becomes ids before and after the text. The two tokens that RoBERTa's and
-  BERT's processors name become such ids, too. The ids come from the post-processor, because the
-  library uses the ids stated there.
-- Templates for two texts are not kept, because each text is a document of its own in llmgpu. The
-  written template treats both texts alike, as Llama 3's template does.
-- In a Sequence of templates, the library passes the tokens of one template to the next template as
-  several texts. Such a Sequence is refused. A template that does not have the text exactly once is
-  refused, too.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ def _nearest_codes(
 class CodedMoments(WeightState):
     """Moments in 8 bits per element, see `block_codes`.
 
-    The codes of the second moment are those of its square root.
+    The second moment is stored as its square root.
     """
 
     first_codes: Tensor
