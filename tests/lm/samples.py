@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -120,3 +121,10 @@ def save(run: Path, step: int, *, seed: int | None = None, **options: Any) -> Pa
 
 def sources(arrays: dict[str, Any]) -> dict[str, TensorSource]:
     return {name: TensorSource.of(array) for name, array in arrays.items()}
+
+
+def sum_of_parts(data: bytes) -> str:
+    """Return the sum that training.json has of a file with these bytes."""
+    parts = [data[at : at + 16 * 1024 * 1024] for at in range(0, len(data), 16 * 1024 * 1024)]
+    digests = [hashlib.sha256(part).digest() for part in parts]
+    return hashlib.sha256(b"".join(digests)).hexdigest()

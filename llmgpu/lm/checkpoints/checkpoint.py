@@ -6,7 +6,8 @@
 - adapter: with low-rank adapters, a folder for the library peft; model.safetensors has the weights
   with the adapters merged.
 - vocabulary.bin, optimizer.safetensors, training.json: the rest of a run's state. training.json has
-  the SHA-256 of all files that a resumed run reads, and of its own content.
+  the sums of all files that a resumed run reads, see `hash_file`, and the SHA-256 of its own
+  content.
 - Each checkpoint is a folder named after its step. The folder is written under a temporary name,
   synced and renamed, so a folder with the name of a step is complete, even after a kill or a power
   failure. Old checkpoints are renamed before they are removed, for the same reason. The next run
@@ -54,6 +55,7 @@ from llmgpu.lm.checkpoints.huggingface import (
 from llmgpu.lm.checkpoints.safetensors_file import (
     TensorFile,
     TensorSource,
+    hash_file,
     naming,
     read_tensors,
     write_tensors,
@@ -66,7 +68,8 @@ Model = TypeVar("Model", bound=SavedModel)
 Begin = Callable[[Callable[[], None]], object]  # calls a function, maybe in another thread
 
 FORMAT_NAME = "llmgpu model checkpoint"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_WHOLE_FILES = 1  # version whose sums of files are the SHA-256 of whole files
 
 OPTIMIZER = "optimizer.safetensors"
 VOCABULARY = "vocabulary.bin"
@@ -252,9 +255,9 @@ def _write_tokenizer(path: Path, vocabulary: Vocabulary, note: Note) -> bool:
 def _write_training(
     folder: Path, vocabulary: Vocabulary, state: TrainingState, written: Mapping[str, str]
 ) -> None:
-    """Write training.json; written: SHA-256, by name, of files that were hashed while written."""
+    """Write training.json; written: sums, by name, of files that were hashed while written."""
     with output_errors(str(folder)):
-        hashes = {name: written.get(name) or _hash_file(folder / name) for name in _READ_AGAIN}
+        hashes = {name: written.get(name) or hash_file(folder / name) for name in _READ_AGAIN}
     content = {
         "format": FORMAT_NAME,
         "version": FORMAT_VERSION,
@@ -265,7 +268,7 @@ def _write_training(
     write_json(folder / TRAINING, content | {_CHECKSUM: _hash_json(content)})
 
 
-def _hash_file(path: Path) -> str:
+def _hash_whole_file(path: Path) -> str:
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -438,7 +441,7 @@ def _read_training(
         # Check the format, the checksum of the content, and the types of all entries.
         if content.get("format") != FORMAT_NAME:
             raise CheckpointError("not the training state of a checkpoint")
-        if (version := content.get("version")) != FORMAT_VERSION:
+        if (version := content.get("version")) not in (_WHOLE_FILES, FORMAT_VERSION):
             newer = isinstance(version, int) and version > FORMAT_VERSION
             raise CheckpointError(
                 f"version {quote(str(version))} of the format, but this llmgpu reads version "
@@ -453,9 +456,11 @@ def _read_training(
                 raise CheckpointError(f"damaged: {name} must not be negative")
 
     # Compare the files with their recorded sums, side by side.
+    sum_of = _hash_whole_file if version == _WHOLE_FILES else hash_file
+
     def check(name: str) -> None:
         with naming(folder / name):
-            if _hash_file(folder / name) != content["files"].get(name):
+            if sum_of(folder / name) != content["files"].get(name):
                 raise CheckpointError(_DAMAGED)
 
     if begin is not None:

@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ _LENGTH_BYTES = 8
 _ALIGNMENT = 8
 _MAX_DIMENSIONS = 7
 _MAX_NUMBER = 1 << 48
-_CHUNK = 1 << 24  # bytes of a tensor that are written at a time
+_PART = 1 << 24  # bytes of a file that a thread hashes at a time
+_HASHING_THREADS = 4  # a thread hashes about 1 GB/s, so that four do not delay a fast disk
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
@@ -105,9 +107,10 @@ def write_tensors(
     sources: Mapping[str, TensorSource],
     metadata: Mapping[str, str] | None = None,
 ) -> str:
-    """Write a file atomically; return its SHA-256. At most two tensors are in memory at a time.
+    """Write a file atomically; return the sum of its parts, see `hash_file`.
 
-    The order of `sources` and `metadata` does not change the bytes of the file.
+    The order of `sources` and `metadata` does not change the bytes of the file. Tensors are read
+    one by one. At most 96 MiB of the file and two tensors are in memory at a time.
 
     Raises OutputError if the file can't be written, ValueError for a dtype that is not supported,
     and for an array without the dtype and shape of its source.
@@ -118,20 +121,56 @@ def write_tensors(
     ordered = sorted(sources.items(), key=lambda item: (_RANKS[item[1].dtype], item[0]))
     header = _describe(ordered, metadata or {})
     start = len(header).to_bytes(_LENGTH_BYTES, "little") + header
-    digest = hashlib.sha256(start)
-
-    def hashed(chunk: memoryview) -> memoryview:
-        digest.update(chunk)
-        return chunk
-
-    chunks = (chunk for named in ordered for chunk in _chunks(_read_source(*named)))
+    digest = hashlib.sha256()
+    content = chain([memoryview(start)], (_bytes_of(_read_source(*named)) for named in ordered))
     with atomic_output(path) as stream:
-        stream.write(start)
-        # A second thread hashes a chunk while this thread writes the previous chunk. If the address
-        # space is limited, this thread does both, because the heap of a second thread is too large.
-        for chunk in in_order(chunks, hashed, 2, threads=int(not has_limited_address_space())):
-            stream.write(chunk)
+        # Threads hash parts of the file while this thread writes earlier parts.
+        for part, part_digest in _hashed_parts(content):
+            for piece in part:
+                stream.write(piece)
+            digest.update(part_digest)
     return digest.hexdigest()
+
+
+def hash_file(path: str | Path) -> str:
+    """Return the sum of a file's parts, in hexadecimal; OSError if the file can't be read.
+
+    The sum is the SHA-256 of the digests of the file's parts: the SHA-256 of each 16 MiB, in order,
+    32 bytes each; the last part may be smaller. So threads hash the parts of a file side by side.
+    """
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        content = (memoryview(part) for part in iter(lambda: stream.read(_PART), b""))
+        for _, part_digest in _hashed_parts(content):
+            digest.update(part_digest)
+    return digest.hexdigest()
+
+
+def _hashed_parts(content: Iterable[memoryview]) -> Iterator[tuple[list[memoryview], bytes]]:
+    """Yield the parts of a file, each as pieces in order, and their SHA-256 digests."""
+
+    def hash_part(part: list[memoryview]) -> tuple[list[memoryview], bytes]:
+        digest = hashlib.sha256()
+        for piece in part:
+            digest.update(piece)
+        return part, digest.digest()
+
+    # If the address space is limited, the heaps of threads are too large.
+    threads = 0 if has_limited_address_space() else _HASHING_THREADS
+    return in_order(_parts(content), hash_part, threads + 1, threads=threads)
+
+
+def _parts(content: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """Divide the bytes of a file into parts, without copies."""
+    part, room = list[memoryview](), _PART
+    for piece in content:
+        while len(piece) >= room:
+            yield [*part, piece[:room]]
+            piece, part, room = piece[room:], [], _PART
+        part.append(piece)
+        room -= len(piece)
+    if room < _PART:
+        yield part
 
 
 def _describe(ordered: Iterable[tuple[str, TensorSource]], metadata: Mapping[str, str]) -> bytes:
@@ -159,11 +198,10 @@ def _read_source(name: str, source: TensorSource) -> NDArray[Any]:
     return array
 
 
-def _chunks(array: NDArray[Any]) -> Iterable[memoryview]:
-    """Yield the bytes of an array, little-endian."""
-    flat = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
-    for begin in range(0, len(flat), _CHUNK):
-        yield flat[begin : begin + _CHUNK].data
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    """Return the bytes of an array, little-endian."""
+    flat = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1)
+    return flat.view(np.uint8).data
 
 
 def read_tensors(path: str | Path) -> TensorFile:

@@ -36,6 +36,7 @@ from tests.lm.samples import (
     small_vocabulary,
     sources,
     state_of,
+    sum_of_parts,
     used_rows,
 )
 
@@ -179,8 +180,7 @@ def damage_training(folder: Path, change: Callable[[dict[str, Any]], None]) -> N
 def replace_file(folder: Path, name: str, data: bytes) -> None:
     """Put another file in place of one, as if it had been saved so."""
     (folder / name).write_bytes(data)
-    digest = hashlib.sha256(data).hexdigest()
-    damage_training(folder, lambda content: content["files"].update({name: digest}))
+    damage_training(folder, lambda content: content["files"].update({name: sum_of_parts(data)}))
 
 
 def change_config(folder: Path, **changes: Any) -> None:
@@ -232,6 +232,17 @@ def test_a_model_of_a_damaged_checkpoint_is_refused(tmp_path: Path, name: str) -
         open_model(folder)
 
 
+def test_a_checkpoint_of_version_1_has_sums_of_whole_files(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    tensors = load_checkpoint(folder).optimizer.tensors
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in READ_AGAIN}
+    damage_training(folder, lambda content: content.update(version=1, files=sums))
+    assert_arrays(load_checkpoint(folder).optimizer.tensors, tensors)
+    (folder / "optimizer.safetensors").write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors: damaged or changed"):
+        load_checkpoint(folder)
+
+
 def test_every_byte_of_the_state_counts(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
     whole = (folder / "training.json").read_bytes()
@@ -272,12 +283,12 @@ def use_larger_vocabulary(folder: Path) -> None:
 
 MISFITS: list[tuple[Callable[[Path], None], str]] = [
     (
-        lambda folder: damage_training(folder, lambda content: content.update(version=2)),
-        r"training\.json: version '2' of the format, .* reads version 1; use a newer llmgpu",
+        lambda folder: damage_training(folder, lambda content: content.update(version=3)),
+        r"training\.json: version '3' of the format, .* reads version 2; use a newer llmgpu",
     ),
     (
         lambda folder: damage_training(folder, lambda content: content.update(version="0")),
-        r"training\.json: version '0' of the format, but this llmgpu reads version 1$",
+        r"training\.json: version '0' of the format, but this llmgpu reads version 2$",
     ),
     (
         lambda folder: damage_training(folder, lambda content: content.update(format="x")),

@@ -18,10 +18,13 @@ from llmgpu.lm.checkpoints.safetensors_file import (
     MAX_HEADER_BYTES,
     TensorFile,
     TensorSource,
+    hash_file,
     read_tensors,
     write_tensors,
 )
+from tests.lm.samples import sum_of_parts
 
+PART = 16 * 1024 * 1024  # bytes of a part of a file, for its sum
 DTYPES = (np.float32, np.float16, np.uint32, np.uint8)
 
 
@@ -106,6 +109,23 @@ def test_one_tensor_is_held_at_a_time(tmp_path: Path) -> None:
     made = TensorSource(np.dtype(np.float32), (5,), read)
     write_tensors(tmp_path / "x", {name: made for name in "abc"})
     assert read_tensors(tmp_path / "x").tensors.keys() == set("abc")
+
+
+@pytest.mark.parametrize("size", [0, 9, 2 * PART + 9])
+def test_the_sum_of_a_written_file(tmp_path: Path, size: int) -> None:
+    """size: bytes of the tensors. A tensor ends within a part."""
+    path, data = tmp_path / "x", np.random.default_rng(2).integers(0, 256, size, np.uint8)
+    tensors = {"a": data[: PART + 9], "b": data[PART + 9 :]}
+    found = write_tensors(path, sources(tensors))
+    assert found == hash_file(path) == sum_of_parts(path.read_bytes())
+    assert_same(read_tensors(path).tensors, tensors)
+
+
+@pytest.mark.parametrize("size", [0, 1, PART - 1, PART, 2 * PART + 1])
+def test_the_sum_of_any_file(tmp_path: Path, size: int) -> None:
+    data = bytes(range(251)) * (size // 251 + 1)
+    (tmp_path / "x").write_bytes(data[:size])
+    assert hash_file(tmp_path / "x") == sum_of_parts(data[:size])
 
 
 @pytest.mark.parametrize("array", [np.zeros(3, np.float16), np.zeros((3, 1), np.float32)])

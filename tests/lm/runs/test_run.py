@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -97,6 +98,19 @@ def test_the_first_loss_is_told_at_once_unless_it_is_logged(tmp_path: Path) -> N
         prepared(folder, heard, load_checkpoint(folder.path), told, steps=5).run()
     assert [step for step, _ in told] == [1] and heard[-1][0].step == 5
     assert abs(told[0][1] - heard[0][0].loss) < 1  # a mean over two steps
+
+
+def test_a_run_lets_threads_interrupt_each_other_more_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, inside = sys.getswitchinterval(), list[float]()
+    with open_run_folder(tmp_path / "run") as folder:
+        run = prepared(folder, [], steps=2)
+        monkeypatch.setattr(
+            run._listener, "on_step", lambda _: inside.append(sys.getswitchinterval())
+        )
+        run.run()
+    assert inside == pytest.approx([0.0002] * 2) and sys.getswitchinterval() == before
 
 
 def test_a_device_starts_the_next_step_before_the_record_of_a_step_is_written(
