@@ -35,12 +35,14 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.input_files import input_errors
 from llmgpu.lm.options import TrainOptions
+from llmgpu.pipeline import in_order
 from llmgpu.progress import Progress, no_progress
 from llmgpu.tokens.bin import BinFile, describe_bin_file, matched_as
 from llmgpu.tokens.formats import mask_path
 from llmgpu.tokens.sinks import HEADER_BYTES
 
 _SCANNED_IDS = 1 << 22  # ids checked at a time
+_CHECKED_AHEAD = 3  # blocks of ids that threads read while the checksum of a block is computed
 _NAMED_IDS = 5  # most invalid ids that a message names
 IGNORED_TARGET = 0xFFFFFFFF  # target that the loss ignores; larger than any id
 SEARCHED_SEQUENCES = 8  # sequences near a border that are searched for a separator
@@ -144,32 +146,37 @@ class TokenSource:
         """
         done = checksum = mask_checksum = 0
         counts = False
-        for whole in self._pieces:
-            for begin in range(0, whole.count, _SCANNED_IDS):
-                piece = _Piece(whole.file, begin, min(_SCANNED_IDS, whole.count - begin))
-                block = _read_ids(piece)
-                # Refuse the first id beyond the vocabulary.
-                if int(block.max()) >= self.vocabulary.size:
-                    position = int(np.argmax(block >= self.vocabulary.size))
-                    raise InputError(
-                        f"{piece.file.path}: id {block[position]} at position {begin + position} "
-                        f"is beyond the vocabulary of {self.vocabulary.size} ids: the file is "
-                        "damaged"
-                    )
-                # Continue the checksums.
-                checksum = zlib.crc32(block.astype("<u4").data, checksum)
-                if self.has_mask:
-                    mask = _read_mask(piece)
-                    counts |= bool(mask.any())
-                    mask_checksum = zlib.crc32(mask.data, mask_checksum)
-                done += len(block)
-                progress("checking tokens", done, len(self))
+        pieces = (
+            _Piece(whole.file, begin, min(_SCANNED_IDS, whole.count - begin))
+            for whole in self._pieces
+            for begin in range(0, whole.count, _SCANNED_IDS)
+        )
+        # Threads read and check pieces while this thread computes the checksums of earlier pieces.
+        for ids, mask in in_order(pieces, self._read_checked, _CHECKED_AHEAD):
+            checksum = zlib.crc32(ids.data, checksum)
+            if self.has_mask:
+                counts |= bool(mask.any())
+                mask_checksum = zlib.crc32(mask.data, mask_checksum)
+            done += len(ids)
+            progress("checking tokens", done, len(self))
         if self.has_mask and not counts:
             raise InputError(
                 f"{self._pieces[0].file.path}: no token counts towards the loss, because no "
                 "conversation has an assistant message"
             )
         self.checksum, self.mask_checksum = checksum, mask_checksum
+
+    def _read_checked(self, piece: _Piece) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+        """Return the ids and the mask of a piece; InputError for an id beyond the vocabulary."""
+        ids = _read_ids(piece)
+        if int(ids.max()) >= self.vocabulary.size:
+            position = int(np.argmax(ids >= self.vocabulary.size))
+            raise InputError(
+                f"{piece.file.path}: id {ids[position]} at position {piece.begin + position} is "
+                f"beyond the vocabulary of {self.vocabulary.size} ids: the file is damaged"
+            )
+        mask = _read_mask(piece) if self.has_mask else np.empty(0, np.bool_)
+        return ids.astype("<u4"), mask
 
 
 def open_token_files(
