@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -36,7 +36,8 @@ from llmgpu.lm.options import Initialisation, Precision
 from llmgpu.machine import has_limited_address_space, usable_processors
 from llmgpu.pipeline import in_order
 
-DRAWN_AHEAD = 8  # most weights that threads draw, and hold in memory, at a time
+DRAWING_THREADS = 8  # most threads that draw weights
+DRAWN_BYTES = 1 << 30  # memory for drawn weights, unless each thread's largest weight needs more
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,9 @@ class InitialWeights:
             return weight.name, initial_values(seed, number, weight, initialisation)
 
         # The first job does nothing, so that its result comes at once while threads draw weights.
-        self._drawn = in_order(range(-1, len(weights)), draw, drawn_ahead())
+        threads = min(DRAWING_THREADS, usable_processors())
+        jobs = range(-1, len(weights))
+        self._drawn = in_order(jobs, draw, drawn_ahead(config), threads=threads)
         next(self._drawn)
 
     def take(self, name: str) -> NDArray[np.float32]:
@@ -204,9 +207,13 @@ class InitialWeights:
         return values
 
 
-def drawn_ahead() -> int:
-    """Return the number of weights drawn at a time: 1 if the address space is limited."""
-    return 1 if has_limited_address_space() else min(DRAWN_AHEAD, usable_processors())
+def drawn_ahead(config: ModelConfig) -> int:
+    """Return the most weights that are drawn and not used: 1 if the address space is limited."""
+    if has_limited_address_space():
+        return 1
+    sizes = sorted((4 * weight.size for weight in config.weights()), reverse=True)
+    fitting = sum(together <= DRAWN_BYTES for together in accumulate(sizes))
+    return max(fitting, min(DRAWING_THREADS, usable_processors()))
 
 
 def make_weights(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.model import InitialWeights, initial_values
+from llmgpu.lm.model import InitialWeights, drawn_ahead, initial_values
 
 CONFIG = ModelConfig(vocab_size=300, dim=64, layers=2, heads=2, kv_heads=2, ffn_dim=256)
 
@@ -30,6 +30,16 @@ def test_weights_drawn_in_threads_are_those_drawn_one_by_one() -> None:
     for number, weight in enumerate(config.weights()):
         expected = initial_values(7, number, weight)
         np.testing.assert_array_equal(initial.take(weight.name), expected, strict=True)
+
+
+def test_weights_drawn_ahead_take_bounded_memory() -> None:
+    gigabyte = 1 << 30
+    assert drawn_ahead(CONFIG) == len(list(CONFIG.weights()))  # all weights fit
+    large = ModelConfig(20_000, dim=4096, layers=32, heads=32, kv_heads=32, ffn_dim=4096)
+    sizes = sorted((4 * weight.size for weight in large.weights()), reverse=True)
+    assert sum(sizes[: drawn_ahead(large)]) <= gigabyte < sum(sizes[: drawn_ahead(large) + 1])
+    huge = ModelConfig(300_000, dim=4096, layers=32, heads=32, kv_heads=32, ffn_dim=4096)
+    assert drawn_ahead(huge) <= 8  # one for each thread, though one alone takes 4.6 GiB
 
 
 def test_weights_are_taken_in_their_order() -> None:

@@ -381,9 +381,9 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
     config, options = settings.config, settings.options
     rows = options.batch_size * config.seq_len
     largest = max(weight.size for weight in config.weights())
-    # Several weights are drawn at a time, but only one at a time is loaded or uploaded.
+    # Several weights are drawn ahead, but only one at a time is loaded or uploaded.
     sizes = (weight.size for weight in config.weights())
-    drawn = sum(nlargest(drawn_ahead(), sizes))
+    drawn = sum(nlargest(drawn_ahead(config), sizes))
     temporary = 4 * max(_WEIGHT_COPIES * largest, largest + drawn)
     if backend.device is None:
         row_scores = options.batch_size * config.heads * config.seq_len
