@@ -319,7 +319,7 @@ def naming(path: str | Path) -> Iterator[None]:
         yield
     except (CheckpointError, VocabularyError) as error:
         text = str(error)
-        raise CheckpointError(text if str(path) in text else f"{path}: {text}") from error
+        raise CheckpointError(text if f"{path}: " in text else f"{path}: {text}") from error
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the links form a circle
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"{path}: can't read it: {reason}") from error

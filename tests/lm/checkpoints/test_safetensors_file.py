@@ -300,3 +300,12 @@ def test_tensors_that_are_required(
     else:
         with pytest.raises(CheckpointError, match=message):
             found.require(expected)
+
+
+def test_a_name_that_occurs_in_the_message_is_given_nevertheless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    with pytest.raises(CheckpointError, match=r"^file: damaged: 0 bytes are too few for a .* file"):
+        read_tensors("file")
