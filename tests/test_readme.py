@@ -288,6 +288,24 @@ def test_whole_runs_of_training_take_as_long_as_recorded() -> None:
     assert f"then {compiled['step_milliseconds']:.1f} ms a step" in told
 
 
+def test_losses_of_small_are_those_of_the_recorded_runs() -> None:
+    record = json.loads((RECORDED / "commands" / "nvidia-h200-train.json").read_text("utf-8"))
+    (runs,) = (
+        r
+        for r in record["results"]
+        if r["command"].startswith("train --preset small") and "--precision f32" in r
+    )
+    losses = [
+        loss
+        for name, value in runs.items()
+        if name.startswith(("--precision", "two runs of PyTorch"))
+        for loss in (value if isinstance(value, list) else [value])
+    ]
+    page = " ".join(BENCHMARKS.read_text("utf-8").split())
+    told = page[page.index("With version 7 and another vocabulary") :]
+    assert sorted(re.findall(r"\d\.\d{4}", told)[:5]) == sorted(map(str, losses))
+
+
 def test_writing_in_memory_takes_as_long_as_recorded() -> None:
     record = json.loads((RECORDED / "commands" / "nvidia-h200.json").read_text("utf-8"))
     one, four, reserved = record["writing_a_gb_of_ids_seconds"].values()
