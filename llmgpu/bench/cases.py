@@ -33,10 +33,14 @@ from llmgpu.bench.engines import (
 from llmgpu.bench.peers import CACHE_BYTES, Torch, first_line
 from llmgpu.bench.results import Result, Times
 from llmgpu.lm.config import ModelConfig
+from llmgpu.lm.model import scaled_frequencies
+from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
 from llmgpu.lm.ops.recording import LARGEST_HALF, Program
 from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.options import TrainOptions
+from llmgpu.lm.updates import hyper_parameters
 from llmgpu.progress import Progress
 
 Array = NDArray[Any]
@@ -53,7 +57,9 @@ MANY_ROWS = 64  # new tokens of a batch
 BLOCK_ELEMENTS = 1 << 22  # elements compared at a time
 CASE_SECONDS, QUICK_CASE_SECONDS = 0.5, 0.1  # see `CaseBench.budget`
 _PERIOD = 1_000_003  # number of random numbers; larger arrays repeat them
-_OPERAND = re.compile(r"([+*]?)(\w+)(?::(\w+))?(:h)?")
+_OPERAND = re.compile(r"([+*]?)(\w+)(?::(\w+))?(?::([hua]))?")
+_LENGTH = re.compile(r"\d+|[A-Z]")
+STEP, LEARNING_RATE = 10, 0.1  # a rate so large that updates of weights exceed rounding errors
 
 
 @dataclass(frozen=True)
@@ -238,14 +244,16 @@ class Sizes:
         N: rows. V: rows of the table. C: width. K: width of keys. F: width of the feed-forward
         network. H: heads. T: positions. P: width of queries, keys and values side by side. G: width
         of gate and up side by side. B: width of keys and values side by side. M: rows of many new
-        tokens. 1: 1.
+        tokens. S: partial sums of a norm. A dimension may also be a number, as in 1x8 and 9S.
         """
         config = self.config
         letter = {"N": self.rows, "V": self.vocabulary, "C": config.dim, "K": config.kv_dim}
-        letter |= {"F": config.ffn_dim, "H": config.heads, "T": config.seq_len, "1": 1}
+        letter |= {"F": config.ffn_dim, "H": config.heads, "T": config.seq_len}
         letter |= {"P": config.dim + 2 * config.kv_dim, "G": 2 * config.ffn_dim}
-        letter |= {"B": 2 * config.kv_dim, "M": MANY_ROWS}
-        return tuple(letter[each] for each in letters)
+        letter |= {"B": 2 * config.kv_dim, "M": MANY_ROWS, "S": NORM_PARTIALS}
+        return tuple(
+            letter[each] if each in letter else int(each) for each in _LENGTH.findall(letters)
+        )
 
     def case(
         self,
@@ -257,31 +265,57 @@ class Sizes:
     ) -> KernelCase:
         """Return a case of an operation, described by its operands.
 
-        operands: ``name:SHAPE`` is an input of random numbers, in half precision with ``:h`` after
-            SHAPE; ``+name:SHAPE`` is written, ``*name:SHAPE`` is read and written.
-        given: returns the content of operands that are not random; these operands need no shape.
+        operands: ``name:SHAPE`` is an input of random numbers; after SHAPE, ``:h`` stands for half
+            precision, ``:a`` for numbers that are not negative, and ``:u`` for zeros in uint32.
+            ``+name:SHAPE`` is written, ``*name:SHAPE`` is read and written.
+        given: returns the content of other operands, which need no shape. A name in `KNOWN` without
+            a shape has the same content in all cases.
         more: fields of the case by name. Any other name becomes an entry of `KernelCase.values`.
             The default of the field `sizes` is the shape of the first operand.
         """
         parts = _OPERAND.findall(operands)
 
         def make() -> Arrays:
-            content, arrays = given(), {}
-            for skip, (role, key, letters, half) in enumerate(parts):
-                dtype = np.float16 if half else np.float32
-                if key in content:
-                    arrays[key] = content[key]
-                elif role == "+":
-                    arrays[key] = empty(*self.shape(letters), dtype=dtype)
-                else:
-                    arrays[key] = self.normal(*self.shape(letters), skip=skip).astype(dtype)
-            return arrays
+            content = given()
+            return {
+                key: content[key] if key in content else self._operand(role, key, letters, kind, k)
+                for k, (role, key, letters, kind) in enumerate(parts)
+            }
 
         values = {key: more.pop(key) for key in [*more] if key not in _CASE_FIELDS}
         more.setdefault("sizes", by(*self.shape(parts[0][2] or "1")))
         more.setdefault("outputs", tuple(key for role, key, *_ in parts if role))
         return KernelCase(name, make=make, operations=operations, values=values, **more)
 
+    def _operand(self, role: str, name: str, letters: str, kind: str, skip: int) -> Array:
+        """Return the first content of an operand, see `case`."""
+        if not letters:
+            return KNOWN[name](self)
+        shape, dtype = self.shape(letters), np.float16 if kind == "h" else np.float32
+        if kind == "u":
+            return np.zeros(shape, np.uint32)
+        if role == "+":
+            return empty(*shape, dtype=dtype)
+        numbers = self.normal(*shape, skip=skip)
+        return np.abs(numbers) if kind == "a" else numbers.astype(dtype)
+
+
+def _angles(s: Sizes, which: int) -> Array:
+    return rotary_tables(s.config.seq_len, scaled_frequencies(s.config))[which]
+
+
+# Operands that are equal in all cases. places: position of a new token, and start of its sequence.
+# hyper: numbers of a step. stats: of finite gradients, which clipping halves.
+KNOWN: dict[str, Callable[[Sizes], Array]] = {
+    "tokens": Sizes.tokens,
+    "targets": Sizes.tokens,
+    "positions": Sizes.positions,
+    "places": lambda s: np.array([[s.config.seq_len - 1], [0]], np.uint32),
+    "cosines": partial(_angles, which=0),
+    "sines": partial(_angles, which=1),
+    "hyper": lambda _: hyper_parameters(TrainOptions(), STEP, LEARNING_RATE, 1.0, 0),
+    "stats": lambda _: np.array([0.5, 2.0, 0.0, 1.0], np.float32),
+}
 
 _CASE_FIELDS = {each.name for each in fields(KernelCase)}
 

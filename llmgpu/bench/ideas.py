@@ -335,7 +335,7 @@ def _loss_cases(s: Sizes) -> Iterator[KernelCase]:
 
     def given(smoothing: float, z_loss: float) -> Mapping[str, Array]:
         params = np.array([1 / rows, smoothing, z_loss, 1 / width], np.float32)
-        return {"targets": s.tokens(), "params": params}
+        return {"params": params}
 
     operands = "*logits:NV targets +cross_entropy:N +smoothing:N +z_loss:N params"
     whole = partial(

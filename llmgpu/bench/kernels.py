@@ -18,6 +18,7 @@ import numpy as np
 
 from llmgpu.bench import KERNELS, BenchOptions
 from llmgpu.bench.cases import (
+    KNOWN,
     Array,
     Arrays,
     CaseBench,
@@ -35,17 +36,14 @@ from llmgpu.bench.results import Result
 from llmgpu.bench.tokenizers import measure_tokenizer_kernels
 from llmgpu.lm.config import preset
 from llmgpu.lm.gradients import LOGITS_BYTES, logits_block_rows
-from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.activations import GELU, SWIGLU
 from llmgpu.lm.ops.ids import group_tokens
-from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.optimizer import LOSS_PARTS, NORM_PARTIALS, WeightState, WeightUpdate
 from llmgpu.lm.ops.tensor import AttentionShape
 from llmgpu.lm.optimizers.adamw import BLOCK, CodedMoments, Moments, RowMoments
 from llmgpu.lm.optimizers.muon import ITERATIONS, MUON, Momentum
-from llmgpu.lm.options import TrainOptions
-from llmgpu.lm.updates import FIRST_SCALE, hyper_parameters
+from llmgpu.lm.updates import FIRST_SCALE
 from llmgpu.progress import Progress
 
 # Fields of cases with outputs in half precision. NumPy and a GPU may round a number to different
@@ -63,33 +61,30 @@ def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
     rows, width, tokens = s.rows, s.config.dim, s.tokens()
     distinct = len(np.unique(tokens))
     table = by(*s.shape("VC"))
-    sizes = f"table {table}, {rows:,} ids, {distinct:,} of them different"
+    case = partial(s.case, sizes=f"table {table}, {rows:,} ids, {distinct:,} of them different")
     ids_and_out = 4 * rows + 4 * rows * width
-    given = {"tokens": tokens, "positions": s.positions()}
-    given |= zip(("order", "starts", "rows"), group_tokens(tokens), strict=True)
-
-    def case(name: str, operands: str, operations: int, nbytes: int, **more: object) -> KernelCase:
-        return s.case(name, operands, operations, lambda: given, sizes=sizes, bytes=nbytes, **more)
-
     # Lookups read each row of the table once, even if several tokens share the row.
-    half = {"where": "half-precision table", "needs_half": True}
+    half: dict[str, Any] = {"where": "half-precision table", "needs_half": True}
     for operand, row, more in (("table:VC", 4 * width, {}), ("table:VC:h", 2 * width, half)):
         nbytes = ids_and_out + distinct * row
-        yield case("embed_lookup", f"tokens {operand} +out:NC", 0, nbytes, tolerance=0, **more)
+        operands = f"tokens {operand} +out:NC"
+        yield case("embed_lookup", operands, 0, bytes=nbytes, tolerance=0, **more)
     yield case(
         "embed_lookup_positions",
         "tokens table:VC positions position_table:TC +out:NC",
         rows * width,
-        ids_and_out + 4 * rows + 4 * width * (distinct + s.config.seq_len),
+        bytes=ids_and_out + 4 * rows + 4 * width * (distinct + s.config.seq_len),
         record=embed_lookup_positions,
     )
     # Gradients read the row of each token, and write one row for each distinct token, or for all.
+    groups = dict(zip(("order", "starts", "rows"), group_tokens(tokens), strict=True))
     for name, output, written in (
         ("embed_backward_grouped", "*grad_table:VC", 2 * distinct),
         ("embed_gradient_rows", "+out:NC", rows),
     ):
         nbytes = 4 * rows + 8 * distinct + 4 * width * (rows + written)
-        yield case(name, f"order starts rows grad_out:NC {output}", rows * width, nbytes)
+        operands = f"order starts rows grad_out:NC {output}"
+        yield case(name, operands, rows * width, lambda: groups, bytes=nbytes)
     yield s.case("fill_zero", "+tensor:VC", 0, tolerance=0)
 
 
@@ -179,11 +174,8 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
 
     # The backward pass reads `out` and `log_sum_exp`. The amount of work does not depend on their
     # values, as long as probabilities stay below one.
-    def given(**more: Array) -> dict[str, Array]:
-        return {"starts": np.zeros(s.rows, np.uint32), **more}
-
-    def with_sums() -> dict[str, Array]:
-        return given(log_sum_exp=np.full(s.shape("NH"), 7, np.float32))
+    def sums() -> dict[str, Array]:
+        return {"log_sum_exp": np.full(s.shape("NH"), 7, np.float32)}
 
     halves = HALVES | {"where": "in half precision", "halves": True}
     for half, more in (("", {}), (":h", halves)):
@@ -191,44 +183,33 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
         inputs = f"q:NC{half} k:NK{half} v:NK{half}"
         # Two products for each pair.
         operations = pairs * (2 * 2 * config.head_dim + SCORE_OPERATIONS)
-        operands = f"{inputs} +out:NC{half} +log_sum_exp:NH starts"
-        yield s.case("attention", operands, operations, given, **more)
+        operands = f"{inputs} +out:NC{half} +log_sum_exp:NH starts:N:u"
+        yield s.case("attention", operands, operations, **more)
         # Five products for each pair.
         operations = pairs * (5 * 2 * config.head_dim + SCORE_OPERATIONS)
         operands = f"{inputs} out:NC{half} log_sum_exp grad_out:NC{half}"
-        operands += " +grad_q:NC +grad_k:NK +grad_v:NK starts"
-        yield s.case("attention_backward", operands, operations, with_sums, **more)
+        operands += " +grad_q:NC +grad_k:NK +grad_v:NK starts:N:u"
+        yield s.case("attention_backward", operands, operations, sums, **more)
 
 
 def _rotation_cases(s: Sizes, sizes: str) -> Iterator[KernelCase]:
     config = s.config
-
-    def angles() -> Mapping[str, Array]:
-        return _angles(s) | {"positions": s.positions()}
-
     operations, tables = 3 * s.rows * config.dim, "cosines sines positions"
     more: dict[str, Any] = {"sizes": sizes, "head_dim": config.head_dim}
-    yield s.case("rotary", f"*x:NC {tables}", operations, angles, **more)
+    yield s.case("rotary", f"*x:NC {tables}", operations, **more)
     if config.head_dim % 8 == 0:
         more |= HALVES | {"starts": s.head_starts}
-        yield s.case("rotary", f"x:NC {tables} +out:NC:h", operations, angles, **more)
+        yield s.case("rotary", f"x:NC {tables} +out:NC:h", operations, **more)
         operands = f"x:NP:h {tables} +q:NC:h +k:NK:h +v:NK:h"
-        yield s.case("split_heads", operands, operations, angles, **more)
-
-
-def _angles(s: Sizes) -> dict[str, Array]:
-    """Return the cosines and sines of all positions."""
-    tables = rotary_tables(s.config.seq_len, scaled_frequencies(s.config))
-    return dict(zip(("cosines", "sines"), tables, strict=True))
+        yield s.case("split_heads", operands, operations, **more)
 
 
 def generating_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield the work of a layer for a new token, and the choice of the next token."""
     for rows, half in (("1", False), ("1", True), ("M", False)):
         yield from _new_token_cases(s, rows, half=half)
-    last = np.array([[s.config.seq_len - 1], [0]], np.uint32)
-    yield from _cache_cases(s, last)
-    yield from _choice_cases(s, last)
+    yield from _cache_cases(s)
+    yield from _choice_cases(s)
 
 
 def _new_token_cases(s: Sizes, rows: str, *, half: bool) -> Iterator[KernelCase]:
@@ -258,23 +239,17 @@ def _new_token_cases(s: Sizes, rows: str, *, half: bool) -> Iterator[KernelCase]
         numbers: dict[str, Any] = {"sizes": sizes, "bytes": nbytes, "starts": starts}
         return s.case(name, operands, 2 * n * m * k, given, **numbers, **more)
 
-    def with_cache() -> Mapping[str, Array]:
-        # `places` (2, rows) has each row's position and the start of its sequence in the cache.
-        places = np.stack([np.full(count, config.seq_len // 2), np.arange(count)])
-        cache = np.zeros((config.seq_len + count, 2 * config.kv_dim), np.float32)
-        return _angles(s) | {"positions": places.astype(np.uint32), "cache": cache}
-
-    operands, starts = f"cosines sines positions +q:{rows}C *cache", s.head_starts
-    yield case("heads_to_cache", operands, "P", "P", starts, with_cache)
+    # `positions` (2, rows) has each row's position and the start of its sequence in the cache.
+    positions = np.stack([np.full(count, config.seq_len // 2), np.arange(count)])
+    given = {"positions": positions.astype(np.uint32)}
+    operands = f"cosines sines positions +q:{rows}C *cache:{config.seq_len + count}B"
+    yield case("heads_to_cache", operands, "P", "P", s.head_starts, lambda: given)
     if config.is_gated:
         yield case("feed_forward", f"+out:{rows}F", "G", "F", (0, config.ffn_dim), dict)
 
 
-def _cache_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
-    """Yield attention to earlier tokens, and writing to the cache.
-
-    last: position of the new token, and start of its sequence, as in `NewRows.places`.
-    """
+def _cache_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Yield attention to earlier tokens, and writing to the cache."""
     # One query attends to a whole sequence of keys and values, which lie side by side in a row.
     config = s.config
     length, heads = config.seq_len, (config.heads, config.kv_heads, config.head_dim)
@@ -282,7 +257,6 @@ def _cache_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
         "attention_cached",
         "q:1C cache:TB places +out:1C",
         length * config.heads * (2 * 2 * config.head_dim + SCORE_OPERATIONS),
-        lambda: {"places": last},
         sizes=f"one query, {config.heads} heads of {config.head_dim}, {length:,} tokens",
         shape=AttentionShape(1, 1, *heads),
         bytes=8 * length * config.kv_dim + 8 * config.query_dim,
@@ -290,31 +264,25 @@ def _cache_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
     # Write all rows of a sequence at once into the columns of values.
     yield s.case(
         "cache_append",
-        "x:TK *cache places",
+        "x:TK *cache:TB places",
         0,
-        lambda: {
-            "cache": np.zeros((length, 2 * config.kv_dim), np.float32),
-            "places": np.stack([np.arange(length), np.zeros(length)]).astype(np.uint32),
-        },
+        lambda: {"places": np.stack([np.arange(length), np.zeros(length)]).astype(np.uint32)},
         tolerance=0,
         column=config.kv_dim,
         bytes=8 * length * config.kv_dim + 4 * length,
     )
 
 
-def _choice_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
-    """Yield the kernels that choose the next token from logits; last: see `_cache_cases`."""
+def _choice_cases(s: Sizes) -> Iterator[KernelCase]:
+    """Yield the kernels that choose the next token from logits."""
     count = s.config.vocab_size
     more: dict[str, Any] = {"tolerance": 0, "idle": 0, "step": 0, "count": count}
-    token, chosen = np.zeros(1, np.uint32), np.zeros((1, 1), np.uint32)
-    given: dict[str, Array] = {"tokens": token, "places": last, "chosen": chosen}
-    yield s.case("take_likeliest", "logits:1V *tokens *chosen places", 0, lambda: given, **more)
+    yield s.case("take_likeliest", "logits:1V *tokens:1:u *chosen:1x1:u places", 0, **more)
     k = min(LARGEST, count)
     yield s.case(
         "find_largest",
-        "logits:1V +found",
+        f"logits:1V +found:1x{1 + k}x2:u",
         0,
-        lambda: {"found": np.zeros((1, 1 + k, 2), np.uint32)},
         sizes=f"{k} of {count:,}",
         total=("found",),  # ids are found in any order, so only the sums are compared
         k=k,
@@ -326,14 +294,15 @@ def _choice_cases(s: Sizes, last: Array) -> Iterator[KernelCase]:
     # `find_largest` writes positive logits as their inverted bits.
     pairs[0, 1:, 1] = ~(np.abs(values).view(np.uint32) | np.uint32(1 << 31))
     draws = np.array([[[0.5, 1, 1, k]]], np.float32)
-    drawn = given | {"found": pairs, "draws": draws}
-    operands, sizes = "*found draws *tokens places", f"{k} logits"
+    drawn = {"found": pairs, "draws": draws}
+    operands, sizes = "*found draws *tokens:1:u places", f"{k} logits"
     yield s.case("draw_largest", operands, 0, lambda: drawn, sizes=sizes, **more)
 
 
 def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield activations, cross-entropy, the sum of losses, and conversions of precision."""
     # Activations and their gradients. G: gate and up side by side.
+    rows, width = s.rows, s.vocabulary
     size = s.rows * s.config.ffn_dim
     halves = HALVES | {"where": "in half precision", "sizes": by(s.rows, s.config.ffn_dim)}
     forward: dict[str, Any] = {"record": "activate", "function": SWIGLU}
@@ -349,25 +318,16 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     operands = "inner_0:NF grad_out:NF +grad_inner_0:NF"
     yield s.case("gelu_backward", operands, 19 * size, **backward | of_gelu)
     # Losses. params: weight of a row's gradient, label smoothing, z-loss, share of an id.
-    rows, width = s.rows, s.vocabulary
-
-    def given(scale: float) -> Mapping[str, Array]:
-        params = np.array([scale / rows, 0.1, 1e-4, 1 / width], np.float32)
-        return {"targets": s.tokens(), "params": params}
-
     # Gradients in half precision are multiplied by the loss scale.
     operands = "targets +cross_entropy:N +smoothing:N +z_loss:N params"
     halves = HALVES | {"where": "in half precision"}
     for logits, scale, more in (("*logits:NV", 1, {}), ("*logits:NV:h", FIRST_SCALE, halves)):
-        case = partial(s.case, operations=7 * rows * width, given=partial(given, scale))
+        params = np.array([scale / rows, 0.1, 1e-4, 1 / width], np.float32)
+        case = partial(s.case, operations=7 * rows * width, given=partial(dict, params=params))
         yield case("cross_entropy", f"{logits} {operands}", tokens=width, **more)
     # The likeliest ids, sums, and conversions between single and half precision.
-    found = {"out": np.zeros(rows, np.uint32)}
-    argmax: dict[str, Any] = {"tolerance": 0, "tokens": width}
-    yield s.case("argmax", "logits:NV *out", rows * width, lambda: found, **argmax)
-    losses, sizes = np.abs(s.normal(rows)), f"{rows:,} losses"
-    operands = "losses +out_sum:1"
-    yield s.case("sum_losses", operands, rows, lambda: {"losses": losses}, sizes=sizes)
+    yield s.case("argmax", "logits:NV *out:N:u", rows * width, tolerance=0, tokens=width)
+    yield s.case("sum_losses", "losses:N:a +out_sum:1", rows, sizes=f"{rows:,} losses")
     yield s.case("scale", "x:VC +out:VC", s.vocabulary * s.config.dim, factor=2.0)
     exact: dict[str, Any] = {"needs_half": True, "tolerance": 0}
     yield s.case("cast_f32_to_f16", "source:VC +target:VC:h", 0, **exact)
@@ -378,8 +338,6 @@ def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
 # Optimizers, on a tensor of the embedding table's size and on all weights
 
 TENSORS = 110  # tensors of a model with 12 layers
-LEARNING_RATE = 0.1  # so large that updates of weights exceed rounding errors
-STEP = 10
 # Clipping takes 1 operation per number, moments 7, the denominator 3, decay 1, the step 3.
 ADAMW_OPERATIONS = 15
 # Operations per number for decoding and coding two moments, and for the maximum of a block.
@@ -393,40 +351,26 @@ def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
     # The gradient of the embedding table. partials: (gradients, NORM_PARTIALS), sums of squares.
     size = s.vocabulary * s.config.dim
     total: dict[str, Any] = {"total": ("partials",)}
-    one = {"partials": empty(1, NORM_PARTIALS)}
-    yield s.case("reduce_norm_sq", "grad:VC +partials", 2 * size, lambda: one, index=0, **total)
+    yield s.case("reduce_norm_sq", "grad:VC +partials:1S", 2 * size, index=0, **total)
     # The gradients of a layer, in one operation.
     shapes = ("CC", "KC", "KC", "CC", "FC", "FC", "CF", "C", "C")
     operands = " ".join(f"grads_{k}:{letters}" for k, letters in enumerate(shapes))
-    shared = {"partials": empty(len(shapes), NORM_PARTIALS)}
+    operands += f" +partials:{len(shapes)}S"
     size = sum(int(np.prod(s.shape(k))) for k in shapes)
     sizes = f"{len(shapes)} gradients of a layer"
-    yield s.case(
-        "reduce_norms", f"{operands} +partials", 2 * size, lambda: shared, sizes=sizes, **total
-    )
+    yield s.case("reduce_norms", operands, 2 * size, sizes=sizes, **total)
     # The statistics of a step, of which history has a row for each step.
-    yield s.case(
-        "finalize_grad_stats",
-        "partials loss_sums *stats +history hyper",
-        TENSORS * NORM_PARTIALS + 1,
-        lambda: {
-            **step_parameters(),
-            "partials": np.abs(s.normal(TENSORS, NORM_PARTIALS)),
-            "loss_sums": np.ones(LOSS_PARTS, np.float32),
-            "stats": np.zeros(4, np.float32),
-            "history": empty(1, 8),
-        },
-        sizes=f"{TENSORS} tensors",
-    )
+    operands = f"partials:{TENSORS}S:a loss_sums:{LOSS_PARTS}:a *stats +history:1x8 hyper"
+    operations, sizes = TENSORS * NORM_PARTIALS + 1, f"{TENSORS} tensors"
+    yield s.case("finalize_grad_stats", operands, operations, sizes=sizes)
 
 
 def adamw_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield AdamW without and with a half-precision copy of the parameter."""
     case = s.case(
         "adamw_update",
-        "*parameter:VC gradient:VC *first:VC *second:VC stats hyper",
+        "*parameter:VC gradient:VC *first:VC *second:VC:a stats hyper",
         ADAMW_OPERATIONS * s.vocabulary * s.config.dim,
-        lambda: _state(s),
         record=_updating(lambda t: Moments(t["first"], t["second"])),
     )
     yield from (case, _with_copy(case))
@@ -444,7 +388,7 @@ def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
         "adamw_8bit_update",
         f"*parameter:VC gradient:VC {operands} stats hyper",
         (ADAMW_OPERATIONS + CODING_OPERATIONS) * s.vocabulary * s.config.dim,
-        lambda: step_parameters() | moments,
+        lambda: moments,
         record=_updating(lambda t: CodedMoments(**{name: t[name] for name in moments})),
         # The codes are not compared: a number half way between two codes may get either code.
         uncompared=("first_codes", "second_codes"),
@@ -459,9 +403,9 @@ def row_cases(s: Sizes) -> Iterator[KernelCase]:
     touched = len(rows) * s.config.dim
     case = s.case(
         "adamw_update_rows",
-        "*parameter:VC gradient *first:VC *second:VC rows stats hyper",
+        f"*parameter:VC gradient:{len(rows)}C *first:VC *second:VC:a rows stats hyper",
         ADAMW_OPERATIONS * touched,
-        lambda: _state(s) | {"rows": rows, "gradient": s.normal(len(rows), s.config.dim, skip=1)},
+        lambda: {"rows": rows},
         record=_updating(lambda t: RowMoments(t["first"], t["second"], t["rows"])),
         sizes=sizes,
         bytes=28 * touched + 4 * len(rows),
@@ -479,7 +423,6 @@ def muon_cases(s: Sizes) -> Iterator[KernelCase]:
         "muon_update",
         "*parameter:FC gradient:FC *momentum:FC stats hyper",
         products + ADAMW_OPERATIONS * height * width,
-        step_parameters,
         record=_updating(lambda t: Momentum(t["momentum"])),
     )
     yield case
@@ -505,7 +448,7 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
                 arrays[f"{name} {k}"] = s.normal(*weight.shape, skip=skip)
             arrays[f"second {k}"] = np.abs(arrays[f"second {k}"])
             arrays[f"mirror {k}"] = empty(*weight.shape, dtype=np.float16)
-        return arrays | step_parameters()
+        return arrays | {name: KNOWN[name](s) for name in ("stats", "hyper")}
 
     def record_in(ops: Operations, t: Tensors, *, fused: bool) -> None:
         for k, weight in enumerate(weights):
@@ -536,16 +479,6 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
         where=f"{ALL_WEIGHTS}, then cast",
         record=lambda ops, t: record_in(ops, t, fused=False),
     )
-
-
-def step_parameters() -> Arrays:
-    """Return `hyper` and `stats` for a step with finite gradients, which clipping halves."""
-    hyper = hyper_parameters(TrainOptions(), STEP, LEARNING_RATE, 1.0, 0)
-    return {"stats": np.array([0.5, 2.0, 0.0, 1.0], np.float32), "hyper": hyper}
-
-
-def _state(s: Sizes) -> Arrays:
-    return step_parameters() | {"second": np.abs(s.normal(*s.shape("VC"), skip=3))}
 
 
 def _updating(state: Callable[[Tensors], WeightState]) -> Callable[[Operations, Tensors], None]:
