@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -33,7 +34,7 @@ from llmgpu.bench.results import (
     KernelTimes,
     Limits,
     Machine,
-    Times,
+    times_by_name,
 )
 from llmgpu.cpu.library import library
 from llmgpu.errors import DeviceError
@@ -194,24 +195,23 @@ def _cpu_name() -> str:
 class ProgramTimes:
     """Times of several runs of a program.
 
-    clock: "gpu" or "host". seconds: the seconds of each run. by_kernel: for each kernel by name,
-    the seconds in the kernel in each run; empty for the host's clock.
+    clock: "gpu" or "host". runs: the seconds of each run; the host's clock tells no kernels apart.
     """
 
     clock: str
-    seconds: list[float] = field(default_factory=list)
-    by_kernel: dict[str, list[float]] = field(default_factory=dict)
+    runs: list[KernelTimes] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> list[float]:
+        """The seconds of each run."""
+        return [run.total for run in self.runs]
 
     @property
     def kernels(self) -> KernelTimes | None:
         """Median seconds of each kernel."""
-        medians = {name: Times.of(spent).median for name, spent in self.by_kernel.items()}
+        by_name = times_by_name([run.seconds for run in self.runs])
+        medians = {name: times.median for name, times in by_name.items()}
         return KernelTimes(medians, sum(medians.values())) if medians else None
-
-    def add(self, kernels: KernelTimes) -> None:
-        self.seconds.append(kernels.total)
-        for name, seconds in kernels.seconds.items():
-            self.by_kernel.setdefault(name, []).append(seconds)
 
 
 def time_program(
@@ -234,16 +234,17 @@ def time_program(
 
     warm_up(run)
     device = operations.device if isinstance(operations, GpuOperations) else None
-    if not has_timestamps(device):
-        return ProgramTimes("host", host_times(run, runs, budget))
-    times = ProgramTimes("gpu")
+    times = ProgramTimes("gpu" if has_timestamps(device) else "host")
     for _ in runs_within(runs, budget):
-        if before is not None:
+        if before is not None and times.clock == "gpu":
             before()
-        kernels = kernel_times(device, run)
-        assert kernels is not None
-        times.add(kernels)
+        times.runs.append(time_run(device, run))
     return times
+
+
+def time_run(device: Device | None, function: Callable[[], object]) -> KernelTimes:
+    """Call a function; return its seconds by kernel, or without timestamps its seconds alone."""
+    return kernel_times(device, function) or KernelTimes({}, timed(function)[0])
 
 
 def kernel_times(device: Device | None, function: Callable[[], object]) -> KernelTimes | None:
@@ -276,16 +277,9 @@ def timed(function: Callable[[], Answer]) -> tuple[float, Answer]:
     return time.perf_counter() - start, answer
 
 
-def host_times(function: Callable[[], object], runs: int, budget: float) -> list[float]:
-    """Return the seconds of up to `runs` calls, see `runs_within`."""
-    return [timed(function)[0] for _ in runs_within(runs, budget)]
-
-
 def warm_up(function: Callable[[], object]) -> None:
     """Call a function once, and again until WARM_UP_SECONDS have passed."""
-    end = time.perf_counter() + WARM_UP_SECONDS
-    function()
-    while time.perf_counter() < end:
+    for _ in runs_within(sys.maxsize, WARM_UP_SECONDS):
         function()
 
 
@@ -345,8 +339,7 @@ def keep_busy(operations: GpuOperations, threads: int, rounds: int, seconds: flo
     values = operations.tensor("busy", (threads,))
     with operations.record("keep busy") as program:
         multiply_add_kernel(operations, values, rounds)
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
+    for _ in runs_within(sys.maxsize, seconds):
         operations.run(program)
         operations.wait_for_runs(QUEUED_RUNS)
     operations.wait_for_runs(0)

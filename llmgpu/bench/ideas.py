@@ -38,8 +38,8 @@ from llmgpu.bench.engines import (
     ProgramTimes,
     cpu_engine,
     has_timestamps,
-    kernel_times,
     raise_clocks,
+    time_run,
     timed,
 )
 from llmgpu.bench.kernels import all_weights_cases, choose_sizes
@@ -239,10 +239,7 @@ def _compare_ways(
     for _ in range(options.runs):
         raise_clocks(engine.backend)
         for device, run, times in runs.values():
-            if (kernels := kernel_times(device, run)) is not None:
-                times.add(kernels)
-            else:
-                times.seconds.append(timed(run)[0])
+            times.runs.append(time_run(device, run))
     for name, result in results.items():
         if name in runs:
             times = runs[name][2]

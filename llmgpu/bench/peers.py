@@ -36,12 +36,12 @@ from numpy.typing import NDArray
 from llmgpu.bench.engines import (
     Engine,
     ProgramTimes,
-    host_times,
     package_version,
     runs_within,
+    time_run,
     warm_up,
 )
-from llmgpu.bench.results import Result
+from llmgpu.bench.results import KernelTimes, Result
 from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, TIKTOKEN, expression_of
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -353,7 +353,8 @@ class Torch:
         """
         warm_up(lambda: self.finish(function))
         if not self.is_cuda:
-            return ProgramTimes("host", host_times(function, runs, budget))
+            each = runs_within(runs, budget)
+            return ProgramTimes("host", [time_run(None, function) for _ in each])
         other = self.module.zeros(CACHE_BYTES // 4, device=self.device) if cold else None
         times = ProgramTimes("gpu")
         for _ in runs_within(runs, budget):
@@ -364,7 +365,7 @@ class Torch:
             function()
             end.record()
             end.synchronize()
-            times.seconds.append(float(start.elapsed_time(end)) / 1e3)
+            times.runs.append(KernelTimes({}, float(start.elapsed_time(end)) / 1e3))
         return times
 
     def free_memory(self) -> None:

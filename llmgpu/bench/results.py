@@ -86,6 +86,11 @@ class Times:
         return cls(statistics.median(runs), min(runs), max(runs), runs)
 
 
+def times_by_name(runs: Sequence[Mapping[str, float]]) -> dict[str, Times]:
+    """Summarize the seconds of several runs, each of which has seconds by name."""
+    return {name: Times.of([run.get(name, 0.0) for run in runs]) for name in runs[0]}
+
+
 @dataclass(frozen=True)
 class KernelTimes:
     """Seconds in each kernel by name.

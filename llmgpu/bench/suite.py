@@ -39,7 +39,7 @@ from llmgpu.bench.engines import Engine, describe_machine, measure_limits, open_
 from llmgpu.bench.ideas import measure_ideas
 from llmgpu.bench.kernels import measure_kernels
 from llmgpu.bench.models import measure_generate, measure_train
-from llmgpu.bench.results import Record, Result, Times, VocabularyFacts
+from llmgpu.bench.results import Record, Result, Times, VocabularyFacts, times_by_name
 from llmgpu.bench.tokenizers import (
     Job,
     Trainer,
@@ -75,9 +75,7 @@ def measure_startup(
             for job, arguments in _commands(Path(folder)):
                 progress(f"{STARTUP}: {engine.host_name}, {job}", 0, None)
                 times, printed = run("-m", "llmgpu", *arguments, "--device", device, "--json")
-                said = list(map(_phases, printed))
-                phases = {name: Times.of([one[name] for one in said]) for name in said[0]}
-                phases = {"python and NumPy": floor} | phases
+                phases = {"python and NumPy": floor} | times_by_name([*map(_phases, printed)])
                 rest = times.median - sum(phase.median for phase in phases.values())
                 phases["the rest"] = Times.of([max(0.0, rest)])
                 result = Result(STARTUP, engine.host_name, True, job=job, answer="exit code 0")
@@ -177,9 +175,16 @@ class Benchmark:
     def _results(self, folder: Path, progress: Progress) -> Iterator[Result]:
         """Yield the results of all parts; store the engines' limits in the record, too."""
         options, engines = self._options, self._engines
+        once = [engine for engine in engines if not engine.again]
         if self._text is not None and set(options.parts) & set(TEXT_PARTS):
             sizes = (options.vocab_size, options.pattern, options.runs)
-            yield from self._text_results(Job(self._text, folder, *sizes, progress))
+            job = Job(self._text, folder, *sizes, progress)
+            if BPE_TRAIN in options.parts:
+                for own_job, trainers in _training_jobs(job, once, options.quick):
+                    yield from measure_training(own_job, trainers, options.peers and own_job == job)
+            if TOKENIZE in options.parts:
+                how = (self._vocabulary, options.match)
+                yield from measure_tokenizing(job, once, options.peers, *how)
         parts = [part for part in MODEL_PARTS if part in options.parts]
         for number, engine in enumerate(engines if set(parts) - {STARTUP} else ()):
             progress("limits", number, len(engines))
@@ -187,18 +192,8 @@ class Benchmark:
             with suppress(DeviceError):
                 self.record.limits[engine.name] = measure_limits(engine.backend)
         for part in parts:
-            measured = [e for e in engines if part in BOTH_DRIVERS or not e.again]
+            measured = engines if part in BOTH_DRIVERS else once
             yield from MODEL_PARTS[part](measured, options, progress)
-
-    def _text_results(self, job: Job) -> Iterator[Result]:
-        options, engines = self._options, [e for e in self._engines if not e.again]
-        if BPE_TRAIN in options.parts:
-            for own_job, trainers in _training_jobs(job, engines, options.quick):
-                peers = options.peers and own_job == job
-                yield from measure_training(own_job, trainers, peers)
-        if TOKENIZE in options.parts:
-            how = (self._vocabulary, options.match)
-            yield from measure_tokenizing(job, engines, options.peers, *how)
 
 
 def _training_jobs(job: Job, engines: list[Engine], quick: bool) -> list[tuple[Job, list[Trainer]]]:

@@ -56,7 +56,7 @@ from llmgpu.bench.peers import (
     TokenizingPeer,
     TrainingPeer,
 )
-from llmgpu.bench.results import Result, TextFacts, Times
+from llmgpu.bench.results import Result, TextFacts, Times, times_by_name
 from llmgpu.bpe.encoding.encoder import CollectedIds, EncodedSlice, Encoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.formats import FORMATS
@@ -238,32 +238,29 @@ class Job:
 class Trainer:
     """An engine, and the trainer that runs on it.
 
-    kind: name of the trainer in `llmgpu.bpe.training.options.ENGINES`. recount_slots: see
-    `TrainingOptions`.
+    slots: size of the recount trainer's tables, see `TrainingOptions`; 0: the batched trainer.
     """
 
     engine: Engine
-    kind: str = "batched"
-    recount_slots: int = RECOUNT_SLOTS
+    slots: int = 0
 
     @property
-    def changes(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """The options of `TrainingOptions` that choose this trainer."""
-        return {"engine": self.kind, "recount_slots": self.recount_slots}
+        return {"engine": "recount", "recount_slots": self.slots} if self.slots else {}
 
     def begin(self, job: Job) -> Result:
         """Return a result with the names of trainer and engine, without measurements."""
         name = self.engine.host_name
-        if self.kind == "batched":
+        if not self.slots:
             return job.begin(BPE_TRAIN, name)
-        variant = f"{self.recount_slots:,} slots in workgroup memory"
-        return replace(job.begin(BPE_TRAIN, f"{self.kind} on {name}"), variant=variant)
+        variant = f"{self.slots:,} slots in workgroup memory"
+        return replace(job.begin(BPE_TRAIN, f"recount on {name}"), variant=variant)
 
 
 def all_trainers(engine: Engine) -> list[Trainer]:
     """Return the batched trainer, and the recount trainer with each size of its table."""
-    tables = (RECOUNT_SLOTS, 2 * RECOUNT_SLOTS)
-    return [Trainer(engine), *(Trainer(engine, "recount", slots) for slots in tables)]
+    return [Trainer(engine, slots) for slots in (0, RECOUNT_SLOTS, 2 * RECOUNT_SLOTS)]
 
 
 def measure_training(
@@ -294,39 +291,33 @@ def train_file(job: Job, backend: Backend, **changes: Any) -> TrainingResult:
 
 def _measure_trainer(job: Job, begun: Result, trainer: Trainer, reference: Vocabulary) -> Result:
     backend, start_up = trainer.engine.backend, {}
-    phases: dict[str, list[float]] = {}
+    phases: list[dict[str, float]] = []
     # The first run is the start-up: it compiles the kernels.
     if backend.device is not None:
         corpus = corpus_from_bytes(job.text.data[:FIRST_RUN_BYTES])
-        options = TrainingOptions(258, job.pattern, **trainer.changes)
+        options = TrainingOptions(258, job.pattern, **trainer.options)
         first, _ = timed(partial(train_vocabulary, corpus, options, backend))
         start_up = {"open device": trainer.engine.open_seconds, "compile, first 1 KB": first}
 
     def train() -> bool:
-        trained = train_file(job, backend, **trainer.changes)
+        trained = train_file(job, backend, **trainer.options)
         trained.vocabulary.save(job.folder / "v.bin")
-        for name, seconds in trained.seconds.items():
-            phases.setdefault(name, []).append(seconds)
+        phases.append(trained.seconds)
         return np.array_equal(trained.vocabulary.merges, reference.merges)
 
     result = _measure_merges(job, begun, f"merges of {cpu_engine()}", reference, train)
     if not result.correct:
         return result
     # Time the kernels over the first merges.
-    merges: list[int] = []
-
-    def train_first_merges() -> None:
-        size = min(job.vocab_size, 256 + TIMED_MERGES)
-        trained = train_file(job, backend, vocab_size=size, **trainer.changes)
-        merges.append(len(trained.vocabulary.merges))
-
-    kernels = kernel_times(backend.device, train_first_merges)
+    few = trainer.options | {"vocab_size": min(job.vocab_size, 256 + TIMED_MERGES)}
+    kernels = kernel_times(backend.device, lambda: train_file(job, backend, **few))
+    merges = min(len(reference.merges), TIMED_MERGES)
     return replace(
         result,
         answer="the reference" if backend is NUMPY else result.answer,
         start_up=start_up,
-        phases={name: Times.of(seconds) for name, seconds in phases.items()},
-        kernels=kernels and replace(kernels, merges=merges[0]),
+        phases=times_by_name(phases),
+        kernels=kernels and replace(kernels, merges=merges),
     )
 
 
@@ -572,7 +563,7 @@ def _measure_kernels(
         raise_clocks(backend)
         kernels = kernel_times(backend.device, lambda: work(backend))
         runs.append(kernels.seconds if kernels else {})
-    times = {name: Times.of([spent.get(name, 0.0) for spent in runs]) for name in runs[0]}
+    times = times_by_name(runs)
     total = sum(spent.median for spent in times.values())
     for name, spent in sorted(times.items(), key=lambda item: -item[1].median):
         share = spent.median / total

@@ -14,10 +14,10 @@ from llmgpu.bench.engines import (
     MATRICES,
     MATRIX_SUBGROUPS,
     copy_kernel,
-    host_times,
     measure_limits,
     multiply_add_kernel,
     multiply_matrices_kernel,
+    runs_within,
     time_program,
 )
 from llmgpu.errors import DeviceError
@@ -145,15 +145,16 @@ def test_times_of_a_program(any_device: Device) -> None:
     assert not any_device.timing
     timestamps = "timestamp-query" in any_device.features
     assert times.clock == ("gpu" if timestamps else "host")
-    assert times.by_kernel == ({"fill_zero": times.seconds} if timestamps else {})
+    by_kernel = [{"fill_zero": spent} if timestamps else {} for spent in times.seconds]
+    assert [run.seconds for run in times.runs] == by_kernel
 
 
 def test_one_run_at_least_and_none_beyond_the_budget() -> None:
     calls: list[int] = []
-    assert len(host_times(lambda: calls.append(1), runs=5, budget=-1)) == 1
+    assert [*runs_within(runs=5, budget=-1)] == [0]
     operations = Operations()
     with operations.record("nothing") as program:
         operations.append(lambda: calls.append(2))
     times = time_program(operations, program, runs=5, budget=-1)
-    assert (len(times.seconds), times.clock, times.by_kernel) == (1, "host", {})
+    assert (len(times.seconds), times.clock, times.runs[0].seconds) == (1, "host", {})
     assert calls.count(2) > 1  # the warm-up's
