@@ -10,9 +10,8 @@ but only llmgpu's times can be `slower`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
 
 from llmgpu.bench import (
     BPE_TRAIN,
@@ -483,6 +482,7 @@ def dot_of(result: Result) -> Dot | None:
 _VERSIONS = ("llmgpu", "commit", "python", "numpy", "wgpu")
 _MACHINE = {"platform": "platform", "cpu": "CPU", "cpus": "number of CPUs"}
 _Key = tuple[str, str, str, str]  # part, sizes, engine, variant
+_Results = dict[_Key, Result]
 
 
 @dataclass(frozen=True)
@@ -537,57 +537,68 @@ class Comparison:
 
 def compare_records(old: Record, new: Record, threshold: float = DEFAULT_THRESHOLD) -> Comparison:
     """Compare two records, see the head of this module."""
+    was, is_now = vars(old.machine), vars(new.machine)
+    differing = [name for name in was if was[name] != is_now[name]]
     machines = [
-        f"another machine: its {_MACHINE[name]} was {before}, here it is {now}"
-        for name, before, now in _differences(old, new, _MACHINE)
+        f"another machine: its {called} was {was[name]}, here it is {is_now[name]}"
+        for name, called in _MACHINE.items()
+        if name in differing
     ]
     if machines:
         return Comparison([], machines, [], threshold)
-    # A line for each part that only one record has.
+    # Versions, drivers and interruptions may explain changes.
+    notes = [f"{k}: {was[k]} then, {is_now[k]} now" for k in _VERSIONS if k in differing]
+    drivers = {adapter.name: adapter.driver for adapter in old.machine.adapters}
+    for adapter in new.machine.adapters:
+        driver = drivers.get(adapter.name, adapter.driver)
+        if driver != adapter.driver:
+            notes.append(f"driver of {adapter.name}: {driver} then, {adapter.driver} now")
+    for record, when in ((old, "old"), (new, "new")):
+        if not record.complete:
+            notes.append(f"the {when} record was interrupted, so it doesn't have everything")
+    # A line for each part that only one record has, and for each result that is not compared.
     before, now = _by_key(old), _by_key(new)
-    parts_before, parts_now = (dict.fromkeys(key[0] for key in each) for each in (before, now))
-    alone = [(part, "new") for part in parts_now if part not in parts_before]
-    alone += [(part, "old") for part in parts_before if part not in parts_now]
-    not_compared = [f"{part}: only the {which} record has it" for part, which in alone]
-    # Parts in both records: a change, or the reason why results can't be compared.
+    parts = {key[0] for key in before} & {key[0] for key in now}
+    alone = [(key[0], "new") for key in now] + [(key[0], "old") for key in before]
+    not_compared = [
+        f"{part}: only the {which} record has it"
+        for part, which in dict.fromkeys(alone)
+        if part not in parts
+    ]
     changes = []
-    for key, result in now.items():
-        if key[0] not in parts_before:
+    for key in now | before:
+        result = now.get(key) or before[key]
+        if result.what not in parts:
             continue
-        reason = _why_not(key, result, old, new, before)
+        reason = _why_not(key, before, now, old, new)
         if reason is not None:
             not_compared.append(f"{result.what}: {result.name}, {result.sizes}: {reason}")
-        elif result.seconds is not None:
+        elif key in now and result.seconds is not None:
             changes.append(Change(before[key], result))
-    # Results of the old record that the new record lacks at all sizes.
-    for key, result in before.items():
-        is_lost = key[0] in parts_now and key not in now and result.seconds is not None
-        if is_lost and _other_sizes(key, now) is None:
-            line = f"{result.what}: {result.name}, {result.sizes}"
-            not_compared.append(f"{line}: only the old record has it")
-    return Comparison(changes, not_compared, list(_notes(old, new)), threshold)
+    return Comparison(changes, not_compared, notes, threshold)
 
 
-def _by_key(record: Record) -> dict[_Key, Result]:
-    results: dict[_Key, Result] = {}
+def _by_key(record: Record) -> _Results:
+    results: _Results = {}
     for result in record.results:
         results.setdefault((result.what, result.sizes, result.engine, result.variant), result)
     return results
 
 
-def _why_not(
-    key: _Key, result: Result, old: Record, new: Record, old_results: dict[_Key, Result]
-) -> str | None:
-    """Return why a new result is not compared; None if it is compared or has no times."""
-    before = old_results.get(key)
-    if before is None:
-        sizes = _other_sizes(key, old_results)
+def _why_not(key: _Key, before: _Results, now: _Results, old: Record, new: Record) -> str | None:
+    """Return why two results are not compared; None if they are, or if there are no times."""
+    then, result = before.get(key), now.get(key)
+    if then is None or result is None:
+        others, which = (before, "new") if then is None else (now, "old")
+        what, _, *own = key
+        sizes = next((k[1] for k in others if [k[0], *k[2:]] == [what, *own]), None)
         if sizes is not None:
-            return f"the sizes differ: they were {sizes}"
-        return "only the new record has it" if result.seconds is not None else None
-    if result.seconds is not None and before.seconds is None:
+            return f"the sizes differ: they were {sizes}" if which == "new" else None
+        is_timed = (then or now[key]).seconds is not None
+        return f"only the {which} record has it" if is_timed else None
+    if result.seconds is not None and then.seconds is None:
         return "the old record has no time for it"
-    if before.seconds is not None and result.seconds is None:
+    if then.seconds is not None and result.seconds is None:
         return f"no time now: {result.note or result.answer or 'unknown why'}"
     digests = {record.text and record.text.sha256 for record in (old, new)}
     if result.text_bytes is not None and len(digests) > 1:
@@ -595,32 +606,3 @@ def _why_not(
     if result.what == TOKENIZE and old.vocabulary != new.vocabulary:
         return "the vocabulary differs"
     return None
-
-
-def _other_sizes(key: _Key, results: dict[_Key, Result]) -> str | None:
-    """Return the sizes of a result whose key differs from `key` only in the sizes, or None."""
-    what, _, engine, variant = key
-    same = (k[1] for k in results if (k[0], k[2], k[3]) == (what, engine, variant))
-    return next(same, None)
-
-
-def _differences(old: Record, new: Record, names: Iterable[str]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the names of fields in which two records' machines differ, with both values."""
-    for name in names:
-        before, now = (getattr(record.machine, name) for record in (old, new))
-        if before != now:
-            yield name, before, now
-
-
-def _notes(old: Record, new: Record) -> Iterator[str]:
-    """Yield lines on versions, drivers and interruptions, which may explain changes."""
-    for name, before, now in _differences(old, new, _VERSIONS):
-        yield f"{name}: {before} then, {now} now"
-    drivers = {adapter.name: adapter.driver for adapter in old.machine.adapters}
-    for adapter in new.machine.adapters:
-        driver = drivers.get(adapter.name, adapter.driver)
-        if driver != adapter.driver:
-            yield f"driver of {adapter.name}: {driver} then, {adapter.driver} now"
-    for record, when in ((old, "old"), (new, "new")):
-        if not record.complete:
-            yield f"the {when} record was interrupted, so it doesn't have everything"
