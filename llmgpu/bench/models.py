@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -132,7 +132,10 @@ def choose_job(engine: Engine, *, quick: bool) -> StepJob:
 
 
 class OwnSteps:
-    """The steps of a job, made by llmgpu on an engine."""
+    """The steps of a job, made by llmgpu on an engine.
+
+    seconds: the mean seconds of a step in each run.
+    """
 
     def __init__(self, engine: Engine, job: StepJob, precision: Precision) -> None:
         """Create the model; LlmgpuError if memory or half precision is missing."""
@@ -142,18 +145,16 @@ class OwnSteps:
         self._trainer = Trainer(self._operations, job.config, options, slots=CHECKED_STEPS)
         self._trainer.model.initialise(SEED)
         self._batches = job.batches()
+        self.seconds: list[float] = []
 
     @cached_property
     def first_losses(self) -> list[float]:
         """Losses of the first CHECKED_STEPS steps, which are made at the first access."""
-        self._take(CHECKED_STEPS)
+        self.take(CHECKED_STEPS)
         return [result.loss for result in self._trainer.results(CHECKED_STEPS)]
 
-    def time(self, count: int) -> float:
-        """Make `count` more steps; return the mean seconds of a step."""
-        return timed(lambda: self._take(count))[0] / count
-
-    def _take(self, count: int) -> None:
+    def take(self, count: int) -> None:
+        """Make `count` more steps, and wait until they are done."""
         for _ in range(count):
             batch = self._batches[self._trainer.step % len(self._batches)]
             self._trainer.take_step([batch], LEARNING_RATE)
@@ -164,6 +165,7 @@ class TorchSteps:
     """The steps of a job in torch, eager and in float32.
 
     first_losses: losses of the first CHECKED_STEPS steps, which the constructor makes.
+    seconds: the mean seconds of a step in each run.
     """
 
     def __init__(self, job: StepJob, torch: Torch) -> None:
@@ -184,18 +186,16 @@ class TorchSteps:
         )
         self._batches = [tuple(map(torch.tensor, batch)) for batch in job.batches()]
         self._step = 0
-        self.first_losses = [float(self._take()) for _ in range(CHECKED_STEPS)]
+        self.first_losses = [float(self._take_one()) for _ in range(CHECKED_STEPS)]
+        self.seconds: list[float] = []
 
-    def time(self, count: int) -> float:
-        """Make `count` more steps; return the mean seconds of a step."""
+    def take(self, count: int) -> None:
+        """Make `count` more steps, and wait until they are done."""
+        for _ in range(count):
+            self._take_one()
+        self._torch.wait()
 
-        def take_all() -> None:
-            for _ in range(count):
-                self._take()
-
-        return timed(lambda: self._torch.finish(take_all))[0] / count
-
-    def _take(self) -> Any:
+    def _take_one(self) -> Any:
         """Make a step on the next batch; return the mean cross-entropy."""
         module = self._torch.module
         tokens, targets = self._batches[self._step % len(self._batches)]
@@ -216,13 +216,12 @@ class TorchSteps:
 class TrainBench:
     """Measures training steps on engines and in torch, in turns.
 
-    numpy_losses, numpy_seconds: NumPy's losses and median times, by job. reported: pairs (torch's
-    name, job) of torch's results that have been yielded.
+    numpy_seconds: NumPy's median times by job. reported: pairs (torch's name, job) of torch's
+    results that have been yielded.
     """
 
     options: BenchOptions
     progress: Progress
-    numpy_losses: dict[str, list[float]] = field(default_factory=dict)
     numpy_seconds: dict[str, float] = field(default_factory=dict)
     reported: set[tuple[str, str]] = field(default_factory=set)
 
@@ -235,81 +234,76 @@ class TrainBench:
         begun = Result(TRAIN, engine.host_name, job=str(job), variant=VARIANTS[precision])
         self.progress(f"{TRAIN}: {engine.name}, comparing", 0, 1)
         torch_result, theirs = _open_torch(engine, job) if self.options.peers else (None, None)
-        torch_seconds: list[float] = []
 
         def measure() -> Result:
             own = OwnSteps(engine, job, precision)
-            result = self._compare(begun, own, theirs)
-            if not result.correct:
-                return result
-            both: list[OwnSteps | TorchSteps] = [own] if theirs is None else [own, theirs]
-            own_seconds, *others = self._take_turns(engine.name, both)
-            torch_seconds.extend(others[0] if others else ())
-            return self._measured(result, own, own_seconds, torch_seconds)
+            result = _compare(begun, own, theirs)
+            return self._time(result, own, theirs) if result.correct else result
 
         yield begun.or_why_not(measure)
         if torch_result is None or (torch_result.engine, str(job)) in self.reported:
             return
         self.reported.add((torch_result.engine, str(job)))
-        if torch_seconds:
+        if theirs is not None and theirs.seconds:
             torch_result = torch_result.compared(True, f"losses of {engine.host_name}")
-            torch_result = _with_steps(torch_result, job, torch_seconds)
+            torch_result = _with_steps(torch_result, job, theirs.seconds)
         yield torch_result
 
-    def _compare(self, begun: Result, own: OwnSteps, torch: TorchSteps | None) -> Result:
-        """Add the comparison of the losses with NumPy's and torch's losses to a result."""
-        compared: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
-        if own.engine.backend is not NUMPY:
-            steps, name, cut = own, cpu_engine(), own.job.cut()
-            if cut != own.job:
-                steps, name = OwnSteps(own.engine, cut, own.precision), f"{name} ({cut})"
-            compared[name] = steps.first_losses, self._numpy_losses(cut)
-        if torch is not None:
-            compared["torch"] = own.first_losses, torch.first_losses
-        wrong = [name for name, losses in compared.items() if not losses_agree(*losses)]
-        result = replace(begun, losses=tuple(own.first_losses))
-        if wrong:
-            return result.compared(False, f"losses of {' and '.join(wrong)}")
-        answer = f"losses of {' and '.join(compared)}, within {TOLERANCE:g}"
-        result = result.compared(True, answer if compared else "reference")
-        return replace(result, correct=bool(np.isfinite(own.first_losses).all()))
+    def _time(self, result: Result, own: OwnSteps, torch: TorchSteps | None) -> Result:
+        """Add times, speed-ups, and the share of the least possible time to a result.
 
-    def _numpy_losses(self, job: StepJob) -> list[float]:
-        if str(job) not in self.numpy_losses:
-            self.numpy_losses[str(job)] = OwnSteps(Engine(NUMPY, 0.0), job, "f32").first_losses
-        return self.numpy_losses[str(job)]
-
-    def _measured(
-        self, result: Result, own: OwnSteps, seconds: list[float], torch_seconds: list[float]
-    ) -> Result:
-        """Add times, speed-ups, and the share of the least possible time to a result."""
-        engine, job = own.engine, own.job
-        result = _with_steps(result, job, seconds)
-        median = result.median
-        more: dict[str, Any] = {}
-        if torch_seconds:
-            more["speed_up_over_torch"] = Times.of(torch_seconds).median / median
-        limits = measure_limits(engine.backend)
-        floor = limits.floor(0, job.operations, halves=own.precision == "f16")
-        more["share_of_floor"] = floor / median
-        kernels = kernel_times(engine.backend.device, lambda: own.time(1))
-        result = replace(result, kernels=kernels, **more)
-        return _with_speed_up(result, engine, self.numpy_seconds)
-
-    def _take_turns(self, name: str, both: Sequence[OwnSteps | TorchSteps]) -> list[list[float]]:
-        """Return the mean seconds of a step in each run, for each of `both`.
-
-        The runs take turns, so that changes of the clocks affect both.
+        The runs of both take turns, so that changes of the clocks affect both.
         """
+        engine, job = own.engine, own.job
+        both: list[OwnSteps | TorchSteps] = [own] if torch is None else [own, torch]
         # A run repeats short steps, since the times of single short steps vary.
-        counts = [max(1, min(RUN_STEPS, int(RUN_SECONDS / steps.time(1)))) for steps in both]
-        seconds: list[list[float]] = [[] for _ in both]
+        counts = [
+            max(1, min(RUN_STEPS, int(RUN_SECONDS / _mean_seconds(each, 1)))) for each in both
+        ]
         budget = QUICK_ENGINE_SECONDS if self.options.quick else ENGINE_SECONDS
         for run in runs_within(self.options.runs, budget):
-            self.progress(f"{TRAIN}: {name}", run, self.options.runs)
-            for steps, count, times in zip(both, counts, seconds, strict=True):
-                times.append(steps.time(count))
-        return seconds
+            self.progress(f"{TRAIN}: {engine.name}", run, self.options.runs)
+            for steps, count in zip(both, counts, strict=True):
+                steps.seconds.append(_mean_seconds(steps, count))
+        result = _with_steps(result, job, own.seconds)
+        if torch is not None:
+            ratio = Times.of(torch.seconds).median / result.median
+            result = replace(result, speed_up_over_torch=ratio)
+        limits = measure_limits(engine.backend)
+        floor = limits.floor(0, job.operations, halves=own.precision == "f16")
+        kernels = kernel_times(engine.backend.device, partial(own.take, 1))
+        result = replace(result, kernels=kernels, share_of_floor=floor / result.median)
+        return _with_speed_up(result, engine, self.numpy_seconds)
+
+
+def _mean_seconds(steps: OwnSteps | TorchSteps, count: int) -> float:
+    """Make `count` more steps; return the mean seconds of a step."""
+    return timed(partial(steps.take, count))[0] / count
+
+
+def _compare(begun: Result, own: OwnSteps, torch: TorchSteps | None) -> Result:
+    """Add the comparison of the losses with NumPy's and torch's losses to a result."""
+    compared: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
+    if own.engine.backend is not NUMPY:
+        steps, name, cut = own, cpu_engine(), own.job.cut()
+        if cut != own.job:
+            steps, name = OwnSteps(own.engine, cut, own.precision), f"{name} ({cut})"
+        compared[name] = steps.first_losses, numpy_losses(cut)
+    if torch is not None:
+        compared["torch"] = own.first_losses, torch.first_losses
+    wrong = [name for name, losses in compared.items() if not losses_agree(*losses)]
+    result = replace(begun, losses=tuple(own.first_losses))
+    if wrong:
+        return result.compared(False, f"losses of {' and '.join(wrong)}")
+    answer = f"losses of {' and '.join(compared)}, within {TOLERANCE:g}"
+    result = result.compared(True, answer if compared else "reference")
+    return replace(result, correct=bool(np.isfinite(own.first_losses).all()))
+
+
+@cache
+def numpy_losses(job: StepJob) -> list[float]:
+    """Return NumPy's losses of the first steps of a job."""
+    return OwnSteps(Engine(NUMPY, 0.0), job, "f32").first_losses
 
 
 def _open_torch(engine: Engine, job: StepJob) -> tuple[Result, TorchSteps | None]:

@@ -351,7 +351,12 @@ class Torch:
 
         cold: evict a GPU's caches before each run.
         """
-        warm_up(lambda: self.finish(function))
+
+        def run() -> None:
+            function()
+            self.wait()
+
+        warm_up(run)
         if not self.is_cuda:
             each = runs_within(runs, budget)
             return ProgramTimes("host", [time_run(None, function) for _ in each])
@@ -373,9 +378,8 @@ class Torch:
         if self.is_cuda:
             self.module.cuda.empty_cache()
 
-    def finish(self, function: Callable[[], Any]) -> None:
-        """Call a function, and wait until a GPU has finished."""
-        function()
+    def wait(self) -> None:
+        """Wait until a GPU has finished."""
         if self.is_cuda:
             self.module.cuda.synchronize()
 
