@@ -46,6 +46,7 @@ from llmgpu.bench.engines import (
     has_timestamps,
     kernel_times,
     raise_clocks,
+    time_run,
     timed,
 )
 from llmgpu.bench.peers import (
@@ -117,25 +118,24 @@ def load_text(sources: Sequence[str], limit: int) -> BenchText:
     Raises:
         InputError: a source can't be read, or there is no text.
     """
-    if not sources:
-        text = BenchText("Python's standard library", _standard_library(limit))
-    elif GENERATED in sources:
-        text = BenchText(GENERATED, b"".join(text_blocks(sources, limit)))
-    else:
-        text = BenchText(", ".join(sources), _cut(_read(sources, limit + 1), limit))
-    if not text.data:
-        raise InputError(f"{text.source}: no text to measure on")
-    return text
+    return BenchText(_named(sources), b"".join(text_blocks(sources, limit)))
 
 
 def text_blocks(sources: Sequence[str], limit: int) -> Iterator[bytes]:
     """Yield the text of `load_text` in blocks; generated text is generated block by block."""
     if GENERATED not in sources:
-        yield load_text(sources, limit).data
+        data = _cut(_read(sources, limit + 1) if sources else _standard_library(limit), limit)
+        if not data:
+            raise InputError(f"{_named(sources)}: no text to measure on")
+        yield data
     elif len(sources) > 1:
         raise InputError("generated text can't be combined with other sources")
     else:
         yield from generate_text(limit)
+
+
+def _named(sources: Sequence[str]) -> str:
+    return ", ".join(sources) or "Python's standard library"
 
 
 def standard_library_files() -> list[Path]:
@@ -154,7 +154,7 @@ def _standard_library(limit: int) -> bytes:
             break
         text = BenchText(str(path), path.read_bytes())
         data += text.data if text.is_utf8 else b""
-    return _cut(bytes(data), limit)
+    return bytes(data)
 
 
 def _read(sources: Sequence[str], limit: int) -> bytes:
@@ -558,11 +558,10 @@ def _measure_kernels(
     if not begun.correct:
         yield begun
         return
-    runs: list[dict[str, float]] = []
+    runs = []
     for _ in range(count):
         raise_clocks(backend)
-        kernels = kernel_times(backend.device, lambda: work(backend))
-        runs.append(kernels.seconds if kernels else {})
+        runs.append(time_run(backend.device, partial(work, backend)).seconds)
     times = times_by_name(runs)
     total = sum(spent.median for spent in times.values())
     for name, spent in sorted(times.items(), key=lambda item: -item[1].median):
