@@ -31,7 +31,7 @@ from llmgpu.bench.engines import (
     timed,
 )
 from llmgpu.bench.peers import CACHE_BYTES, Torch, first_line
-from llmgpu.bench.results import Result, Times
+from llmgpu.bench.results import NUMPY_ENGINE, Result, Times
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.layers import rotary_tables
@@ -421,16 +421,15 @@ class CaseBench:
     """Measures cases on engines and in torch, in turns.
 
     what: the part of the benchmark. cold: whether to evict a GPU's caches before each run.
-    numpy_seconds: NumPy's median for the first case of each `KernelCase.key`. torch_seconds:
-        torch's median, by device and key.
+    medians: seconds of the first case of each `KernelCase.key`, by the engine's name or torch's
+        device, and the key.
     """
 
     what: str
     options: BenchOptions
     progress: Progress
     cold: bool = False
-    numpy_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
-    torch_seconds: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    medians: dict[tuple[str, str, str], float] = field(default_factory=dict)
     _inputs: tuple[object, Arrays, Prepared, float] | None = None
 
     @property
@@ -481,7 +480,7 @@ class CaseBench:
         runs = self.options.runs
         times = time_program(prepared.operations, prepared.program, runs, self.budget, before)
         result = _measured(result, engine, case, arrays, times)
-        return self._add_speed_ups(result, engine, case, one_run)
+        return self._add_speed_ups(result, engine.name, case, one_run)
 
     def measure_torch(self, torch: Torch, case: KernelCase, engine: Engine | None = None) -> Result:
         """Measure a case in torch.
@@ -491,7 +490,7 @@ class CaseBench:
         begun = replace(self._begin(torch.name, case), peer=True)
         assert case.torch is not None
         self.progress(f"{self.what}: {torch.name}, {case.variant}", 0, 1)
-        arrays, expected, _ = self._reference(case)
+        arrays, expected, one_run = self._reference(case)
         try:
             tensors = {name: torch.tensor(array.copy()) for name, array in arrays.items()}
             compute = partial(case.torch, torch.module, tensors)
@@ -506,10 +505,7 @@ class CaseBench:
         except RuntimeError as error:
             return replace(begun, note=first_line(error))
         result = _measured(result, engine, case, arrays, times)
-        self.torch_seconds.setdefault((torch.device, *case.key), result.median)
-        if engine is None and case.key in self.numpy_seconds:
-            return replace(result, speed_up=self.numpy_seconds[case.key] / result.median)
-        return result
+        return self._add_speed_ups(result, torch.device, case, one_run)
 
     def _begin(self, engine: str, case: KernelCase) -> Result:
         return Result(self.what, engine, job=case.sizes, variant=case.variant, note=case.note)
@@ -529,23 +525,25 @@ class CaseBench:
         return self._inputs[1:]
 
     def _add_speed_ups(
-        self, result: Result, engine: Engine, case: KernelCase, one_run: float
+        self, result: Result, program: str, case: KernelCase, one_run: float
     ) -> Result:
-        """Add the speed-ups over NumPy and torch, timed on the first case with this case's key."""
-        by_torch, on_numpy = None, engine.backend is NUMPY
-        if on_numpy:
-            self.numpy_seconds.setdefault(case.key, result.median)
-        by_numpy = self.numpy_seconds.get(case.key)
-        if case.kind:
-            cuda, cpu = (self.torch_seconds.get((device, *case.key)) for device in ("cuda", "cpu"))
-            by_torch = cuda if "NVIDIA" in engine.name and cuda is not None else cpu
-        else:
-            # Without a median of NumPy, use the single run of NumPy for the comparison.
-            by_numpy = None if on_numpy else by_numpy or one_run
+        """Add the speed-ups over NumPy and torch, timed on the first case with this case's key.
+
+        program: the engine's name, or torch's device. one_run: seconds of NumPy's single run.
+        """
+        self.medians.setdefault((program, *case.key), result.median)
+        names = (NUMPY_ENGINE, "cuda", "cpu")
+        numpy, cuda, cpu = (self.medians.get((name, *case.key)) for name in names)
+        torch = cuda if "NVIDIA" in program and cuda is not None else cpu
+        if not case.kind:
+            # Only GPUs are compared. Without a median of NumPy, use the single run of NumPy.
+            numpy, torch = None if program in names else numpy or one_run, None
+        if result.peer:
+            torch = None
         return replace(
             result,
-            speed_up=by_numpy and by_numpy / result.median,
-            speed_up_over_torch=by_torch and by_torch / result.median,
+            speed_up=numpy and numpy / result.median,
+            speed_up_over_torch=torch and torch / result.median,
         )
 
 
