@@ -9,6 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from llmgpu.cli.console import Reporter
 from llmgpu.cli.options import command, refuse_without_effect
 from llmgpu.errors import InputError
 from llmgpu.lm.options import STORED_FIRST, TrainOptions
@@ -35,8 +36,12 @@ class Asked:
 def asked_by(*arguments: str) -> Asked:
     """Return the object that a command receives."""
     found: list[Asked] = []
+
+    def keep(asked: Asked, report: Reporter) -> None:
+        found.append(asked)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("llmgpu.cli.options.imported", lambda place: found.append)
+        patch.setattr("llmgpu.cli.options.imported", lambda place: keep)
         done = CliRunner().invoke(Asked.click_command, arguments)
     assert done.exit_code == 0, done.output
     return found[0]
@@ -105,7 +110,7 @@ class Chunked:
     [(["--overlap", "1"], 2), (["--overlap", "1", "--tokens", "2"], 0), ([], 0)],
 )
 def test_an_option_without_effect_is_refused(arguments: list[str], code: int) -> None:
-    def refuse(asked: Chunked) -> None:
+    def refuse(asked: Chunked, report: Reporter) -> None:
         refuse_without_effect(Chunked)
 
     with pytest.MonkeyPatch.context() as patch:

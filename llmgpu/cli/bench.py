@@ -29,7 +29,7 @@ from llmgpu.bench.tokenizers import text_blocks
 from llmgpu.bpe.interchange.formats import find_vocabulary
 from llmgpu.charts import Column
 from llmgpu.cli.commands.bench import BenchCommand
-from llmgpu.cli.console import Reporter, print_json
+from llmgpu.cli.console import Reporter
 from llmgpu.cli.interrupts import last_act
 from llmgpu.cli.options import refuse_given
 from llmgpu.errors import LlmgpuError
@@ -44,7 +44,7 @@ _FOR_RECORDS = {"record_path", "output", "page", "compare", "threshold", "force"
 _FOR_RECORDS |= {"as_json", "quiet", "debug"}
 
 
-def bench(asked: BenchCommand) -> None:
+def bench(asked: BenchCommand, report: Reporter) -> None:
     """Measure this machine, or read a record; show the record, write it and compare it."""
     corpus, vocab = asked.measured["corpus"], asked.measured["vocab"]
     if asked.record_path is not None:
@@ -62,7 +62,7 @@ def bench(asked: BenchCommand) -> None:
     baseline = None if asked.compare is None else load_record(asked.compare)
     if asked.record_path is not None:
         record = load_record(asked.record_path)
-        _hand_over(record, asked)
+        _hand_over(record, asked, report)
     else:
         sizes = QUICK_SIZES if asked.measured["quick"] else {}
         given = {name: value for name, value in asked.measured.items() if value is not None}
@@ -73,39 +73,38 @@ def bench(asked: BenchCommand) -> None:
             with atomic_output(asked.write_corpus) as file:
                 file.writelines(text_blocks(corpus, options.limit))
             return
-        record = _measure(options, asked)
+        record = _measure(options, asked, report)
     if baseline is not None:
-        _compare(baseline, record, asked)
+        _compare(baseline, record, asked, report)
     if not record.is_correct:
         raise LlmgpuError("an engine gave a wrong answer; see the results")
 
 
-def _measure(options: BenchOptions, asked: BenchCommand) -> Record:
+def _measure(options: BenchOptions, asked: BenchCommand, report: Reporter) -> Record:
     """Run the benchmark and return its record.
 
     An interrupt ends the command, but the results so far are written and printed first.
     """
     benchmark = Benchmark(options)
-    reporter = Reporter(quiet=asked.report.quiet)
     first = threading.Lock()
 
     def hand_over() -> None:
         if benchmark.record.results and first.acquire(blocking=False):
-            _hand_over(benchmark.record, asked)
+            _hand_over(benchmark.record, asked, report)
             sys.stdout.flush()
 
     with last_act(hand_over):
         try:
-            benchmark.run(reporter)
+            benchmark.run(report)
         finally:
-            reporter.close()
+            report.close()
             hand_over()
     return benchmark.record
 
 
-def _hand_over(record: Record, asked: BenchCommand) -> None:
+def _hand_over(record: Record, asked: BenchCommand, report: Reporter) -> None:
     """Write the record's files, and print its tables and JSON, as the options choose."""
-    plain, as_json = record.to_json(), asked.report.as_json
+    plain = record.to_json()
     if asked.output is not None:
         with atomic_output(asked.output) as file:
             file.write(json.dumps(plain, indent=1).encode() + b"\n")
@@ -113,21 +112,20 @@ def _hand_over(record: Record, asked: BenchCommand) -> None:
         with atomic_output(asked.page) as file:
             file.write(draw_report(record).encode())
     # If a file is written to standard output, tables and JSON are not printed there.
-    if not (as_json and asked.report.quiet) and not _takes_stdout(asked):
-        print_results(record, Console(stderr=as_json, highlight=False))
-    if as_json:
-        print_json(plain, to_stderr=_takes_stdout(asked))
+    if not (report.as_json and report.quiet) and not _takes_stdout(asked):
+        print_results(record, Console(stderr=report.as_json, highlight=False))
+    report.summarize(plain, to_stderr=_takes_stdout(asked))
 
 
 def _takes_stdout(asked: BenchCommand) -> bool:
     return STANDARD_OUTPUT in (asked.output, asked.page)
 
 
-def _compare(old: Record, new: Record, asked: BenchCommand) -> None:
+def _compare(old: Record, new: Record, asked: BenchCommand, report: Reporter) -> None:
     """Print the changes since an old record; LlmgpuError if a time of llmgpu has grown."""
     path, comparison = asked.compare, compare_records(old, new, asked.threshold)
-    if not (asked.report.quiet and asked.report.as_json):
-        to_stderr = asked.report.as_json or _takes_stdout(asked)
+    if not (report.quiet and report.as_json):
+        to_stderr = report.as_json or _takes_stdout(asked)
         console = Console(stderr=to_stderr, highlight=False)
         console.width = max(console.width, NARROWEST)
         console.print()

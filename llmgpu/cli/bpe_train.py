@@ -24,7 +24,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.cli.commands.bpe_train import BpeTrainCommand
-from llmgpu.cli.console import Reporter, human_bytes, left_out_of, print_json
+from llmgpu.cli.console import Reporter, human_bytes, left_out_of
 from llmgpu.cli.groups import (
     FILE_OPTIONS,
     READING_OPTIONS,
@@ -48,9 +48,9 @@ _TOLD_SECONDS = 0.05  # seconds; shorter phases are not reported, except _MAIN_P
 _OF_MERGING = ("vocab_size", "min_frequency", "max_token_length", "tie", "match", "engine")
 
 
-def bpe_train(asked: BpeTrainCommand, opening: Opening) -> None:
+def bpe_train(asked: BpeTrainCommand, report: Reporter, opening: Opening) -> None:
     """Train a byte-level BPE vocabulary, or only count words."""
-    _Job(asked, Reporter(quiet=asked.report.quiet)).carry_out(opening)
+    _Job(asked, report).carry_out(opening)
 
 
 class _Job:
@@ -186,7 +186,7 @@ class _Job:
             if finished:
                 done = f"{self.counts_output} has all of part {self.job.part}"
                 report.line(f"nothing to do: {done}")
-                return print_json(finished, to_stderr=False) if asked.report.as_json else None
+                return report.summarize(finished)
         with Corpus(self.sources, self.reading) if self.sources else nullcontext() as text:
             paths = self._paths() or asked.from_counts
             run = {**options.facts(), FILES: list(map(file_facts, paths)), **self.key}
@@ -220,17 +220,17 @@ class _Job:
         summary["seconds"]["total"] = round(time.perf_counter() - self.start, 3)
         self.job.finish(summary)
         _print_summary(report, summary)
-        if asked.report.as_json:
-            print_json(summary, to_stderr=STANDARD_OUTPUT in (asked.output, self.counts_output))
+        to_stderr = STANDARD_OUTPUT in (asked.output, self.counts_output)
+        report.summarize(summary, to_stderr=to_stderr)
 
     def _tell_done(self) -> None:
         """Report that the run is finished already; with --json, print its summary."""
         are = "is" if len(self.outputs) == 1 else "are"
         self.report.line(f"nothing to do: {', '.join(self.outputs.values())} {are} finished")
-        if self.asked.report.as_json:
+        if self.report.as_json:
             made = {size: Vocabulary.load(path) for size, path in self.outputs.items()}
             *smaller, largest = _vocabulary_facts(made, self.outputs)
-            print_json({**largest, "smaller": smaller}, to_stderr=False)
+            self.report.summarize({**largest, "smaller": smaller})
 
     def _plan(self, opening: Opening, source: Corpus | WordCounts) -> Plan:
         """Open the device, and plan a training on text or counts."""

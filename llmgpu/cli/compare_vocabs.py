@@ -16,7 +16,7 @@ from llmgpu.bpe.interchange.formats import open_vocabulary
 from llmgpu.bpe.training.statistics import lengths_of, scripts_of
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.commands.vocabularies import CompareVocabsCommand
-from llmgpu.cli.console import Reporter, left_out_of, print_json, print_result, print_table
+from llmgpu.cli.console import Reporter, left_out_of, print_result, print_table
 from llmgpu.cli.count import keep_input
 from llmgpu.cli.groups import labels_of
 from llmgpu.text.corpus import Corpus, CorpusOptions
@@ -26,9 +26,8 @@ from llmgpu.tokens.tokenizing import count_files, known_bytes
 GROUPS: dict[str, Callable[[Vocabulary], list[str]]] = {"script": scripts_of, "length": lengths_of}
 
 
-def compare_vocabs(asked: CompareVocabsCommand, opening: Opening) -> None:
+def compare_vocabs(asked: CompareVocabsCommand, report: Reporter, opening: Opening) -> None:
     """Compare two vocabularies."""
-    report = Reporter(quiet=asked.report.quiet)
     names = [asked.first, asked.second]
     options = asked.reading.corpus_options()
     with keep_input(asked.texts, passes=2) as (sources, kept):
@@ -41,9 +40,8 @@ def compare_vocabs(asked: CompareVocabsCommand, opening: Opening) -> None:
     facts |= {"groups": _groups(pair, facts.pop("used", None))}
     for file in facts.get("files", ()):
         file["path"] = "-" if file["path"] == kept else file["path"]
-    if asked.report.as_json:
-        print_json(facts, to_stderr=False)
-    else:
+    report.summarize(facts)
+    if not report.as_json:
         _print(labels_of(names), facts)
 
 

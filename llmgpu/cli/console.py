@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from llmgpu.text.corpus import Corpus
     from llmgpu.tokens.ids import Style
 
-LOG_FORMAT = "llmgpu.log_format"  # key of the format in a click context
 # smallest width, in characters, of a number and of a name in tables
 _LEAST_COLUMN, _LEAST_NAME = 8, 20
 _LITTLE = 10  # an estimate below 1 / _LITTLE of the free memory is not reported
@@ -51,23 +50,18 @@ class Reporter(Closing):
 
     The end of a `with` block removes the bars.
 
-    has_bars: whether progress is shown as bars on a terminal.
+    quiet, as_json, log_format: the options --quiet, --json and --log-format. shows_progress:
+    whether progress is shown.
     """
 
-    def __init__(self, *, quiet: bool, prints_data: bool = False) -> None:
-        """Begin without bars.
-
-        quiet: print no lines. prints_data: whether the command prints data to standard output. On
-        a terminal no bar is then shown: the data itself shows the progress, and redrawing a bar
-        would erase the data.
-        """
-        self.quiet = quiet
-        self._shows_progress = not (quiet or (prints_data and is_terminal(sys.stdout)))
+    def __init__(self, *, quiet: bool, as_json: bool = False, log_format: str = "text") -> None:
+        """Begin without bars."""
+        self.quiet, self.as_json, self.log_format = quiet, as_json, log_format
+        self.shows_progress = not quiet
         # Only a terminal needs rich, and a dumb terminal can't redraw a bar.
         has_terminal = bool(os.environ.get("FORCE_COLOR")) or is_terminal(sys.stderr)
-        self._as_json = log_format() == "json"
         can_redraw = has_terminal and os.environ.get("TERM") != "dumb"
-        self.has_bars = self._shows_progress and can_redraw and not self._as_json
+        self._can_have_bars = can_redraw and log_format == "text"
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         # By phase: the time of the first report, and the amount done by then.
@@ -77,6 +71,11 @@ class Reporter(Closing):
         # Memory of the process before the job begins, in bytes: now, and at the peak.
         self._process, self._first_peak = resident_memory() or 0, peak_memory() or 0
         self.needed_bytes = 0  # bytes of memory in the latest estimate
+
+    @property
+    def has_bars(self) -> bool:
+        """Whether progress is shown as bars on a terminal."""
+        return self.shows_progress and self._can_have_bars
 
     def need_memory(self, memory: Memory, *, is_small: bool = False) -> None:
         """Report the most memory that the process needs, unless an earlier report named as much.
@@ -111,7 +110,7 @@ class Reporter(Closing):
         """Print a line, above the bars if bars are shown; facts: further fields of a JSON line."""
         if self.quiet:
             return
-        if self._as_json:
+        if self.log_format == "json":
             text = json.dumps({"message": text, **facts}, ensure_ascii=False)
         text = printable(text)
         if self._bars is not None:
@@ -138,13 +137,18 @@ class Reporter(Closing):
                 self.note(f"{number_of(summary[name], what)} {fate}")
         self.note(*summary.get("notes", ()))
 
+    def summarize(self, summary: dict[str, Any], *, to_stderr: bool = False) -> None:
+        """Print a command's summary as one line of JSON if --json asks for it."""
+        if self.as_json:
+            print_json(summary, to_stderr=to_stderr)
+
     def __call__(self, phase: str, done: int, total: int | None) -> None:
         """Show the progress of a phase, its speed and the time left.
 
         The speed is measured from the first report of the phase, because a resumed job starts in
         the middle.
         """
-        if not self._shows_progress:
+        if not self.shows_progress:
             return
         now = time.monotonic()
         if phase not in self._started:
@@ -208,12 +212,6 @@ def progress_text(
     return text if rate <= 0 else f"{text}, {show(rate)}/s{left}"
 
 
-def log_format() -> str:
-    """Return the value of --log-format: "text" or "json"."""
-    context = click.get_current_context(silent=True)
-    return str(context.meta.get(LOG_FORMAT, "text")) if context else "text"
-
-
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether a standard stream is a terminal; `stream` is None for a closed stream."""
     return stream is not None and stream.isatty()
@@ -245,8 +243,8 @@ def left_out_of(text: Corpus | None) -> dict[str, Any]:
     }
 
 
-def print_json(summary: dict[str, Any], *, to_stderr: bool) -> None:
-    """Print a command's summary as one line of JSON."""
+def print_json(summary: dict[str, Any], *, to_stderr: bool = False) -> None:
+    """Print a line of JSON."""
     # `printable` writes control characters as escapes that are valid in JSON.
     text = printable(json.dumps(summary, ensure_ascii=False))
     if to_stderr:

@@ -26,7 +26,7 @@ from llmgpu.cli.chat import (
     with_chat_template,
 )
 from llmgpu.cli.commands.tokens import CountCommand
-from llmgpu.cli.console import Reporter, left_out_of, print_json, print_table
+from llmgpu.cli.console import Reporter, left_out_of, print_table
 from llmgpu.cli.groups import labels_of, required_input, resolve_texts
 from llmgpu.cli.options import refuse_given
 from llmgpu.cli.parts import PartJob
@@ -64,9 +64,8 @@ ORDERS = {
 }
 
 
-def count(asked: CountCommand, opening: Opening) -> None:
+def count(asked: CountCommand, report: Reporter, opening: Opening) -> None:
     """Count the tokens of files, folders or globs, or of a pipe."""
-    report = Reporter(quiet=asked.report.quiet)
     per, vocabs = asked.per, asked.vocabs
     special = special_options(asked.special, asked.chat)
     # Check names and options before a device is opened.
@@ -92,11 +91,11 @@ def count(asked: CountCommand, opening: Opening) -> None:
     total = Row("total", summary["text_bytes"], summary["tokens"])
     # Print the counts, and only then fail if a budget is exceeded.
     report.note_left_out(summary)
-    if asked.report.as_json:
+    if report.as_json:
         summary["seconds"] = round(time.perf_counter() - begin, 3)
         if per in ("file", "folder"):
             summary[f"{per}s"] = [row._asdict() for row in rows]
-        print_json(summary, to_stderr=False)
+        report.summarize(summary)
     elif per == "document":
         _print_lengths(labels_of(vocabs), summary["document_tokens"])
     else:

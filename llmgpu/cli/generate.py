@@ -19,7 +19,7 @@ from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import check_chat, with_chat_template
 from llmgpu.cli.commands.models import GenerateCommand
-from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
+from llmgpu.cli.console import Reporter, is_terminal, print_result
 from llmgpu.cli.groups import READING_INPUT, piped_input
 from llmgpu.cli.options import refuse_given, refuse_without_effect
 from llmgpu.errors import CheckpointError, InputError
@@ -38,16 +38,15 @@ from llmgpu.tokenizer import Tokenizer
 from llmgpu.tokenizer.encoders import ChatEncoder
 
 
-def generate(asked: GenerateCommand, opening: Opening) -> None:
+def generate(asked: GenerateCommand, report: Reporter, opening: Opening) -> None:
     """Continue prompts with the model in FOLDER: a run, a checkpoint or a Hugging Face model."""
-    report = Reporter(quiet=asked.report.quiet)
     # Read and encode prompts before loading the model, so that errors are reported early.
     texts = _given_prompts(asked, report)
     if not os.path.isdir(asked.run):
         open_model(asked.run)  # raises the error of a missing folder before a device opens
     with Background() as checking:
         try:
-            _generate(asked, opening, report, texts, checking)
+            _generate(asked, report, opening, texts, checking)
         except CheckpointError:
             open_model(asked.run)  # if the weights are damaged, this error says so
             raise
@@ -55,8 +54,8 @@ def generate(asked: GenerateCommand, opening: Opening) -> None:
 
 def _generate(
     asked: GenerateCommand,
-    opening: Opening,
     report: Reporter,
+    opening: Opening,
     texts: list[Prompt],
     checking: Background,
 ) -> None:
@@ -64,8 +63,8 @@ def _generate(
 
     checking: checks the weights while the device opens and the weights are copied to the device.
     """
-    as_json, prompts = asked.report.as_json, asked.prompts
-    saved, backend, sampler = _open(asked, opening, report, checking)
+    prompts = asked.prompts
+    saved, backend, sampler = _open(asked, report, opening, checking)
     vocabulary = with_chat_template(saved.vocabulary, asked.chat_template)
     tokenizer = Tokenizer(vocabulary, device="cpu")
     # ChatEncoder is used in place of Tokenizer's own method, because errors of ChatEncoder name
@@ -96,7 +95,7 @@ def _generate(
     else:
         one = Continuation(saved.vocabulary, wanted[0][1], sampler, ends)
         prompt = texts[0].content
-        if as_json:
+        if report.as_json:
             deque(generator.continue_all([one]), maxlen=0)
         else:
             _print_continued(prompt if isinstance(prompt, str) else "", one, generator)
@@ -104,13 +103,13 @@ def _generate(
         summary = {"prompt": prompt, "prompt_ids": one.prompt, **one.describe()}
     seconds = time.perf_counter() - start
     report.line(f"{number_of(count, 'token')} in {seconds:.2f} s, {count / seconds:.1f} tokens/s")
-    if as_json:
-        summary |= {"seconds": round(seconds, 3), "device": backend.description}
-        print_json(summary | {"checkpoint": str(saved.folder)}, to_stderr=prompts is not None)
+    summary |= {"seconds": round(seconds, 3), "device": backend.description}
+    summary |= {"checkpoint": str(saved.folder)}
+    report.summarize(summary, to_stderr=prompts is not None)
 
 
 def _open(
-    asked: GenerateCommand, opening: Opening, report: Reporter, checking: Background
+    asked: GenerateCommand, report: Reporter, opening: Opening, checking: Background
 ) -> tuple[SavedModel, Backend, Sampler]:
     """Open the device, and meanwhile read the files of the model but its weights.
 
@@ -131,7 +130,7 @@ def _given_prompts(asked: GenerateCommand, report: Reporter) -> list[Prompt]:
         raise click.UsageError("--stop must not be empty")
     check_chat(asked.chat, asked.chat_template, NO_SPECIAL_TOKENS)
     if asked.prompts is None:
-        if not asked.report.as_json:
+        if not report.as_json:
             refuse_given(("log_probabilities",), "is for --prompts and --json")
         refuse_without_effect(GenerateCommand)
         text = _single_prompt(asked.prompt, report)

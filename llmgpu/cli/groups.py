@@ -83,13 +83,6 @@ force = partial(option, False, bool, "Overwrite existing files of a different ki
 # fmt: on
 
 
-def _set_log_format(context: click.Context, parameter: click.Parameter, value: str) -> None:
-    """Store the format of progress and notes, which `llmgpu.cli.console` reads."""
-    from llmgpu.cli.console import LOG_FORMAT
-
-    context.meta[LOG_FORMAT] = value
-
-
 def _limit_regex(context: click.Context, parameter: click.Parameter, seconds: float | None) -> None:
     """Set the time limit of custom patterns for this command."""
     if seconds is not None:
@@ -97,30 +90,6 @@ def _limit_regex(context: click.Context, parameter: click.Parameter, seconds: fl
 
         limit_match_seconds(seconds)
         context.call_on_close(partial(limit_match_seconds, DEFAULT_MATCH_SECONDS))
-
-
-@dataclass(frozen=True, init=False, eq=False, repr=False)
-class ReportOptions:
-    """Options for the messages and summaries of a command."""
-
-    section: ClassVar[str] = COMMON
-
-    # fmt: off
-    as_json: bool = option(
-        False, bool,
-        "Print the summary as a JSON object on the last line of stdout, or of stderr if stdout "
-        "carries data.", "--json")
-    quiet: bool = option(
-        False, bool, "Suppress everything on stderr except errors.", "--quiet", "-q")
-    log_format: str = option(
-        "text", ("text", "json"),
-        "Format of progress and notes on stderr; json writes an object per line.",
-        settings={"expose_value": False, "callback": _set_log_format},
-        section=RARE)
-    debug: bool = option(
-        False, bool, "Show a traceback on errors.", settings={"expose_value": False},
-        section=RARE)
-    # fmt: on
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)

@@ -19,7 +19,7 @@ import click
 
 from llmgpu.backend import auto_adapter, list_all_adapters
 from llmgpu.cli.commands.vocabularies import InfoCommand
-from llmgpu.cli.console import Reporter, is_terminal, print_json, print_result
+from llmgpu.cli.console import Reporter, is_terminal, print_result
 from llmgpu.cli.options import refuse_given, refuse_without_effect
 from llmgpu.cpu.extension import describe as describe_calls
 from llmgpu.cpu.library import describe as describe_engine
@@ -51,9 +51,9 @@ _OF_LISTS = ("tokens", "merges", "first", "search", "ids")  # options of lists o
 _Row = tuple[int, dict[str, Any], list[int]]  # id, further facts, ids of the tokens to show
 
 
-def info(asked: InfoCommand) -> None:
+def info(asked: InfoCommand, report: Reporter) -> None:
     """Show the adapters of this machine, or facts about a file."""
-    file, as_json = asked.file, asked.report.as_json
+    file = asked.file
     lists = any(getattr(asked, name) for name in _OF_LISTS)
     # Check which options can be combined.
     if asked.page:
@@ -71,21 +71,19 @@ def info(asked: InfoCommand) -> None:
             raise click.UsageError(
                 "--tokens, --merges, --first, --search, --id, --report need a vocabulary"
             )
-        _show(_adapter_facts(), as_json)
-        return
+        return _show(_adapter_facts(), report)
     if asked.plot:
         return _plot(file)
     # Describe a run, word counts or a file of ids. Open any other file as a vocabulary.
     facts = None if lists or asked.page else _file_facts(file)
     if facts is None:
-        report = Reporter(quiet=asked.report.quiet)
         vocabulary = _open_vocabulary(asked, file, report)
         if lists:
-            return _print_rows(vocabulary, asked)
+            return _print_rows(vocabulary, asked, report)
         facts = _vocabulary_facts(vocabulary) | _model_facts(file)
         if asked.page:
             _write_page(asked, vocabulary, facts, report)
-    _show(facts, as_json)
+    _show(facts, report)
 
 
 def _plot(folder: str) -> None:
@@ -127,10 +125,9 @@ def _open_vocabulary(asked: InfoCommand, file: str, report: Reporter) -> Vocabul
         raise
 
 
-def _show(facts: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(facts, to_stderr=False)
-        return
+def _show(facts: dict[str, Any], report: Reporter) -> None:
+    if report.as_json:
+        return report.summarize(facts)
     for name, value in facts.items():
         if isinstance(value, dict):
             print_result(printable(f"{name}:"))
@@ -301,7 +298,7 @@ def _rows(vocabulary: Vocabulary, asked: InfoCommand) -> Iterator[_Row]:
         yield token_id, {"special": token_id in special}, [token_id]
 
 
-def _print_rows(vocabulary: Vocabulary, asked: InfoCommand) -> None:
+def _print_rows(vocabulary: Vocabulary, asked: InfoCommand, report: Reporter) -> None:
     """Print up to --first rows, one per line: the rows of tokens that match --search."""
     from llmgpu.bpe.vocabulary.spelling import readable
 
@@ -314,11 +311,11 @@ def _print_rows(vocabulary: Vocabulary, asked: InfoCommand) -> None:
         if printed == asked.first:
             break
         printed += 1
-        if asked.report.as_json:
+        if report.as_json:
             facts = {"id": token_id, "text": None, "hex": token.hex()}
             with suppress(UnicodeDecodeError):
                 facts["text"] = token.decode()
-            print_json(facts | more, to_stderr=False)
+            report.summarize(facts | more)
         else:
             print_result("\t".join([str(token_id), *(readable(tokens[each]) for each in shown)]))
 

@@ -13,7 +13,7 @@ from llmgpu.bpe.interchange.formats import READERS, WRITERS, find_vocabulary, gu
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import with_chat_template
 from llmgpu.cli.commands.vocabularies import ExportVocabularyCommand, ImportVocabularyCommand
-from llmgpu.cli.console import Reporter, print_json
+from llmgpu.cli.console import Reporter
 from llmgpu.cli.options import was_asked
 from llmgpu.errors import OutputError, VocabularyError
 from llmgpu.files import STANDARD_OUTPUT
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from llmgpu.lm.checkpoints.huggingface import SavedModel
 
 
-def import_vocabulary(asked: ImportVocabularyCommand) -> None:
+def import_vocabulary(asked: ImportVocabularyCommand, report: Reporter) -> None:
     """Import a vocabulary of another tool, with exactly the same ids."""
-    report = Reporter(quiet=asked.report.quiet)
     source, merges, output = asked.source, asked.merges, asked.output
     format_name = asked.format_name
     # Find the files and their format, and read the vocabulary.
@@ -54,13 +53,11 @@ def import_vocabulary(asked: ImportVocabularyCommand) -> None:
         f"{output}: {vocabulary.size:,} ids, {len(vocabulary.special_tokens):,} of them special, "
         f"pattern {vocabulary.pattern}, from {chosen}"
     )
-    if asked.report.as_json:
-        print_json(_summarize(vocabulary, chosen), to_stderr=output == STANDARD_OUTPUT)
+    report.summarize(_facts(vocabulary, chosen), to_stderr=output == STANDARD_OUTPUT)
 
 
-def export_vocabulary(asked: ExportVocabularyCommand) -> None:
+def export_vocabulary(asked: ExportVocabularyCommand, report: Reporter) -> None:
     """Export the vocabulary VOCAB for another tool, with exactly the same ids."""
-    report = Reporter(quiet=asked.report.quiet)
     output, chat_template = asked.output, asked.chat_template
     # Choose the format, and refuse options that the format does not support.
     by_name = "huggingface" if output.endswith("/") else ENDINGS.get(os.path.splitext(output)[1])
@@ -103,8 +100,7 @@ def export_vocabulary(asked: ExportVocabularyCommand) -> None:
     report.line(f"{output}: {what}{number_of(vocabulary.size, 'id')}")
     if format_name == "huggingface" and os.path.isfile(output) and not os.path.splitext(output)[1]:
         report.note(f"{output} is a tokenizer.json; {output}/ is a folder for AutoTokenizer")
-    if asked.report.as_json:
-        print_json(_summarize(vocabulary, format_name), to_stderr=output == STANDARD_OUTPUT)
+    report.summarize(_facts(vocabulary, format_name), to_stderr=output == STANDARD_OUTPUT)
 
 
 def _check_folder(folder: str, *, writes_model: bool, force: bool) -> None:
@@ -151,8 +147,8 @@ def _note_model(folder: str, report: Reporter) -> None:
         )
 
 
-def _summarize(vocabulary: Vocabulary, format_name: str) -> dict[str, Any]:
-    """Return the summary that `import` and `export` print with --json."""
+def _facts(vocabulary: Vocabulary, format_name: str) -> dict[str, Any]:
+    """Return the summary of `import` and `export`."""
     return {
         "format": format_name,
         "vocabulary_size": vocabulary.size,

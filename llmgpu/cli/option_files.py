@@ -24,6 +24,7 @@ from llmgpu.files import atomic_output
 from llmgpu.input_files import quote, read_whole
 
 OPTIONS_NAME = "options.toml"  # see `llmgpu.lm.runs.run_folder`
+_NEVER_KEPT = frozenset(("resume", "force", "as_json", "quiet", "debug", "log_format"))
 _STARTED_IN = "started-in"  # key of the folder to which the names of files are relative
 
 
@@ -42,7 +43,7 @@ class ConfiguredCommand(SectionedCommand):
     folder_option = "output"
     names_files = frozenset(("corpus", "vocab"))
     all_files = names_files | {"init", "eval_corpus", "chat_template", "config", "files_from"}
-    not_kept = frozenset(("config", "output", "resume", "force", "as_json", "quiet", "debug"))
+    not_kept = _NEVER_KEPT | {"config", "output"}
 
     def takes_kept(self, asked: Mapping[str, Any]) -> bool:
         """Whether a resumed run reads its stored options; asked: options on the command line."""
@@ -95,7 +96,7 @@ class CheckpointedCommand(ConfiguredCommand):
 
     folder_option = "checkpoint"
     names_files = frozenset(("corpus", "output"))
-    not_kept = frozenset(("checkpoint", "resume", "force", "as_json", "quiet", "debug"))
+    not_kept = _NEVER_KEPT | {"checkpoint"}
 
     def takes_kept(self, asked: Mapping[str, Any]) -> bool:
         """Whether a resumed training reads its stored options; asked: options on the command line.
@@ -145,7 +146,7 @@ def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
     # Parameters by the names that a file may use, and the parameters with several values.
     known = {_STARTED_IN: _STARTED_IN}
     for parameter in command.params:
-        if parameter.name not in command.not_kept - {"output", "force"}:
+        if parameter.name not in command.not_kept - {"output", "force", "log_format"}:
             known |= {name: str(parameter.name) for name in _names(parameter)}
     repeated = {
         str(parameter.name)

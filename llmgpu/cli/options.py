@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator
 from dataclasses import MISSING, dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -15,11 +15,13 @@ from llmgpu.cli.values import KINDS, PatternExpression
 from llmgpu.input_files import quote
 from llmgpu.option_fields import (
     COMMON,
+    RARE,
     SECTIONS,
     Group,
     Option,
     declared,
     default_of,
+    option,
     own_options,
 )
 from llmgpu.registry import imported
@@ -34,6 +36,29 @@ _EXPRESSION = Option(
     "Split by this regular expression instead (CPU only; needs the regex package).",
     metavar="EXPRESSION",
 )
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class ReportOptions:
+    """Options for the messages and summaries of a command."""
+
+    section: ClassVar[str] = COMMON
+
+    # fmt: off
+    as_json: bool = option(
+        False, bool,
+        "Print the summary as a JSON object on the last line of stdout, or of stderr if stdout "
+        "carries data.", "--json")
+    quiet: bool = option(
+        False, bool, "Suppress everything on stderr except errors.", "--quiet", "-q")
+    log_format: str = option(
+        "text", ("text", "json"),
+        "Format of progress and notes on stderr; json writes an object per line.",
+        section=RARE)
+    debug: bool = option(
+        False, bool, "Show a traceback on errors.", settings={"expose_value": False},
+        section=RARE)
+    # fmt: on
 
 
 class SectionedCommand(click.Command):
@@ -72,13 +97,19 @@ def command(
         # Generating a constructor would take a millisecond when the program starts.
         kind: Any = dataclass(frozen=True, init=False, eq=False, repr=False)(declaring)
 
-        def run(**values: Any) -> None:
+        def run(as_json: bool, quiet: bool, log_format: str, **values: Any) -> None:
             asked = _take(kind, values)
             opened = [asked.open_device()] if hasattr(kind, "open_device") else []
-            imported(f"llmgpu.cli.{does}")(asked, *opened)
+            work = imported(f"llmgpu.cli.{does}")
+            from llmgpu.cli.console import Reporter  # not needed by --help
+
+            # The reporter notes the memory of the process, which includes the imports of `work`.
+            report = Reporter(quiet=quiet, as_json=as_json, log_format=log_format)
+            work(asked, report, *opened)
 
         run.__doc__ = kind.__doc__
-        kind.click_command = click.command(name, cls=cls, params=[*parameters_of(kind)])(run)
+        params = [*parameters_of(kind), *parameters_of(ReportOptions)]
+        kind.click_command = click.command(name, cls=cls, params=params)(run)
         return declaring
 
     return make

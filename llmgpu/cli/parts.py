@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmgpu.cli.console import Reporter, human_bytes, print_json
+from llmgpu.cli.console import Reporter, human_bytes
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.input_files import number_of, quote, read_whole
@@ -132,11 +132,10 @@ class PartJob:
         return f"{self.output}.part.json"
 
 
-def merge_word_counts(asked: MergeWordCountsCommand) -> None:
+def merge_word_counts(asked: MergeWordCountsCommand, report: Reporter) -> None:
     """Add up files of word counts, as written by bpe-train --counts-only."""
     from llmgpu.bpe.words.counts_file import merge_counts
 
-    report = Reporter(quiet=asked.report.quiet)
     counts, output, by_file = asked.counts, asked.output, dict(asked.weights)
     for name in by_file:
         if name not in counts:
@@ -148,19 +147,13 @@ def merge_word_counts(asked: MergeWordCountsCommand) -> None:
         )
     documents = number_of(facts.documents, "document")
     report.line(f"{output}: {words:,} words, {human_bytes(text_bytes)} of text in {documents}")
-    if asked.report.as_json:
-        summary = {
-            "output": output,
-            "distinct_words": words,
-            "text_bytes": text_bytes,
-            "documents": facts.documents,
-        }
-        print_json(summary, to_stderr=output == STANDARD_OUTPUT)
+    summary = {"output": output, "distinct_words": words, "text_bytes": text_bytes}
+    summary |= {"documents": facts.documents}
+    report.summarize(summary, to_stderr=output == STANDARD_OUTPUT)
 
 
-def merge_shards(asked: MergeShardsCommand) -> None:
+def merge_shards(asked: MergeShardsCommand, report: Reporter) -> None:
     """Write one manifest for the shards of all parts; the shards are not changed."""
-    report = Reporter(quiet=asked.report.quiet)
     manifests, output = asked.manifests, asked.output
     kinds = [kind_of(name) for name in manifests]
     beside = sum(kind in (SIDE_FILE, PART_RECORD) for kind in kinds)
@@ -174,7 +167,6 @@ def merge_shards(asked: MergeShardsCommand) -> None:
         f"{number_of(len(manifests), 'part')}, {content['count']:,} tokens in "
         f"{number_of(content['documents'], 'document')}"
     )
-    if asked.report.as_json:
-        names = ("count", "bytes", "documents", "fingerprint")
-        summary = {"output": output, "shards": len(content["shards"])}
-        print_json(summary | {name: content[name] for name in names}, to_stderr=False)
+    names = ("count", "bytes", "documents", "fingerprint")
+    summary = {"output": output, "shards": len(content["shards"])}
+    report.summarize(summary | {name: content[name] for name in names})

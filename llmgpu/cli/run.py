@@ -23,7 +23,7 @@ import click
 
 from llmgpu.backend import Opening
 from llmgpu.cli.commands.parts import RunCommand
-from llmgpu.cli.console import Reporter, print_json
+from llmgpu.cli.console import Reporter
 from llmgpu.cli.groups import FILE_OPTIONS, READING_OPTIONS
 from llmgpu.cli.options import refuse_given
 from llmgpu.cli.parts import PLACEHOLDER
@@ -66,10 +66,9 @@ class Job:
         return self.output.replace(PLACEHOLDER, part.file_name)
 
 
-def run(asked: RunCommand) -> None:
+def run(asked: RunCommand, report: Reporter) -> None:
     """Run a command in parts on a Ray cluster, and combine the results."""
-    report, cpus = Reporter(quiet=asked.report.quiet), asked.cpus
-    job = make_job(asked.command, cpus)
+    cpus, job = asked.cpus, make_job(asked.command, asked.cpus)
     with _open_ray(asked.ray) as engine:
         slots = int(engine.cluster_resources().get("CPU", 0)) // cpus
         if not slots:
@@ -82,9 +81,8 @@ def run(asked: RunCommand) -> None:
     merged = _call([*job.merge, *outputs, "--quiet", "--json"])
     report.line(f"{merged['output']}: {number_of(len(all_parts), 'part')} combined")
     if job.last:
-        merged = _call([*job.last, "--json", *(["--quiet"] if asked.report.quiet else [])])
-    if asked.report.as_json:
-        print_json({**merged, "parts": summaries}, to_stderr=False)
+        merged = _call([*job.last, "--json", *(["--quiet"] if report.quiet else [])])
+    report.summarize({**merged, "parts": summaries})
 
 
 def make_job(command: Sequence[str], cpus: int) -> Job:

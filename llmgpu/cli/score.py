@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmgpu.backend import NUMPY, Opening
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.cli.commands.models import ScoreCommand
-from llmgpu.cli.console import Reporter, left_out_of, print_json, print_result
+from llmgpu.cli.console import Reporter, left_out_of, print_result
 from llmgpu.cli.groups import required_input, resolve_texts
 from llmgpu.input_files import number_of
 from llmgpu.lm.checkpoints.checkpoint import open_model
@@ -28,9 +28,8 @@ from llmgpu.lm.scoring import Document, Request, Score, Scorer, read_documents
 from llmgpu.text.corpus import Corpus
 
 
-def score(asked: ScoreCommand, opening: Opening) -> None:
+def score(asked: ScoreCommand, report: Reporter, opening: Opening) -> None:
     """Score documents with the model in FOLDER."""
-    report = Reporter(quiet=asked.report.quiet)
     paths = asked.files.named(asked.paths)
     paths = paths or required_input(report, "FILE: files, folders or globs")
     # Open the model before the text: if the names of model and text were swapped, the error of
@@ -76,15 +75,14 @@ def score(asked: ScoreCommand, opening: Opening) -> None:
         summary |= {"documents": text.documents, **left_out_of(text)}
     report.note_left_out(summary)
     report.line(_describe(summary))
-    if asked.report.as_json:
-        summary |= {
-            "seconds": round(time.perf_counter() - begin, 3),
-            "device": backend.description,
-            "model": str(saved.folder),
-            "window": window,
-            "stride": scorer.stride,
-        }
-        print_json(summary, to_stderr=True)
+    summary |= {
+        "seconds": round(time.perf_counter() - begin, 3),
+        "device": backend.description,
+        "model": str(saved.folder),
+        "window": window,
+        "stride": scorer.stride,
+    }
+    report.summarize(summary, to_stderr=True)
 
 
 def _scored(

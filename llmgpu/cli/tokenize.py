@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -35,8 +36,8 @@ from llmgpu.cli.commands.tokens import TokenizeCommand
 from llmgpu.cli.console import (
     Reporter,
     human_bytes,
+    is_terminal,
     left_out_of,
-    print_json,
     print_result,
     token_style,
 )
@@ -121,11 +122,11 @@ _OF_OUTPUT = (
 )
 
 
-def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
+def tokenize(asked: TokenizeCommand, report: Reporter, opening: Opening) -> None:
     """Tokenize text: files, folders or globs, stdin by default. Each file is a document."""
-    as_json, prints_data = asked.report.as_json, asked.output == STANDARD_OUTPUT and not asked.count
-    report = Reporter(quiet=asked.report.quiet, prints_data=prints_data)
-
+    prints_data = asked.output == STANDARD_OUTPUT and not asked.count
+    # On a terminal, data shows the progress, and redrawing a bar would erase the data.
+    report.shows_progress &= not (prints_data and is_terminal(sys.stdout))
     # Check options and names of files before any file is opened.
     if asked.decode:
         refuse_given(_OF_TEXT, "is for text, not for --decode")
@@ -144,11 +145,10 @@ def tokenize(asked: TokenizeCommand, opening: Opening) -> None:
     # Decode, or tokenize.
     if asked.decode:
         summary = _decode(asked, names, target, report)
-        return print_json(summary, to_stderr=prints_data) if as_json else None
-    summary = _Tokenizing(asked, names, target, special, job, opening, report).carry_out()
-    if as_json:
-        print_json(summary, to_stderr=prints_data)
-    elif asked.count:
+    else:
+        summary = _Tokenizing(asked, names, target, special, job, report, opening).carry_out()
+    report.summarize(summary, to_stderr=prints_data)
+    if asked.count and not report.as_json:
         print_result(summary["tokens"])
 
 
@@ -197,11 +197,11 @@ class _Tokenizing:
         target: TokenOutput,
         special: SpecialOptions,
         job: PartJob,
-        opening: Opening,
         report: Reporter,
+        opening: Opening,
     ) -> None:
         """Find the files, check the outputs, and read the vocabulary while the device opens."""
-        self.asked, self.job, self.opening, self.report = asked, job, opening, report
+        self.asked, self.job, self.report, self.opening = asked, job, report, opening
         self.output = None if asked.count else target
         self.in_chat, self.taken = Totals(), Totals()
         found = resolve_texts(names, asked.selection.selection())

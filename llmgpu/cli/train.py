@@ -21,7 +21,7 @@ from llmgpu.bpe.interchange.formats import find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import check_chat, rendering, with_chat, with_chat_template
 from llmgpu.cli.commands.train import TrainCommand
-from llmgpu.cli.console import Reporter, human_count, human_time, left_out_of, print_json
+from llmgpu.cli.console import Reporter, human_count, human_time, left_out_of
 from llmgpu.cli.groups import READING_OPTIONS, check_text_field, id_or_text, required_input
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import refuse_given, was_asked
@@ -85,11 +85,13 @@ REPLACED = (
 )
 
 
-def train(given: TrainCommand) -> None:
+def train(given: TrainCommand, report: Reporter) -> None:
     """Train a Llama-style language model on CORPUS: text, or token files written by `tokenize`."""
     begun = time.perf_counter()
     workers = start_workers()
-    report = Reporter(quiet=given.report.quiet or not workers.is_first)
+    if workers.count > 1:  # the memory of MPI belongs to the process, not to the job
+        quiet = report.quiet or not workers.is_first
+        report = Reporter(quiet=quiet, as_json=report.as_json, log_format=report.log_format)
     if workers.count == 1 and (number := os.environ.get("WORLD_SIZE", "1")) != "1":
         report.note(
             f"WORLD_SIZE={number} has no effect: to train on several GPUs use mpiexec -n {number} "
@@ -106,7 +108,7 @@ def train(given: TrainCommand) -> None:
             summary = run.run()
     if workers.is_first:
         summary |= {"estimated_memory_bytes": max(host_bytes, report.needed_bytes)}
-        print_summary(report, summary, as_json=given.report.as_json)
+        print_summary(report, summary)
 
 
 @dataclass(frozen=True)
@@ -541,8 +543,8 @@ class RunReporter(RunListener):
         self._report.line(text, **asdict(record), **facts)
 
 
-def print_summary(report: Reporter, summary: dict[str, Any], *, as_json: bool) -> None:
-    """Print the summary of a run; with `as_json`, also as JSON on stdout."""
+def print_summary(report: Reporter, summary: dict[str, Any]) -> None:
+    """Print the summary of a run, with --json also as JSON on stdout."""
     seconds = summary["seconds"]
     taken = human_time(seconds) if seconds >= 60 else f"{seconds:.1f} s"
     text = f"{human_count(summary['tokens'])} tokens in {taken}"
@@ -554,8 +556,7 @@ def print_summary(report: Reporter, summary: dict[str, Any], *, as_json: bool) -
         report.line(f"beside steps: {spent}; with these {human_count(rate)} tokens/s")
     if "adapter" in summary:
         report.line(f"adapter for peft in {summary['adapter']}")
-    if as_json:
-        print_json(summary, to_stderr=False)
+    report.summarize(summary)
 
 
 def say_failure(line: str) -> None:

@@ -68,7 +68,7 @@ def test_resume_needs_nothing_but_the_folder(llmgpu: Run, corpus: Path) -> None:
     for size in (290, 300):
         made = (corpus.parent / f"v-{size}.bin").read_bytes()
         assert made == (corpus.parent / f"w-{size}.bin").read_bytes()
-    done = llmgpu("bpe-train", "--checkpoint", "kept", "--resume")
+    done = llmgpu("bpe-train", "--checkpoint", "kept", "--resume", "--log-format", "json")
     assert b"nothing to do: v-290.bin, v-300.bin are finished" in done.stderr
     options_file = corpus.parent / "kept" / "options.toml"
     moved = options_file.read_text().replace(str(corpus.parent), "/elsewhere")

@@ -8,7 +8,6 @@ import click
 
 from llmgpu.bench import ALL, DEFAULT_THRESHOLD, PARTS, BenchOptions
 from llmgpu.cli import groups
-from llmgpu.cli.groups import ReportOptions
 from llmgpu.cli.options import command
 from llmgpu.option_fields import argument, group, option
 
@@ -62,5 +61,4 @@ class BenchCommand:
         "Largest slowdown of a median that --compare accepts.  [default: 10%]", metavar="PERCENT",
         settings={"show_default": False})
     force: bool = groups.force()
-    report: ReportOptions = group(ReportOptions)
     # fmt: on

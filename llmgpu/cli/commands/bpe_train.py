@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmgpu.bpe.training.declared import DeclaredOptions
 from llmgpu.cli import groups
-from llmgpu.cli.groups import FileOptions, ReadingOptions, ReportOptions
+from llmgpu.cli.groups import FileOptions, ReadingOptions
 from llmgpu.cli.option_files import CheckpointedCommand
 from llmgpu.cli.options import command
 from llmgpu.option_fields import argument, group, option
@@ -57,7 +57,6 @@ class BpeTrainCommand:
     files: FileOptions = group(FileOptions)
     reading: ReadingOptions = group(ReadingOptions)
     device: str = groups.device()
-    report: ReportOptions = group(ReportOptions)
     # fmt: on
 
     def open_device(self) -> Opening:

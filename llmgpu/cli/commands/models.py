@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmgpu.backend import Opening
 from llmgpu.cli import groups
-from llmgpu.cli.groups import FileOptions, ReadingOptions, ReportOptions
+from llmgpu.cli.groups import FileOptions, ReadingOptions
 from llmgpu.cli.options import command
 from llmgpu.lm.options import PRECISIONS, Precision, SamplingOptions
 from llmgpu.option_fields import argument, group, option
@@ -70,7 +70,6 @@ class GenerateCommand(_ModelCommand):
         "f32", PRECISIONS, "f16 rounds weights to half precision: half the memory traffic.")
     ignore_eos: bool = option(False, bool, "Continue past the end-of-document token.")
     device: str = groups.device()
-    report: ReportOptions = group(ReportOptions)
     # fmt: on
 
 
@@ -100,5 +99,4 @@ class ScoreCommand(_ModelCommand):
     files: FileOptions = group(FileOptions)
     reading: ReadingOptions = group(ReadingOptions)
     device: str = groups.device()
-    report: ReportOptions = group(ReportOptions)
     # fmt: on

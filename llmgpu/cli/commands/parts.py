@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import MISSING
 
 from llmgpu.cli import groups
-from llmgpu.cli.groups import ReportOptions
 from llmgpu.cli.options import command
-from llmgpu.option_fields import argument, group, option
+from llmgpu.option_fields import argument, option
 
 
 @command("run", "run:run")
@@ -35,7 +34,6 @@ class RunCommand:
         None, int, "Number of parts to split the work into.", least=1, most=999_999,
         default_words="4 per worker")
     cpus: int = option(1, int, "CPUs and threads per part.", least=1)
-    report: ReportOptions = group(ReportOptions)
     # fmt: on
 
 
@@ -58,7 +56,6 @@ class MergeWordCountsCommand:
         (), "file weight", "Count this file N times. Repeatable.", "--weight", metavar="COUNTS=N",
         many=True)
     force: bool = groups.force()
-    report: ReportOptions = group(ReportOptions)
     # fmt: on
 
 
@@ -79,5 +76,4 @@ class MergeShardsCommand:
         MISSING, str, "Manifest to write, in the same folder as the shards.", "--output", "-o",
         metavar="MANIFEST")
     force: bool = groups.force()
-    report: ReportOptions = group(ReportOptions)
     # fmt: on

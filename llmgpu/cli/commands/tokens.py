@@ -11,7 +11,6 @@ from llmgpu.cli.groups import (
     ChatOptions,
     FileOptions,
     ReadingOptions,
-    ReportOptions,
     SpecialTokenOptions,
 )
 from llmgpu.cli.options import command
@@ -109,7 +108,6 @@ class TokenizeCommand:
     reading: ReadingOptions = group(ReadingOptions)
     chat: ChatOptions = group(ChatOptions)
     device: str = groups.device()
-    report: ReportOptions = group(ReportOptions)
     # fmt: on
 
     def open_device(self) -> Opening:
@@ -154,7 +152,6 @@ class CountCommand:
     files: FileOptions = group(FileOptions)
     reading: ReadingOptions = group(ReadingOptions)
     device: str = groups.device()
-    report: ReportOptions = group(ReportOptions)
     # fmt: on
 
     def open_device(self) -> Opening:

@@ -6,7 +6,7 @@ from dataclasses import MISSING
 from typing import Any
 
 from llmgpu.cli import groups
-from llmgpu.cli.groups import ChatOptions, FileOptions, ReadingOptions, ReportOptions
+from llmgpu.cli.groups import ChatOptions, FileOptions, ReadingOptions
 from llmgpu.cli.option_files import ConfiguredCommand
 from llmgpu.cli.options import command
 from llmgpu.lm.config import PRESETS, ModelConfig
@@ -63,5 +63,4 @@ class TrainCommand:
     reading: ReadingOptions = group(ReadingOptions)
     chat: ChatOptions = group(ChatOptions)
     device: str = groups.device()
-    report: ReportOptions = group(ReportOptions)
     # fmt: on

@@ -7,7 +7,7 @@ from dataclasses import MISSING
 from llmgpu.backend import Opening
 from llmgpu.bpe.interchange.formats import ALIASES, READERS, WEIGHT_TYPES, WRITERS
 from llmgpu.cli import groups
-from llmgpu.cli.groups import ReadingOptions, ReportOptions
+from llmgpu.cli.groups import ReadingOptions
 from llmgpu.cli.options import command
 from llmgpu.cli.values import Aliased
 from llmgpu.option_fields import argument, group, option
@@ -56,7 +56,6 @@ class InfoCommand:
         "--on", metavar="PATH", many=True, needs=("page",), needs_words="needs --report PAGE")
     force: bool = groups.force(needs=("page",), needs_words="needs --report PAGE")
     plot: bool = option(False, bool, "Draw the losses of a run in plain characters.")
-    report: ReportOptions = group(ReportOptions)
     # fmt: on
 
 
@@ -91,7 +90,6 @@ class ImportVocabularyCommand:
         "--special-token", metavar="TEXT=ID", many=True)
     output: str = groups.vocabulary_output()
     force: bool = groups.force()
-    report: ReportOptions = group(ReportOptions)
     # fmt: on
 
 
@@ -127,7 +125,6 @@ class ExportVocabularyCommand:
         None, str, "For gguf and Hugging Face folders: Jinja chat template.", metavar="FILE",
         default_words="the vocabulary's")
     force: bool = groups.force()
-    report: ReportOptions = group(ReportOptions)
     # fmt: on
 
 
@@ -152,7 +149,6 @@ class CompareVocabsCommand:
         "--on", metavar="PATH", many=True)
     reading: ReadingOptions = group(ReadingOptions)
     device: str = groups.device()
-    report: ReportOptions = group(ReportOptions)
     # fmt: on
 
     def open_device(self) -> Opening:
