@@ -8,9 +8,8 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
@@ -23,7 +22,15 @@ from llmgpu.cli.console import Reporter, is_terminal, print_result
 from llmgpu.cli.groups import READING_INPUT, piped_input
 from llmgpu.cli.options import refuse_given, refuse_without_effect
 from llmgpu.errors import CheckpointError, InputError
-from llmgpu.input_files import decode_text, input_errors, naming, number_of, printable, read_whole
+from llmgpu.input_files import (
+    decode_text,
+    input_errors,
+    naming,
+    number_of,
+    printable,
+    read_whole,
+    source_name,
+)
 from llmgpu.lm.checkpoints.checkpoint import open_model
 from llmgpu.lm.checkpoints.huggingface import SavedModel
 from llmgpu.lm.generator import Continuation, Ends, Generator, Request
@@ -36,6 +43,12 @@ from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokenizer import Tokenizer
 from llmgpu.tokenizer.encoders import ChatEncoder
+
+JSON_ENDINGS = (".jsonl", ".ndjson")
+# The line of JSON that is printed for a prompt, without the text that continues it. The text to be
+# continued is in the field PROMPT, and the conversation to be answered in the field MESSAGES.
+Prompt = dict[str, Any]
+PROMPT = "prompt"
 
 
 def generate(asked: GenerateCommand, report: Reporter, opening: Opening) -> None:
@@ -63,7 +76,7 @@ def _generate(
 
     checking: checks the weights while the device opens and the weights are copied to the device.
     """
-    prompts = asked.prompts
+    prompts, name = asked.prompts, MESSAGES if asked.chat else PROMPT
     saved, backend, sampler = _open(asked, report, opening, checking)
     vocabulary = with_chat_template(saved.vocabulary, asked.chat_template)
     tokenizer = Tokenizer(vocabulary, device="cpu")
@@ -72,7 +85,7 @@ def _generate(
     conversations = ChatEncoder(
         tokenizer.vocabulary, lambda data: tokenizer.encode(data, allowed_special=("all",))
     )
-    wanted = [(each, prompt_ids(tokenizer, conversations, each, saved)) for each in texts]
+    wanted = [(each, prompt_ids(tokenizer, conversations, each[name], saved)) for each in texts]
 
     # Load the model, with memory for the longest prompt and continuation.
     report.note_missing_engine(backend)
@@ -94,11 +107,11 @@ def _generate(
         summary: dict[str, Any] = {"prompts": len(wanted), "tokens": count}
     else:
         one = Continuation(saved.vocabulary, wanted[0][1], sampler, ends)
-        prompt = texts[0].content
+        prompt = texts[0][name]
         if report.as_json:
             deque(generator.continue_all([one]), maxlen=0)
         else:
-            _print_continued(prompt if isinstance(prompt, str) else "", one, generator)
+            _print_continued("" if asked.chat else prompt, one, generator)
         count = len(one.ids)
         summary = {"prompt": prompt, "prompt_ids": one.prompt, **one.describe()}
     seconds = time.perf_counter() - start
@@ -150,15 +163,18 @@ def _single_prompt(prompt: str | None, report: Reporter) -> str:
         report.line(READING_INPUT)
     elif prompt is not None or not piped_input(report):
         return prompt or ""
-    with naming("standard input"):
-        return decode_text(_standard_input()).removesuffix("\n")
+    return _read_text(STANDARD_INPUT).removesuffix("\n")
 
 
-def _standard_input() -> bytes:
-    """Return all bytes of standard input; InputError if standard input is closed."""
-    if sys.stdin is None:
-        raise InputError("can't read standard input: it is closed")
-    return sys.stdin.buffer.read()
+def _read_text(path: str) -> str:
+    """Return the text of a file, or of standard input; InputError if it can't be read."""
+    name = source_name(path)
+    with naming(name), input_errors(name):
+        if path != STANDARD_INPUT:
+            return decode_text(read_whole(path, "file of prompts"))
+        if sys.stdin is None:
+            raise InputError("can't read standard input: it is closed")
+        return decode_text(sys.stdin.buffer.read())
 
 
 def _print_continued(prompt: str, one: Continuation, generator: Generator) -> None:
@@ -180,24 +196,9 @@ def _print_continued(prompt: str, one: Continuation, generator: Generator) -> No
     print_result("")
 
 
-JSON_ENDINGS = (".jsonl", ".ndjson")
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt to be continued.
-
-    content: the text to be continued, or the messages of a conversation to be answered. facts:
-    further fields for the prompt's line of JSON.
-    """
-
-    content: str | list[Any]
-    facts: Mapping[str, object] = field(default_factory=dict)
-
-
 def _prompt_of_line(text: str, *, chat: bool) -> Prompt:
     """Return the prompt of a text; with `chat`, a conversation of one message by the user."""
-    return Prompt([{"role": "user", "content": text}] if chat else text)
+    return {MESSAGES: [{"role": "user", "content": text}]} if chat else {PROMPT: text}
 
 
 def read_prompts(path: str, name_of_field: str | None, *, chat: bool = False) -> list[Prompt]:
@@ -210,15 +211,9 @@ def read_prompts(path: str, name_of_field: str | None, *, chat: bool = False) ->
 
     Raises InputError for a file that can't be read, is not UTF-8 or has no prompts.
     """
-    if path == STANDARD_INPUT:
-        name, content = "standard input", _standard_input()
-    else:
-        with input_errors(path):
-            name, content = path, read_whole(path, "file of prompts")
-    with naming(name):
-        lines = decode_text(content).splitlines()
+    name, lines = source_name(path), _read_text(path).splitlines()
     if name_of_field is None and path.endswith(JSON_ENDINGS):
-        name_of_field = MESSAGES if chat else "prompt"
+        name_of_field = MESSAGES if chat else PROMPT
     numbered = [(f"{name}, line {k}", line) for k, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise InputError(f"{name} has no prompts")
@@ -230,27 +225,27 @@ def read_prompts(path: str, name_of_field: str | None, *, chat: bool = False) ->
     ]
 
 
-def _of_json(found: dict[str, object], name: str, where: str, *, chat: bool) -> Prompt:
+def _of_json(found: Prompt, name: str, where: str, *, chat: bool) -> Prompt:
     content = found.pop(name, None)
     if chat:
         check_messages(content, where, lambda role: True)
     elif not isinstance(content, str):
         raise InputError(f'{where}: no text in "{name}"; use --prompt-field to name another field')
-    return Prompt(cast("str | list[Any]", content), found)
+    return found | {MESSAGES if chat else PROMPT: content}
 
 
 def prompt_ids(
-    tokenizer: Tokenizer, conversations: ChatEncoder, prompt: Prompt, model: SavedModel
+    tokenizer: Tokenizer, conversations: ChatEncoder, prompt: str | list[Any], model: SavedModel
 ) -> list[int]:
-    """Return a prompt's ids. The ids of a conversation end with the header of a reply.
+    """Return the ids of a text, or of a conversation, which end with the header of a reply.
 
     The ids of a text start with the tokens that the model's vocabulary adds before a text. A prompt
     without any id becomes the token between documents; InputError if the model has no such token.
     """
-    if not isinstance(prompt.content, str):
-        answered, _ = conversations.encode(prompt.content, None, True)
+    if not isinstance(prompt, str):
+        answered, _ = conversations.encode(prompt, None, True)
         return list(map(int, answered))
-    ids = [*model.vocabulary.prefix_ids, *tokenizer.encode(prompt.content).tolist()]
+    ids = [*model.vocabulary.prefix_ids, *tokenizer.encode(prompt).tolist()]
     if ids:
         return ids
     if model.eos_id is None:
@@ -290,8 +285,6 @@ def continue_prompts(
         while written in ended:
             prompt, one = prompts[written][0], made.pop(written)
             total += len(one.ids)
-            name = "prompt" if isinstance(prompt.content, str) else MESSAGES
-            content = {**prompt.facts, name: prompt.content, **one.describe()}
-            print_result(json.dumps(content, ensure_ascii=False))
+            print_result(json.dumps(prompt | one.describe(), ensure_ascii=False))
             written += 1
     return total
