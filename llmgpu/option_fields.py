@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, field, fields
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from llmgpu.errors import InputError
@@ -89,6 +89,12 @@ def option(default: Any, kind: Any, help: str, *flags: str, **how: Any) -> Any:
         words = (str(default), *(f"{name}: {value}" for name, value in by_preset.items()))
         how["default_words"] = "; ".join(words)
     return field(default=default, metadata={_KEY: Option(flags, kind, help, **how)})
+
+
+# Declare an option under one of the headings of `SECTIONS`.
+output_option = partial(option, section=OUTPUT)
+machines_option = partial(option, section=SEVERAL_MACHINES)
+rare_option = partial(option, section=RARE)
 
 
 def argument(metavar: str | None = None, *, many: bool = False, **settings: Any) -> Any:

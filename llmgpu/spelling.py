@@ -257,18 +257,9 @@ def speaking_python(function: Callable[P, T]) -> Callable[P, T]:
     return called
 
 
-BYTE_UNITS = {
-    "": 1,
-    "B": 1,
-    **dict.fromkeys(("K", "KB"), 10**3),
-    **dict.fromkeys(("M", "MB"), 10**6),
-    **dict.fromkeys(("G", "GB"), 10**9),
-    **dict.fromkeys(("T", "TB"), 10**12),
-    "KIB": 1 << 10,
-    "MIB": 1 << 20,
-    "GIB": 1 << 30,
-    "TIB": 1 << 40,
-}
+BYTE_UNITS = {"": 1, "B": 1}
+for _power, _unit in enumerate("KMGT", 1):
+    BYTE_UNITS |= {_unit: 1000**_power, f"{_unit}B": 1000**_power, f"{_unit}IB": 1024**_power}
 BYTE_EXAMPLES = "4096, 100MB or 2GiB"
 _MOST_DIGITS = 18  # most digits before the point, and after it; no text has 10**18 bytes or tokens
 

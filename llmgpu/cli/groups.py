@@ -23,11 +23,11 @@ from llmgpu.machine import usable_processors
 from llmgpu.option_fields import (
     COMMON,
     INPUT,
-    OUTPUT,
-    RARE,
-    SEVERAL_MACHINES,
+    machines_option,
     option,
+    output_option,
     own_options,
+    rare_option,
 )
 
 if TYPE_CHECKING:
@@ -67,19 +67,16 @@ device = partial(
     metavar="auto|cpu|gpu|NAME[:N]", section=COMMON,
     settings={"envvar": "LLMGPU_DEVICE"})
 part = partial(
-    option, None, "part",
+    machines_option, None, "part",
     "Process part I of N; finished parts are skipped. %P in the output name is replaced by "
     "the part. auto: read I and N from the variables of a Slurm array, of a Kubernetes indexed "
-    "job, or RANK and WORLD_SIZE.", metavar="I/N|auto",
-    section=SEVERAL_MACHINES)
+    "job, or RANK and WORLD_SIZE.", metavar="I/N|auto")
 # See `llmgpu.tokens.bin`.
 token_dtype = partial(
-    option, None, ("uint16", "uint32"),
-    "Integer type of token files from other tools that don't record it (nanoGPT: uint16).",
-    section=RARE)
+    rare_option, None, ("uint16", "uint32"),
+    "Integer type of token files from other tools that don't record it (nanoGPT: uint16).")
 # See `llmgpu.outputs.check_outputs`.
-force = partial(option, False, bool, "Overwrite existing files of a different kind.",
-    section=OUTPUT)
+force = partial(output_option, False, bool, "Overwrite existing files of a different kind.")
 # fmt: on
 
 
@@ -105,11 +102,10 @@ class ReadingOptions:
         (), "text",
         "Split documents at this text and drop it; with tokenize --decode, write it between "
         "documents. Repeatable.", "--doc-separator", metavar="TEXT", many=True)
-    encoding_errors: str = option(
+    encoding_errors: str = rare_option(
         "raw", ("raw", "strict", "replace"),
         "What to do with invalid UTF-8: keep the bytes (raw), fail and name the offset (strict), "
-        "or insert U+FFFD (replace).",
-        section=RARE)
+        "or insert U+FFFD (replace).")
     text_field: tuple[str, ...] = option(
         (), "text",
         "Field of .jsonl lines, or column of .parquet files, to read text from. Rows without text "
@@ -124,11 +120,10 @@ class ReadingOptions:
         "error", ("error", "skip"),
         "What to do with .jsonl lines that are not JSON objects, or whose field is not text: fail "
         "and name the line, or skip and count them.")
-    regex_seconds: float | None = option(
+    regex_seconds: float | None = rare_option(
         None, click.FloatRange(min=0, min_open=True),
         "CPU time limit per megabyte for a custom pattern.", metavar="SECONDS", default_words="30",
-        settings={"expose_value": False, "callback": _limit_regex},
-        section=RARE)
+        settings={"expose_value": False, "callback": _limit_regex})
     # fmt: on
 
     def corpus_options(
@@ -178,9 +173,8 @@ class FileOptions:
         None, ("train", "validation", "test"),
         "Read only the files of a data set's subset in folders, globs and URLs, by the words in "
         "names: train-00000.parquet, test/a.jsonl.")
-    list_skipped: bool = option(
-        False, bool, "Name each file of a folder that is skipped because it is not text.",
-        section=RARE)
+    list_skipped: bool = rare_option(
+        False, bool, "Name each file of a folder that is skipped because it is not text.")
     files_from: str | None = option(
         None, str,
         "Read more file names from FILE or standard input, one per line or separated by NUL bytes "

@@ -15,7 +15,6 @@ from llmgpu.cli.values import KINDS, PatternExpression
 from llmgpu.input_files import quote
 from llmgpu.option_fields import (
     COMMON,
-    RARE,
     SECTIONS,
     Group,
     Option,
@@ -23,6 +22,7 @@ from llmgpu.option_fields import (
     default_of,
     option,
     own_options,
+    rare_option,
 )
 from llmgpu.registry import imported
 
@@ -51,13 +51,11 @@ class ReportOptions:
         "carries data.", "--json")
     quiet: bool = option(
         False, bool, "Suppress everything on stderr except errors.", "--quiet", "-q")
-    log_format: str = option(
+    log_format: str = rare_option(
         "text", ("text", "json"),
-        "Format of progress and notes on stderr; json writes an object per line.",
-        section=RARE)
-    debug: bool = option(
-        False, bool, "Show a traceback on errors.", settings={"expose_value": False},
-        section=RARE)
+        "Format of progress and notes on stderr; json writes an object per line.")
+    debug: bool = rare_option(
+        False, bool, "Show a traceback on errors.", settings={"expose_value": False})
     # fmt: on
 
 
@@ -98,6 +96,8 @@ def command(
         kind: Any = dataclass(frozen=True, init=False, eq=False, repr=False)(declaring)
 
         def run(as_json: bool, quiet: bool, log_format: str, **values: Any) -> None:
+            if "pattern_regex" in values:
+                values["pattern"] = _pattern_of(values)
             asked = _take(kind, values)
             opened = [asked.open_device()] if hasattr(kind, "open_device") else []
             work = imported(f"llmgpu.cli.{does}")
@@ -197,20 +197,17 @@ def _take(kind: Any, values: dict[str, Any]) -> Any:
     found: dict[str, Any] = {}
     for name, one in declared(kind).items():
         if isinstance(one, Option):
-            value = _pattern_of(values) if one.kind == "pattern" else values.get(name)
+            value = values.get(name)
             if value is not None or default_of(kind, name) is MISSING:
                 found[name] = value
         elif one.as_values:
-            given = {each: values[each] for each in own_options(one.kind)}
-            has_pattern = any(each.kind == "pattern" for each in own_options(one.kind).values())
-            found[name] = given | ({"pattern": _pattern_of(values)} if has_pattern else {})
+            found[name] = {each: values[each] for each in own_options(one.kind)}
         else:
             found[name] = _take(one.kind, values)
     if kind.__init__ is not object.__init__:
         return kind(**found)
     made = object.__new__(kind)
-    for name, value in found.items():
-        object.__setattr__(made, name, value)
+    vars(made).update(found)
     return made
 
 

@@ -13,11 +13,11 @@ from llmgpu.lm.optimizers import OPTIMIZERS
 from llmgpu.option_fields import (
     OPTIMIZER,
     OUTPUT,
-    RARE,
-    SEVERAL_MACHINES,
     check_ranges,
     flag_of,
+    machines_option,
     option,
+    rare_option,
 )
 
 if TYPE_CHECKING:
@@ -111,13 +111,12 @@ class TrainOptions:
     output_rate: float = option(
         1.0, float, "Learning rate of the output layer with --untied, as a multiple of --lr.",
         default_words="a quarter of --table-rate with muon, else --table-rate")
-    momentum: float = option(
-        0.95, float, "Decay of Muon's mean of gradients.", below=1, section=RARE)
-    momentum_start: float = option(
-        0.95, float, "Value of --momentum in the first step.", below=1, section=RARE,
+    momentum: float = rare_option(0.95, float, "Decay of Muon's mean of gradients.", below=1)
+    momentum_start: float = rare_option(
+        0.95, float, "Value of --momentum in the first step.", below=1,
         default_words="0.85 with muon, 0.95 with --init")
-    momentum_steps: int = option(
-        0, int, "Steps in which --momentum-start rises to --momentum.", least=0, section=RARE,
+    momentum_steps: int = rare_option(
+        0, int, "Steps in which --momentum-start rises to --momentum.", least=0,
         default_words="300 with muon, 0 with --init")
     schedule: Schedule = option(
         "cosine", get_args(Schedule),
@@ -129,40 +128,35 @@ class TrainOptions:
     initialisation: Initialisation = option(
         "normal", get_args(Initialisation),
         "Initial weights: one scale for all, or scaled by fan-in, output projections zero.")
-    sync_every: int = option(
+    sync_every: int = machines_option(
         0, int,
         "Steps each worker takes alone between exchanges of weights; 0: exchange gradients in "
-        "every step.", least=0,
-        section=SEVERAL_MACHINES)
-    outer_learning_rate: float = option(
-        0.7, float, "With --sync-every, learning rate of the outer step.", "--outer-lr",
-        section=SEVERAL_MACHINES)
-    outer_momentum: float = option(
-        0.9, float, "With --sync-every, momentum of the outer step.", below=1,
-        section=SEVERAL_MACHINES)
+        "every step.", least=0)
+    outer_learning_rate: float = machines_option(
+        0.7, float, "With --sync-every, learning rate of the outer step.", "--outer-lr")
+    outer_momentum: float = machines_option(
+        0.9, float, "With --sync-every, momentum of the outer step.", below=1)
     warmup_steps: int = option(
         100, int, "Linear warm-up steps.", least=0,
         default_words="a tenth of --steps, up to 100")
     weight_decay: float = option(0.1, float, "Weight decay, applied to matrices only.")
-    beta1: float = option(0.9, float, "Decay of the mean of gradients.", below=1,
-        section=RARE)
-    beta2: float = option(0.95, float, "Decay of the mean of squared gradients.", below=1,
-        section=RARE, default_words="0.99 with muon, else 0.95; 0.95 with --init")
+    beta1: float = rare_option(0.9, float, "Decay of the mean of gradients.", below=1)
+    beta2: float = rare_option(
+        0.95, float, "Decay of the mean of squared gradients.", below=1,
+        default_words="0.99 with muon, else 0.95; 0.95 with --init")
     table_decay: float = option(
         1.0, float,
         "Weight decay of the embedding table and the output layer, as a multiple of "
         "--weight-decay.", default_words="0 with muon, else 1; 1 with --init")
-    table_beta1: float = option(
+    table_beta1: float = rare_option(
         0.0, float, "--beta1 of the embedding table and the output layer; 0: the same.", below=1,
-        section=RARE, default_words="0.8 with muon, else 0; 0 with --init")
+        default_words="0.8 with muon, else 0; 0 with --init")
     grad_clip: float = option(
         1.0, float, "Clip the global gradient norm to this; 0 disables it.")
-    label_smoothing: float = option(
-        0.0, float, "Share of each target's probability to spread over all tokens.", below=1,
-        section=RARE)
-    z_loss: float = option(
-        1e-4, float, "Weight of the penalty on the squared log-sum-exp of logits.",
-        section=RARE)
+    label_smoothing: float = rare_option(
+        0.0, float, "Share of each target's probability to spread over all tokens.", below=1)
+    z_loss: float = rare_option(
+        1e-4, float, "Weight of the penalty on the squared log-sum-exp of logits.")
     optimizer: str = option(
         "adamw", OPTIMIZERS,
         f"{'; '.join(f'{name} {text}' for name, text in OPTIMIZERS.summaries.items())}.",

@@ -14,7 +14,7 @@ from llmgpu.cli.groups import (
     SpecialTokenOptions,
 )
 from llmgpu.cli.options import command
-from llmgpu.option_fields import OUTPUT, argument, group, option
+from llmgpu.option_fields import argument, group, option, output_option
 from llmgpu.tokens.formats import FORMATS, LAYOUTS, SHOWN, describe_formats, describe_layouts
 
 if TYPE_CHECKING:
@@ -58,41 +58,33 @@ class TokenizeCommand:
     line_documents: bool = option(
         False, bool, "Make each line a document, and write it as it arrives.")
     threads: int | None = groups.encoding_threads()
-    layout: str = option("raw", LAYOUTS, f"Layout for --format bin: {describe_layouts()}.",
-        section=OUTPUT)
-    shard_tokens: int | None = option(
+    layout: str = output_option("raw", LAYOUTS, f"Layout for --format bin: {describe_layouts()}.")
+    shard_tokens: int | None = output_option(
         None, "tokens",
         "Write shards of N tokens (100M, 1B): OUT-000000.bin, OUT-000001.bin, ..., and the "
-        "manifest OUT.json.", metavar="N",
-        section=OUTPUT)
-    split: tuple[tuple[str, float], ...] = option(
+        "manifest OUT.json.", metavar="N")
+    split: tuple[tuple[str, float], ...] = output_option(
         (), "share",
         "Write a random share of the documents to a separate file: val=0.01 puts 1% of them into "
         "OUT-val.bin (val.bin next to train.bin). A --part draws from its own documents. "
-        "Repeatable.", metavar="NAME=SHARE", many=True,
-        section=OUTPUT)
-    split_by: str = option(
+        "Repeatable.", metavar="NAME=SHARE", many=True)
+    split_by: str = output_option(
         "documents", ("documents", "position"),
         "How --split selects text: random documents, or by position, for a text in one file "
         "(val=0.1 is its last tenth, starting at a line).",
-        needs=("split",), needs_words="needs --split NAME=SHARE",
-        section=OUTPUT)
-    chunk_tokens: int | None = option(
+        needs=("split",), needs_words="needs --split NAME=SHARE")
+    chunk_tokens: int | None = output_option(
         None, "tokens",
-        "Cut documents into chunks of N tokens; each chunk becomes a document.", metavar="N",
-        section=OUTPUT)
-    overlap: int = option(
+        "Cut documents into chunks of N tokens; each chunk becomes a document.", metavar="N")
+    overlap: int = output_option(
         0, int, "Start each chunk with the last K tokens of the previous one.", metavar="K",
-        least=0, needs=("chunk_tokens",), needs_words="needs --chunk-tokens N",
-        section=OUTPUT)
-    seed: int = option(
+        least=0, needs=("chunk_tokens",), needs_words="needs --chunk-tokens N")
+    seed: int = output_option(
         0, int, "Random seed for --split and --shuffle.", least=0, needs=("split", "shuffle"),
-        needs_words="is for --split and --shuffle",
-        section=OUTPUT)
-    shuffle: bool = option(
+        needs_words="is for --split and --shuffle")
+    shuffle: bool = output_option(
         False, bool,
-        "Write documents in random order; needs 4 extra bytes of disk space per token.",
-        section=OUTPUT)
+        "Write documents in random order; needs 4 extra bytes of disk space per token.")
     max_tokens: int | None = option(
         None, "tokens",
         "Stop after N tokens (4096, 100M), even in the middle of a document.", metavar="N")
