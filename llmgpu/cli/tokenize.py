@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
-from typing import Any, cast
+from itertools import chain, pairwise
+from typing import Any
 
 import click
 import numpy as np
@@ -109,6 +109,8 @@ _BYTES_A_TOKEN = 4  # estimated bytes of text per token
 _IN_FLIGHT = 1.01
 # Least seconds between two estimates. An estimate takes 1 ms, as long as encoding 100 kB.
 _BETWEEN_ESTIMATES = 0.1
+# int64 (L,), ids of a file, and int64 (documents,), the positions in them of documents' starts
+_Block = tuple[NDArray[np.int64], NDArray[np.int64]]
 _LEAST_TOLD = 1 << 20  # bytes of text; for less text, the memory needed is not reported
 _OF_TEXT = {*READING_OPTIONS, *FILE_OPTIONS} - {"doc_separators", "files_from"}
 _OF_ENCODING = {
@@ -572,22 +574,31 @@ def _decode(
         what = "several values" if len(separators) > 1 else "JSON Lines, an object per document"
         raise click.UsageError(f"--doc-separator can't be combined with {what}, for --decode")
 
-    def blocks() -> Iterator[NDArray[np.int64]]:
-        for source, format in sources:
-            if format != "bin":
-                yield from read_tokens(source, format)
-                continue
-            if has_side_file(source):
-                made_with = str(read_side_file(source)["fingerprint"])
-                matched_as(source, made_with, vocabulary, vocab)
-            elif source != STANDARD_INPUT:
-                report.note(note_of_foreign([source], vocab))
-            yield from read_bin(source, vocabulary.size, asked.layout, asked.token_dtype)
-
-    # Decode. With separators or JSON Lines, ids are first regrouped so that a block is a document.
+    # With separators or JSON Lines, blocks of ids are regrouped so that a block is a document.
     apart = in_lines or separators
+
+    def blocks() -> Iterator[_Block]:
+        for source, format in sources:
+            side = read_side_file(source) if format == "bin" and has_side_file(source) else None
+            if side is None and apart:
+                raise InputError(
+                    f"{source} does not say where its documents begin, as a .bin file with its "
+                    "side file does: decode it into plain text, without --doc-separator"
+                )
+            if format != "bin":
+                ids = read_tokens(source, format)
+            else:
+                ids = read_bin(source, vocabulary.size, asked.layout, asked.token_dtype)
+            if side is not None:
+                matched_as(source, str(side["fingerprint"]), vocabulary, vocab)
+            elif format == "bin" and source != STANDARD_INPUT:
+                report.note(note_of_foreign([source], vocab))
+            yield from _with_starts(ids, side["document_offsets"] if side and apart else ())
+
+    # Decode.
     with atomic_output(target.name) as file:
-        for number, ids in enumerate(_documents(blocks(), _starts(sources)) if apart else blocks()):
+        pieces = _documents(blocks()) if apart else (ids for ids, _ in blocks())
+        for number, ids in enumerate(pieces):
             is_start = apart or number == 0
             data = vocabulary.decode_document(ids) if is_start else vocabulary.decode(ids)
             between = b"".join(separators) if number else b""
@@ -597,52 +608,38 @@ def _decode(
     return {"tokens": tokens, "text_bytes": text_bytes, "fingerprint": vocabulary.fingerprint}
 
 
-def _starts(sources: Sequence[tuple[str, str]]) -> Iterator[int]:
-    """Yield the positions at which documents start, counted in ids from the first file's beginning.
+def _with_starts(blocks: Iterable[NDArray[np.int64]], offsets: Sequence[int]) -> Iterator[_Block]:
+    """Yield the blocks of a file, each with the positions in it at which documents begin.
 
-    Raises InputError for a file that does not record document starts.
+    offsets: the positions in the file, ascending. If documents without ids begin at the end of the
+    file, the last block is empty.
     """
-    base = 0
-    for source, format in sources:
-        if format != "bin" or not has_side_file(source):
-            raise InputError(
-                f"{source} does not say where its documents begin, as a .bin file with its side "
-                "file does: decode it into plain text, without --doc-separator"
-            )
-        side = read_side_file(source)
-        yield from (base + offset for offset in cast("list[int]", side["document_offsets"]))
-        base += cast(int, side["count"])
+    starts, position = np.array(offsets, np.int64), 0
+    for ids in blocks:
+        first, last = np.searchsorted(starts, (position, position + len(ids)))
+        yield ids, starts[first:last] - position
+        position += len(ids)
+    if len(at_end := starts[starts >= position]):
+        yield np.empty(0, np.int64), at_end - position
 
 
-def _documents(
-    blocks: Iterable[NDArray[np.int64]], starts: Iterator[int]
-) -> Iterator[NDArray[np.int64]]:
+def _documents(blocks: Iterable[_Block]) -> Iterator[NDArray[np.int64]]:
     """Regroup blocks of ids, which may end anywhere: yield the ids of each document, int64 (L,).
 
-    starts: positions of document starts, see `_starts`. Ids before the first start belong to a
-    document that began in an earlier shard; they are yielded as a document, too.
+    Ids before the first start belong to a document that began in an earlier shard; they are yielded
+    as a document, too.
     """
-    edge = next(starts, None)
-    has_begun = edge == 0
-    if has_begun:
-        edge = next(starts, None)
-    # parts: the ids of the current document in earlier blocks, after an empty array.
-    # position: number of ids before this block.
-    parts: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-    position = 0
-    for block in blocks:
-        begin = 0
-        while edge is not None and edge <= position + len(block):
-            document = np.concatenate([*parts, block[begin : edge - position]])
-            if has_begun or len(document):
-                yield document
-            parts, begin, has_begun = parts[:1], edge - position, True
-            edge = next(starts, None)
-        parts.append(block[begin:])
-        position += len(block)
-    document = np.concatenate(parts)
-    if has_begun or len(document):
-        yield document
+    # parts: the ids of the current document so far. has_begun: whether its start is known.
+    parts, has_begun = list[NDArray[np.int64]](), False
+    for ids, starts in blocks:
+        edges = [*starts.tolist(), len(ids)]
+        parts.append(ids[: edges[0]])
+        for begin, end in pairwise(edges):
+            if has_begun or any(map(len, parts)):
+                yield np.concatenate(parts)
+            parts, has_begun = [ids[begin:end]], True
+    if has_begun or any(map(len, parts)):
+        yield np.concatenate(parts)
 
 
 def _json_line(text: bytes) -> bytes:
