@@ -14,9 +14,10 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import click
@@ -35,8 +36,8 @@ from llmgpu.text.parts import Part
 PARTS_OF_WORKER = 4  # parts for each worker: small parts keep all workers busy until the end
 _RETRIES = 3  # new attempts at a part whose actor was lost
 _REFUSED = ("part", "decode", "count", "from_counts", "split", "shuffle", "max_tokens", "limit")
-# Options and arguments that apply to counting only, not to training from counts.
-_COUNTING = (*READING_OPTIONS, *FILE_OPTIONS, "corpus")
+# Options that apply to counting only, not to training from counts.
+_COUNTING = (*READING_OPTIONS, *FILE_OPTIONS)
 _SHOWN = ("as_json", "quiet")
 _TRAINING = ("output", "vocab_size", "counts_output", "counts_only", "checkpoint", "resume")
 
@@ -45,9 +46,9 @@ _TRAINING = ("output", "vocab_size", "counts_output", "counts_only", "checkpoint
 class Job:
     """A command that runs in parts.
 
-    name: the command's name. options: the options of all parts. output: the file of a part, with
-    PLACEHOLDER in the name. merge: the command that merges the files of parts, as arguments without
-    the files. last: the arguments of a command to run after the merge, if any.
+    name: the command's name. options: the options and files of all parts. output: the file of a
+    part, with PLACEHOLDER in the name. merge: the command that merges the files of parts, as
+    arguments without the files. last: the arguments of a command to run after the merge, if any.
     """
 
     device: str
@@ -95,7 +96,8 @@ def make_job(command: Sequence[str], cpus: int) -> Job:
     # Check the options of the command.
     found = COMMANDS[name]
     with found.make_context(f"llmgpu {name}", [*arguments]) as context:
-        values, given = dict(context.params), _Given(found, context, arguments)
+        values = dict(context.params)
+        given, _, _ = found.make_parser(context).parse_args([*arguments])
         refused = [option for option in _REFUSED if values.get(option)]
         refuse_given(refused, "can't be combined with llmgpu run")
     names = values["files" if name == "tokenize" else "corpus"]
@@ -110,53 +112,44 @@ def make_job(command: Sequence[str], cpus: int) -> Job:
     if output == STANDARD_OUTPUT:
         raise click.UsageError("bpe-train in parts needs -o FILE, which also names its counts")
     # Write the command lines of a part, of the merge, and of the last command.
-    threads = [] if "threads" in given.options else ["--threads", str(cpus)]
+    written = partial(_written, found, given)
+    threads = [] if "threads" in given else ["--threads", str(cpus)]
     forced = ["--force"] if values["force"] else []
     if name == "tokenize":
         of_part, last = f"{stem}-{PLACEHOLDER}.json", []
         target = ["-o", f"{stem}-{PLACEHOLDER}{suffix}", "--resume"]
-        own = given.without("output", "resume", *_SHOWN, "device")
+        own = written("output", "resume", *_SHOWN, "device")
         merge = ["merge-shards", "-o", f"{stem}.json", *forced]
     else:
         counts = values["counts_output"] or f"{stem}.counts"
         of_part = f"-{PLACEHOLDER}".join(os.path.splitext(counts))
         target = ["--counts-only", "--save-counts", of_part]
-        own = given.without(*_TRAINING, *_SHOWN, "device")
+        own = written(*_TRAINING, *_SHOWN, "device")
         merge = ["merge-word-counts", "-o", counts, *forced]
-        trained = given.without(*_COUNTING, *_SHOWN, "counts_output", "counts_only")
+        trained = written(*_COUNTING, *_SHOWN, "counts_output", "counts_only")
         last = ["bpe-train", "--from-counts", counts, *trained]
         last = [] if values["counts_only"] else last
-    return Job(values["device"], name, [*target, *threads, *own], of_part, merge, last)
+    options = [*target, *threads, *own, "--", *names]
+    return Job(values["device"], name, options, of_part, merge, last)
 
 
-class _Given:
-    """The options of a command line, as the user wrote them."""
+def _written(command: click.Command, given: Mapping[str, Any], *left_out: str) -> list[str]:
+    """Return the options of a command line as the user wrote them, without those in `left_out`.
 
-    def __init__(
-        self, command: click.Command, context: click.Context, arguments: list[str]
-    ) -> None:
-        self.options, self.rest, _ = command.make_parser(context).parse_args([*arguments])
-        self._declared: dict[str, click.Option] = {}
-        for each in command.params:
-            if isinstance(each, click.Option):
-                self._declared[str(each.name)] = each
-            else:
-                named = self.options.pop(str(each.name), None)
-                self.rest = [*(named if isinstance(named, (list, tuple)) else ()), *self.rest]
-
-    def without(self, *names: str) -> list[str]:
-        """Return the command line without the named options; "corpus" names the file arguments."""
-        written = []
-        for name, value in self.options.items():
-            option = self._declared[name]
-            if name in names:
-                continue
-            if option.is_flag:
-                written.append((option.opts if value else option.secondary_opts)[0])
-                continue
+    given: the values on the command line by parameter.
+    """
+    options = {each.name: each for each in command.params if isinstance(each, click.Option)}
+    written: list[str] = []
+    for name, value in given.items():
+        if name not in options or name in left_out:
+            continue
+        option = options[name]
+        if option.is_flag:
+            written.append((option.opts if value else option.secondary_opts)[0])
+        else:
             for each in value if option.multiple else [value]:
-                written += [option.opts[0], *(each if option.nargs > 1 else [each])]
-        return [*written, *([] if "corpus" in names else ["--", *self.rest])]
+                written += [option.opts[0], each]
+    return written
 
 
 @contextmanager
