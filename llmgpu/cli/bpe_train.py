@@ -19,7 +19,7 @@ from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.training.checkpoint import Checkpoint, checkpoint_files
 from llmgpu.bpe.training.options import TrainingOptions, require_counted_for
 from llmgpu.bpe.training.plan import Plan, make_plan
-from llmgpu.bpe.training.train import Training, TrainingResult
+from llmgpu.bpe.training.train import Training
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts
 from llmgpu.bpe.words.distinct_words import WordCounts
@@ -187,7 +187,9 @@ class _Job:
                 done = f"{self.counts_output} has all of part {self.job.part}"
                 report.line(f"nothing to do: {done}")
                 return report.summarize(finished)
-        with Corpus(self.sources, self.reading) if self.sources else nullcontext() as text:
+        text = Corpus(self.sources, self.reading) if self.sources else nullcontext(self.loaded)
+        with text as source:
+            assert source is not None
             paths = self._paths() or asked.from_counts
             run = {**options.facts(), FILES: list(map(file_facts, paths)), **self.key}
             made = [*self.outputs.values(), *filter(None, [self.counts_output])]
@@ -200,13 +202,11 @@ class _Job:
 
             # Open the device, and check all outputs before the work begins.
             before = time.perf_counter()
-            source = self.loaded or text
-            assert source is not None
             plan = self._plan(opening, source)
             check_outputs([*self._written(), *self.job.outputs], self.read, force=asked.force)
             seconds = {"total": 0.0}
             if plan.counting.device is not None:
-                seconds["open device"] = time.perf_counter() - before
+                seconds["open device"] = round(time.perf_counter() - before, 3)
             report.line(f"training on {plan.merging.description}")
             report.note(*plan.notes)
             # Count, or train.
@@ -214,8 +214,8 @@ class _Job:
                 summary = self._count(source, plan)
             else:
                 with self._open_checkpoint(run, made) as kept:
-                    result = self._train(source, plan, kept)
-                summary = _summary(result, plan, text, self.outputs, seconds)
+                    summary = self._train(source, plan, kept)
+                summary["seconds"] = seconds | summary["seconds"]
         summary["estimated_memory_bytes"] = report.needed_bytes
         summary["seconds"]["total"] = round(time.perf_counter() - self.start, 3)
         self.job.finish(summary)
@@ -229,8 +229,22 @@ class _Job:
         self.report.line(f"nothing to do: {', '.join(self.outputs.values())} {are} finished")
         if self.report.as_json:
             made = {size: Vocabulary.load(path) for size, path in self.outputs.items()}
-            *smaller, largest = _vocabulary_facts(made, self.outputs)
-            self.report.summarize({**largest, "smaller": smaller})
+            self.report.summarize(self._facts(made))
+
+    def _facts(self, vocabularies: Mapping[int, Vocabulary]) -> dict[str, Any]:
+        """Return the summary of vocabularies by size: of the largest, and a list of the others."""
+        *smaller, largest = [
+            {
+                "output": self.outputs[size],
+                "vocab_size": vocabulary.size,
+                "merges": len(vocabulary.merges),
+                "match": vocabulary.match,
+                "fingerprint": vocabulary.fingerprint,
+                "bytes_per_token": vocabulary.training["bytes_per_token"],
+            }
+            for size, vocabulary in vocabularies.items()
+        ]
+        return {**largest, "smaller": smaller}
 
     def _plan(self, opening: Opening, source: Corpus | WordCounts) -> Plan:
         """Open the device, and plan a training on text or counts."""
@@ -278,8 +292,9 @@ class _Job:
 
     def _train(
         self, source: Corpus | WordCounts, plan: Plan, kept: Checkpoint | None
-    ) -> TrainingResult:
-        """Train and write the vocabularies; write the counts, too, if a file for them is named."""
+    ) -> dict[str, Any]:
+        """Train and write the vocabularies, and the counts if asked; return the summary."""
+        text = source if isinstance(source, Corpus) else None
         if kept and kept.has_counts:
             source = load_counts(kept.counts_path)
 
@@ -301,7 +316,18 @@ class _Job:
             for size, vocabulary in result.vocabularies.items():
                 files[size].writelines(vocabulary.packed())
         self.report.note(*result.notes)
-        return result
+        return {
+            **self._facts(result.vocabularies),
+            "device": plan.merging.description,
+            "text_bytes": result.text_bytes,
+            "documents": result.documents,
+            "distinct_words": result.distinct_words,
+            "new_merges": len(result.merge_counts),
+            "batches": result.batches,
+            **left_out_of(text),
+            "stop_reason": result.stop_reason,
+            "seconds": {name: round(value, 3) for name, value in result.seconds.items()},
+        }
 
     @contextmanager
     def _open_checkpoint(
@@ -342,46 +368,6 @@ class _Job:
             checkpoint.remove()
         else:
             checkpoint.finish(run, made)
-
-
-def _vocabulary_facts(
-    vocabularies: Mapping[int, Vocabulary], outputs: dict[int, str]
-) -> list[dict[str, Any]]:
-    """Return the summary of each vocabulary, in the order of `vocabularies`."""
-    return [
-        {
-            "output": outputs[size],
-            "vocab_size": vocabulary.size,
-            "merges": len(vocabulary.merges),
-            "match": vocabulary.match,
-            "fingerprint": vocabulary.fingerprint,
-            "bytes_per_token": vocabulary.training["bytes_per_token"],
-        }
-        for size, vocabulary in vocabularies.items()
-    ]
-
-
-def _summary(
-    result: TrainingResult,
-    plan: Plan,
-    text: Corpus | None,
-    outputs: dict[int, str],
-    seconds: dict[str, float],
-) -> dict[str, Any]:
-    *smaller, largest = _vocabulary_facts(result.vocabularies, outputs)
-    return {
-        **largest,
-        "smaller": smaller,
-        "device": plan.merging.description,
-        "text_bytes": result.text_bytes,
-        "documents": result.documents,
-        "distinct_words": result.distinct_words,
-        "new_merges": len(result.merge_counts),
-        "batches": result.batches,
-        **left_out_of(text),
-        "stop_reason": result.stop_reason,
-        "seconds": {name: round(value, 3) for name, value in (seconds | result.seconds).items()},
-    }
 
 
 def _print_summary(report: Reporter, summary: dict[str, Any]) -> None:

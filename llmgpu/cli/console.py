@@ -139,8 +139,14 @@ class Reporter(Closing):
 
     def summarize(self, summary: dict[str, Any], *, to_stderr: bool = False) -> None:
         """Print a command's summary as one line of JSON if --json asks for it."""
-        if self.as_json:
-            print_json(summary, to_stderr=to_stderr)
+        if not self.as_json:
+            return
+        # `printable` writes control characters as escapes that are valid in JSON.
+        text = printable(json.dumps(summary, ensure_ascii=False))
+        if to_stderr:
+            click.echo(text, err=True)
+        else:
+            print_result(text)
 
     def __call__(self, phase: str, done: int, total: int | None) -> None:
         """Show the progress of a phase, its speed and the time left.
@@ -241,16 +247,6 @@ def left_out_of(text: Corpus | None) -> dict[str, Any]:
         "bad_rows": text.policy.bad_rows if text else 0,
         **({"notes": notes} if notes else {}),
     }
-
-
-def print_json(summary: dict[str, Any], *, to_stderr: bool = False) -> None:
-    """Print a line of JSON."""
-    # `printable` writes control characters as escapes that are valid in JSON.
-    text = printable(json.dumps(summary, ensure_ascii=False))
-    if to_stderr:
-        click.echo(text, err=True)
-    else:
-        print_result(text)
 
 
 def print_result(text: object, *, end: str = "\n") -> None:

@@ -264,6 +264,10 @@ def test_documents_are_decoded_to_json_lines(llmgpu: Run, corpus: Path, vocab: P
     lines = (corpus.parent / "one.jsonl").read_text().splitlines()
     part = "".join(json.loads(line)["text"] for line in lines)
     assert part == llmgpu(*decode, "s-000001.bin").stdout.decode()
+    (corpus.parent / "d.jsonl").write_text('{"text": ""}\n' * 2)
+    assert llmgpu(*encode, "empty.bin").returncode == 0
+    assert llmgpu(*decode, "empty.bin", "-o", "back.jsonl", "--force").returncode == 0
+    assert (corpus.parent / "back.jsonl").read_text() == '{"text": ""}\n' * 2
     assert llmgpu(*encode, "a.npy").returncode == 0
     fails(
         llmgpu(*decode, "a.npy", "-o", "x.jsonl"),
