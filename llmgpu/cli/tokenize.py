@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from llmgpu.backend import Opening
 from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary, table_bytes
-from llmgpu.bpe.encoding.special_options import SpecialOptions, ids_around
+from llmgpu.bpe.encoding.special_options import ids_around
 from llmgpu.bpe.interchange.formats import find_vocabulary
 from llmgpu.cli.chat import (
     around_text,
@@ -129,29 +129,21 @@ def tokenize(asked: TokenizeCommand, report: Reporter, opening: Opening) -> None
     prints_data = asked.output == STANDARD_OUTPUT and not asked.count
     # On a terminal, data shows the progress, and redrawing a bar would erase the data.
     report.shows_progress &= not (prints_data and is_terminal(sys.stdout))
-    # Check options and names of files before any file is opened.
     if asked.decode:
-        refuse_given(_OF_TEXT, "is for text, not for --decode")
-        refuse_given(_OF_ENCODING, "can't be combined with --decode")
-        if asked.format_name == SHOWN:
-            raise click.UsageError(f"--decode can't read --format {SHOWN}")
-    elif asked.count:
-        refuse_given(_OF_OUTPUT, "can't be combined with --count, which writes no ids")
-    job = PartJob(asked.part, asked.output, report)
-    special = special_options(asked.special, asked.chat)
-    target = _take_output(asked, job.output)
-    names = asked.selection.named(asked.files)
-    if not names:
-        report.line(READING_INPUT)
-        names = (STANDARD_INPUT,)
-    # Decode, or tokenize.
-    if asked.decode:
-        summary = _decode(asked, names, target, report)
+        summary = _decode(asked, report)
     else:
-        summary = _Tokenizing(asked, names, target, special, job, report, opening).carry_out()
+        summary = _Tokenizing(asked, report, opening).carry_out()
     report.summarize(summary, to_stderr=prints_data)
     if asked.count and not report.as_json:
         print_result(summary["tokens"])
+
+
+def _names(asked: TokenizeCommand, report: Reporter) -> tuple[str, ...]:
+    """Return the names of the files to read, standard input by default."""
+    names = asked.selection.named(asked.files)
+    if not names:
+        report.line(READING_INPUT)
+    return names or (STANDARD_INPUT,)
 
 
 def _take_output(asked: TokenizeCommand, name: str) -> TokenOutput:
@@ -187,26 +179,25 @@ class _Tokenizing:
     output: the destination of the ids; None to count ids only. files: the sources to read; a job in
     parts reads only the sources of its part. firsts: for --split-by position, the index in `files`
     of each split's first file. size: estimated bytes of text; None if unknown.
+    chunk: the length and the overlap, in tokens, of the chunks into which documents are cut.
+    added: ids of the tokens added around each text, which have no bytes in the text.
     in_chat: totals of the conversations: text bytes, documents, and ids that the loss includes.
     taken: totals of the text that remains after --chunk-tokens and --max-tokens. All totals are
         complete at the end of the text.
     """
 
-    def __init__(
-        self,
-        asked: TokenizeCommand,
-        names: Sequence[str],
-        target: TokenOutput,
-        special: SpecialOptions,
-        job: PartJob,
-        report: Reporter,
-        opening: Opening,
-    ) -> None:
+    def __init__(self, asked: TokenizeCommand, report: Reporter, opening: Opening) -> None:
         """Find the files, check the outputs, and read the vocabulary while the device opens."""
-        self.asked, self.job, self.report, self.opening = asked, job, report, opening
-        self.output = None if asked.count else target
+        self.asked, self.report, self.opening = asked, report, opening
         self.in_chat, self.taken = Totals(), Totals()
-        found = resolve_texts(names, asked.selection.selection())
+        # Check options and names of files before any file is opened.
+        if asked.count:
+            refuse_given(_OF_OUTPUT, "can't be combined with --count, which writes no ids")
+        self.job = job = PartJob(asked.part, asked.output, report)
+        special = special_options(asked.special, asked.chat)
+        target = _take_output(asked, job.output)
+        self.output = None if asked.count else target
+        found = resolve_texts(_names(asked, report), asked.selection.selection())
         vocabulary_files = find_vocabulary(asked.vocab)
         # Check the outputs and their format.
         if self.output:
@@ -222,6 +213,7 @@ class _Tokenizing:
                     "assistant wrote: add -o FILE.bin, or only --count them"
                 )
         # Divide the text.
+        self.chunk = None if asked.chunk_tokens is None else (asked.chunk_tokens, asked.overlap)
         self.reading = asked.reading.corpus_options(line_documents=asked.line_documents)
         self.firsts: list[int] | None = None
         if asked.split_by == "position":
@@ -243,19 +235,9 @@ class _Tokenizing:
         vocabulary = vocabulary.with_match(asked.match or vocabulary.match)
         self.vocabulary = with_chat_template(vocabulary, asked.chat.chat_template)
         self.special = around_text(special, asked.special, self.vocabulary, report)
+        self.added = {*chain(*ids_around(self.vocabulary, self.special))}
         if is_begun:
             prepare_vocabulary(self.vocabulary, opening)
-
-    @property
-    def chunk(self) -> tuple[int, int] | None:
-        """The length and the overlap, in tokens, of the chunks into which documents are cut."""
-        tokens = self.asked.chunk_tokens
-        return None if tokens is None else (tokens, self.asked.overlap)
-
-    @cached_property
-    def added(self) -> set[int]:
-        """Ids of the tokens added around each text, which have no bytes in the text."""
-        return {*chain(*ids_around(self.vocabulary, self.special))}
 
     @cached_property
     def spans(self) -> NDArray[np.int64]:
@@ -548,17 +530,18 @@ def files_of_ids(names: Sequence[str], format: str | None) -> list[tuple[str, st
     return [(name, format or recognize_format(name)) for name in found]
 
 
-def _decode(
-    asked: TokenizeCommand, names: Sequence[str], target: TokenOutput, report: Reporter
-) -> dict[str, Any]:
+def _decode(asked: TokenizeCommand, report: Reporter) -> dict[str, Any]:
     """Decode files of ids and manifests; return the summary.
 
-    target: receives the text of the documents in order. If the target's name ends like JSON Lines,
-    each document becomes a line with an object.
-
-    Raises click.UsageError for several separators, and for a separator with JSON Lines.
+    The output receives the text of the documents in order. If its name ends like JSON Lines, each
+    document becomes a line with an object, and a separator is an error.
     """
-    # Resolve the names, and check options and output files.
+    # Check options, resolve the names, and check output files.
+    refuse_given(_OF_TEXT, "is for text, not for --decode")
+    refuse_given(_OF_ENCODING, "can't be combined with --decode")
+    if asked.format_name == SHOWN:
+        raise click.UsageError(f"--decode can't read --format {SHOWN}")
+    target, names = _take_output(asked, asked.output), _names(asked, report)
     sources = files_of_ids(names, asked.format_name)
     sides = [side_path(name) for name, format in sources if format == "bin" and name != "-"]
     vocab, vocabulary_files = asked.vocab, find_vocabulary(asked.vocab)
