@@ -143,30 +143,27 @@ def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
         raise InputError(f"can't read the options in {path}: {reason}") from error
     for key in {"log-format", "log_format"} & content.keys():
         arguments_of_file.extend(["--log-format", str(content[key])])
-    # Parameters by the names that a file may use, and the parameters with several values.
-    known = {_STARTED_IN: _STARTED_IN}
-    for parameter in command.params:
-        if parameter.name not in command.not_kept - {"output", "force", "log_format"}:
-            known |= {name: str(parameter.name) for name in _names(parameter)}
-    repeated = {
-        str(parameter.name)
-        for parameter in command.params
-        if parameter.nargs != 1 or getattr(parameter, "multiple", False)
-    }
+    # Find the parameters by the names that a file may use.
+    known: dict[str, click.Parameter | None] = {_STARTED_IN: None}
+    for each in command.params:
+        if each.name not in command.not_kept - {"output", "force", "log_format"}:
+            known |= dict.fromkeys(_names(each), each)
     # Check names and values.
     found = {}
     for key, value in content.items():
-        name = known.get(key.replace("_", "-"))
-        if name is None:
+        name = key.replace("_", "-")
+        if name not in known:
             raise InputError(f"{path} has {quote(key)}, {_advice(command, key, value, known)}")
+        parameter = known[name]
+        is_many = parameter is not None and (parameter.nargs != 1 or parameter.multiple)
         values = value if isinstance(value, list) else [value]
         if not all(isinstance(each, (str, int, float)) for each in values):
             raise InputError(f"{path}: {key} is not a string, a number, true or false, or a list")
-        if isinstance(value, list) and name not in repeated:
+        if isinstance(value, list) and not is_many:
             raise InputError(f"{path}: {key} is a list, but takes one value")
         # Types of options parse texts; a flag's type parses "true" and "false".
         texts = [each if isinstance(each, str) else _toml(each) for each in values]
-        found[name] = texts if name in repeated else texts[0]
+        found[str(parameter.name) if parameter else name] = texts if is_many else texts[0]
     return found
 
 

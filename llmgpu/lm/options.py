@@ -213,31 +213,28 @@ class TrainOptions:
         if self.lora_rank:
             self._check_lora()
         self._check_weights()
-        if self.sparse_embedding:
-            self._require_optimizer("--sparse-embedding", lambda each: each.make_rows)
-        if self.sync_every:
-            self._require_optimizer("--sync-every", lambda each: not each.keeps_codes)
+        self._require_optimizer("sparse_embedding", lambda each: each.make_rows)
+        self._require_optimizer("sync_every", lambda each: not each.keeps_codes)
         for name in ("outer_learning_rate", "outer_momentum"):
             if not self.sync_every and getattr(self, name) != getattr(TrainOptions, name):
                 raise InputError(f"{flag_of(name, TrainOptions)} needs --sync-every, such as 50")
         for name in ("momentum", "momentum_start", "momentum_steps"):
-            if getattr(self, name) != getattr(TrainOptions, name):
-                flag = flag_of(name, TrainOptions)
-                self._require_optimizer(flag, lambda each: each.make_hidden)
+            self._require_optimizer(name, lambda each: each.make_hidden)
         if self.min_learning_rate > self.learning_rate:
             raise InputError(
                 f"--min-lr is {self.min_learning_rate}, but must not be above --lr, "
                 f"{self.learning_rate}"
             )
 
-    def _require_optimizer(self, flag: str, suits: Callable[[Optimizer], object]) -> None:
-        """Raise InputError unless the chosen optimizer suits an option.
+    def _require_optimizer(self, name: str, suits: Callable[[Optimizer], object]) -> None:
+        """Raise InputError unless an option has its default, or the chosen optimizer suits it.
 
-        flag: the option. suits: whether an optimizer suits the option; the message names all
-        optimizers that do.
+        suits: whether an optimizer suits the option; the message names all optimizers that do.
         """
-        if not suits(OPTIMIZERS[self.optimizer]):
+        has_default = getattr(self, name) == getattr(TrainOptions, name)
+        if not (has_default or suits(OPTIMIZERS[self.optimizer])):
             able = " or ".join(name for name, each in OPTIMIZERS.items() if suits(each))
+            flag = flag_of(name, TrainOptions)
             raise InputError(f"{flag} needs --optimizer {able}, not {self.optimizer}")
 
     def _check_lora(self) -> None:
