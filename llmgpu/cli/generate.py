@@ -8,7 +8,8 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -35,7 +36,6 @@ from llmgpu.lm.checkpoints.checkpoint import open_model
 from llmgpu.lm.checkpoints.huggingface import SavedModel
 from llmgpu.lm.generator import Continuation, Ends, Generator, Request
 from llmgpu.lm.model import load_model
-from llmgpu.lm.options import SamplingOptions
 from llmgpu.lm.sampling import Sampler
 from llmgpu.pipeline import Background
 from llmgpu.text.chat import MESSAGES, check_messages
@@ -77,37 +77,35 @@ def _generate(
     checking: checks the weights while the device opens and the weights are copied to the device.
     """
     prompts, name = asked.prompts, MESSAGES if asked.chat else PROMPT
-    saved, backend, sampler = _open(asked, report, opening, checking)
+    saved, backend = _open(asked, report, opening, checking)
     vocabulary = with_chat_template(saved.vocabulary, asked.chat_template)
-    tokenizer = Tokenizer(vocabulary, device="cpu")
-    # ChatEncoder is used in place of Tokenizer's own method, because errors of ChatEncoder name
-    # options and errors of Tokenizer name arguments.
-    conversations = ChatEncoder(
-        tokenizer.vocabulary, lambda data: tokenizer.encode(data, allowed_special=("all",))
-    )
-    wanted = [(each, prompt_ids(tokenizer, conversations, each[name], saved)) for each in texts]
+    prompt_ids = _encoded(texts, vocabulary, saved, chat=asked.chat)
 
     # Load the model, with memory for the longest prompt and continuation.
     report.note_missing_engine(backend)
     report.line(f"generating on {backend.description} with {saved.folder}")
-    longest = max(len(ids) for _, ids in wanted)
-    model = load_model(saved, backend, longest + asked.max_new_tokens, asked.precision)
-    sequences = 1 if prompts is None else min(asked.batch_size, len(wanted))
+    longest = max(map(len, prompt_ids)) + asked.max_new_tokens
+    model = load_model(saved, backend, longest, asked.precision)
+    sequences = 1 if prompts is None else min(asked.batch_size, len(texts))
     generator = Generator(model, saved.vocabulary.size, sequences)
     ends = Ends(
         asked.max_new_tokens,
         frozenset() if asked.ignore_eos else frozenset(saved.stop_ids),
         tuple(text.encode() for text in asked.stop),
     )
+
+    def begin(number: int) -> Continuation:
+        sampler = Sampler(asked.sampling.numbered(number))
+        return Continuation(saved.vocabulary, prompt_ids[number], sampler, ends)
+
     checking.wait()
     # Generate, and print.
     start = time.perf_counter()
     if prompts is not None:
-        count = continue_prompts(generator, wanted, saved.vocabulary, asked.sampling, ends)
-        summary: dict[str, Any] = {"prompts": len(wanted), "tokens": count}
+        count = _continue_all(generator, texts, begin)
+        summary: dict[str, Any] = {"prompts": len(texts), "tokens": count}
     else:
-        one = Continuation(saved.vocabulary, wanted[0][1], sampler, ends)
-        prompt = texts[0][name]
+        one, prompt = begin(0), texts[0][name]
         if report.as_json:
             deque(generator.continue_all([one]), maxlen=0)
         else:
@@ -123,7 +121,7 @@ def _generate(
 
 def _open(
     asked: GenerateCommand, report: Reporter, opening: Opening, checking: Background
-) -> tuple[SavedModel, Backend, Sampler]:
+) -> tuple[SavedModel, Backend]:
     """Open the device, and meanwhile read the files of the model but its weights.
 
     checking: starts to check the weights.
@@ -131,10 +129,10 @@ def _open(
     opened: list[SavedModel] = []
     with Background() as reading:
         reading.start(lambda: opened.append(open_model(asked.run, report.note, checking.start)))
-        sampler = Sampler(asked.sampling)  # NumPy imports its generators at their first use
+        Sampler(asked.sampling)  # NumPy imports its generators at their first use
         backend = opening.backend(report.note)
         reading.wait()
-    return opened[0], backend, sampler
+    return opened[0], backend
 
 
 def _given_prompts(asked: GenerateCommand, report: Reporter) -> list[Prompt]:
@@ -234,45 +232,41 @@ def _of_json(found: Prompt, name: str, where: str, *, chat: bool) -> Prompt:
     return found | {MESSAGES if chat else PROMPT: content}
 
 
-def prompt_ids(
-    tokenizer: Tokenizer, conversations: ChatEncoder, prompt: str | list[Any], model: SavedModel
-) -> list[int]:
-    """Return the ids of a text, or of a conversation, which end with the header of a reply.
+def _encoded(
+    prompts: Sequence[Prompt], vocabulary: Vocabulary, model: SavedModel, *, chat: bool
+) -> list[list[int]]:
+    """Return the ids of each prompt. The ids of a conversation end with the header of a reply.
 
-    The ids of a text start with the tokens that the model's vocabulary adds before a text. A prompt
+    The ids of a text start with the tokens that the model's vocabulary adds before a text. A text
     without any id becomes the token between documents; InputError if the model has no such token.
     """
-    if not isinstance(prompt, str):
-        answered, _ = conversations.encode(prompt, None, True)
-        return list(map(int, answered))
-    ids = [*model.vocabulary.prefix_ids, *tokenizer.encode(prompt).tolist()]
-    if ids:
-        return ids
-    if model.eos_id is None:
+    tokenizer = Tokenizer(vocabulary, device="cpu")
+    if chat:
+        # Errors of ChatEncoder name options, and errors of Tokenizer's own method arguments.
+        encoder = ChatEncoder(vocabulary, partial(tokenizer.encode, allowed_special=("all",)))
+        return [encoder.encode(each[MESSAGES], None, True)[0].tolist() for each in prompts]
+    before, start = model.vocabulary.prefix_ids, [] if model.eos_id is None else [model.eos_id]
+    found = [[*before, *tokenizer.encode(each[PROMPT]).tolist()] or start for each in prompts]
+    if not all(found):
         raise InputError(
             "the model has no end-of-document token, so it can't start without a prompt; give "
             "--prompt"
         )
-    return [model.eos_id]
+    return found
 
 
-def continue_prompts(
-    generator: Generator,
-    prompts: list[tuple[Prompt, list[int]]],
-    vocabulary: Vocabulary,
-    sampling: SamplingOptions,
-    ends: Ends,
+def _continue_all(
+    generator: Generator, prompts: Sequence[Prompt], begin: Callable[[int], Continuation]
 ) -> int:
     """Print a JSON line for each prompt, in the order of `prompts`; return the number of new ids.
 
-    prompts: pairs of a prompt and its ids. The seed of prompt number k is the sampling seed plus k.
+    begin: returns the continuation of a prompt by its number.
     """
     made: dict[int, Continuation] = {}
 
     def requests() -> Iterator[Request]:
-        for number, (_, ids) in enumerate(prompts):
-            sampler = Sampler(sampling.numbered(number))
-            made[number] = Continuation(vocabulary, ids, sampler, ends)
+        for number in range(len(prompts)):
+            made[number] = begin(number)
             yield made[number]
 
     # Continuations end in any order. A line is printed when all earlier prompts have ended.
@@ -283,8 +277,8 @@ def continue_prompts(
             continue
         ended.add(number)
         while written in ended:
-            prompt, one = prompts[written][0], made.pop(written)
+            one = made.pop(written)
             total += len(one.ids)
-            print_result(json.dumps(prompt | one.describe(), ensure_ascii=False))
+            print_result(json.dumps(prompts[written] | one.describe(), ensure_ascii=False))
             written += 1
     return total
