@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,17 +111,6 @@ def train(given: TrainCommand, report: Reporter) -> None:
         print_summary(report, summary)
 
 
-@dataclass(frozen=True)
-class _Settled:
-    """Settings, backend and state of a new run, or of a run that continues from a checkpoint."""
-
-    settings: RunSettings
-    backend: Backend
-    vocabulary: Vocabulary
-    separator: int | None
-    checkpoint: Checkpoint | None = None
-
-
 class _Job:
     """The job of this worker: checked options, and the files that they name.
 
@@ -129,7 +118,8 @@ class _Job:
     arguments of `new_settings`. explicit: the settings that the user has given. vocabulary_name:
     the vocabulary's name in messages. model: the model of --init; None without --init, and for a
     run that resumes from a checkpoint. separator: the id of --eos, or of the default separator.
-    inputs: all files that the command reads.
+    inputs: all files that the command reads. A run that resumes from a checkpoint replaces the
+    vocabulary and the separator by those of the checkpoint.
     """
 
     def __init__(self, given: TrainCommand, workers: Workers, report: Reporter) -> None:
@@ -231,15 +221,15 @@ class _Job:
         # Read the settings from the checkpoint, or choose the settings of a new run.
         checkpoint = self._find_checkpoint(folder) if given.resume else None
         if checkpoint is not None:
-            settled = self._settle_resumed(folder, checkpoint)
-            announce_resuming(report, checkpoint, settled.settings.options)
+            settings = self._take_settings(folder, checkpoint)
+            backend = self._select(settings, driver=settings.options.driver)
+            announce_resuming(report, checkpoint, settings.options)
         else:
             backend = backend or self.select_new()
-            new = self._new_settings(backend)
-            settled = _Settled(new, backend, self.vocabulary, self.separator)
+            settings = self._new_settings(backend)
             if given.resume:
                 report.line(f"{folder.path} has no checkpoint yet: starting at the first step")
-        settings, backend, options = settled.settings, settled.backend, settled.settings.options
+        options = settings.options
         if len(options.shares) != len(self.corpora):
             raise InputError(
                 f"the run has --weights {options.corpus_weights}: name CORPUS and --weights as "
@@ -255,11 +245,11 @@ class _Job:
             host_bytes += exchange_memory(settings.config.parameters)
         if checkpoint is None or checkpoint.state.step < options.steps:
             on_device = 0 if backend.device is None else needed_bytes
-            self._announce(settled, Memory(host_bytes, on_device))
+            self._announce(settings, backend, Memory(host_bytes, on_device))
         # Make the run. Open the data while threads draw the weights.
         has_weights = checkpoint is not None or self.model is not None
         initial = None if has_weights else initial_weights(settings)
-        source, evaluated = self._open_sources(folder, settled)
+        source, evaluated = self._open_sources(folder, backend, checkpoint)
         command = printable(shlex.join(["llmgpu", *sys.argv[1:]]))
         plan = RunPlan(
             settings=settings,
@@ -267,7 +257,7 @@ class _Job:
             backend=backend,
             source=source,
             evaluation_source=evaluated,
-            eos_id=settled.separator,
+            eos_id=self.separator,
             checkpoint=checkpoint,
             init=self.model,
             initial=initial,
@@ -297,8 +287,11 @@ class _Job:
             return newest
         return load_checkpoint(steps[step])
 
-    def _settle_resumed(self, folder: RunFolder, checkpoint: Checkpoint) -> _Settled:
-        """Return the settings of a resumed run; InputError for options of another run."""
+    def _take_settings(self, folder: RunFolder, checkpoint: Checkpoint) -> RunSettings:
+        """Return the settings of a checkpoint's run, and take its vocabulary and separator.
+
+        Raises InputError for options of another run.
+        """
         # Compare --init and --eos, if given, with the model and the token that the run began with.
         init, before = self.given.init, read_log(folder.log).facts.get("init")
         if init is not None and (
@@ -312,20 +305,19 @@ class _Job:
         checkpoint.require_vocabulary(self.vocabulary, self.vocabulary_name)
         settings = resumed_settings(checkpoint, self.explicit)
         self._check(settings.options)
-        backend = self._select(settings, driver=settings.options.driver)
-        template = self.given.chat.chat_template
-        vocabulary = with_chat_template(checkpoint.vocabulary, template)
         if self.given.eos is not None and self.separator != checkpoint.eos_id:
             raise InputError(
                 f"--eos is id {self.separator}, but the run in {folder.path} has "
                 f"{checkpoint.eos_id}: drop it to resume that run, or start a new one"
             )
-        return _Settled(settings, backend, vocabulary, checkpoint.eos_id, checkpoint)
+        template = self.given.chat.chat_template
+        self.vocabulary = with_chat_template(checkpoint.vocabulary, template)
+        self.separator = checkpoint.eos_id
+        return settings
 
-    def _announce(self, settled: _Settled, memory: Memory) -> None:
+    def _announce(self, settings: RunSettings, backend: Backend, memory: Memory) -> None:
         """Report the model, the steps and the memory; DeviceError if there is too little memory."""
-        report, settings, backend = self.report, settled.settings, settled.backend
-        config, options = settings.config, settings.options
+        report, config, options = self.report, settings.config, settings.options
         if backend.is_software:
             require_free(memory.host, free_memory())
         text = f"training {human_count(config.parameters)} parameters on {backend.description}"
@@ -344,7 +336,7 @@ class _Job:
         report.need_memory(memory)
 
     def _open_sources(
-        self, folder: RunFolder, settled: _Settled
+        self, folder: RunFolder, backend: Backend, checkpoint: Checkpoint | None
     ) -> tuple[TokenSource, TokenSource | None]:
         """Open the tokens of a run. This is the first step that changes the run folder.
 
@@ -356,14 +348,13 @@ class _Job:
         if is_first and not given.resume:
             keep_options(folder.path)
         # Text is encoded through wgpu, even if the model is trained through Dawn.
-        uses_wgpu = settled.backend.driver == "wgpu"
-        backend = settled.backend if uses_wgpu else select_backend(self.device)
+        encoding = backend if backend.driver == "wgpu" else select_backend(self.device)
         options = given.reading.corpus_options()
-        with report, rendering(given.chat, settled.vocabulary) as conversations:
+        with report, rendering(given.chat, self.vocabulary) as conversations:
 
             def note_text(text: Corpus) -> None:
                 report.note_left_out(left_out_of(text))
-                if settled.separator is None and conversations is None and text.documents > 1:
+                if self.separator is None and conversations is None and text.documents > 1:
                     report.note(
                         "no token ends a document: the vocabulary has none such as <|endoftext|>, "
                         "which bpe-train --special-token adds"
@@ -371,11 +362,11 @@ class _Job:
 
             opened: Callable[..., TokenSource] = partial(
                 open_tokens,
-                vocabulary=settled.vocabulary,
+                vocabulary=self.vocabulary,
                 vocabulary_name=self.vocabulary_name,
-                backend=backend,
+                backend=encoding,
                 reading=with_chat(options, conversations),
-                separator=settled.separator,
+                separator=self.separator,
                 resume=given.resume or not is_first,
                 progress=report,
                 dtype=given.token_dtype,
@@ -389,8 +380,8 @@ class _Job:
         if is_first and given.force:
             # Remove the old run, but not its tokens if the new run reads them.
             folder.remove(REPLACED, source.folders | (evaluated.folders if evaluated else set()))
-        if is_first and settled.checkpoint is not None:
-            _set_decayed_aside(folder, settled.checkpoint, report)
+        if is_first and checkpoint is not None:
+            _set_decayed_aside(folder, checkpoint, report)
         return source, evaluated
 
 
