@@ -44,8 +44,9 @@ class HelpFormatter(click.HelpFormatter):
             return
         edge, inner = " " * self.current_indent, " " * (self.current_indent + 4)
         for name, text in rows:
-            for number, line in enumerate(_lines(name, self.width - len(inner) - 2)):
-                self.write(f"{f'{inner}  ' if number else edge}{line}\n")
+            # Break choices such as [a|b] after a bar.
+            lines = _joined(re.findall(r"[^|]+\|?", name), self.width - len(inner) - 2, "")
+            self.write(edge + f"\n{inner}  ".join(lines) + "\n")
             fitted = _fitted(text, self.width - len(inner))
             self.write(f"{wrap_text(fitted, self.width, inner, inner, True)}\n" if text else "")
 
@@ -64,12 +65,10 @@ def _broken(line: str, width: int) -> str:
     """Break a raw line. The lines of an indented command end with backslashes."""
     if len(line) <= width:
         return line
-    indent = len(line) - len(line.lstrip())
-    end = " \\" if indent else ""
-    broken = _joined(re.findall(_WORD, line), width - indent - 4 - len(end))
-    return f"{end}\n{' ' * (indent + 4) if indent else ''}".join(
-        f"{' ' * indent}{each}" if not number else each for number, each in enumerate(broken)
-    )
+    indent = " " * (len(line) - len(line.lstrip()))
+    end, inner = (" \\", f"{indent}    ") if indent else ("", "")
+    lines = _joined(re.findall(_WORD, line), width - len(indent) - 4 - len(end))
+    return indent + f"{end}\n{inner}".join(lines)
 
 
 def _joined(words: Iterable[str], width: int, between: str = " ") -> Iterator[str]:
@@ -82,13 +81,6 @@ def _joined(words: Iterable[str], width: int, between: str = " ") -> Iterator[st
         else:
             line = f"{line}{between}{word}" if line else word
     yield line
-
-
-def _lines(name: str, width: int) -> list[str]:
-    """Return the lines of a name; choices such as [a|b] are broken after a bar."""
-    if len(name) <= width:
-        return [name]
-    return [*_joined(re.findall(r"[^|]+\|?", name), width, "")]
 
 
 class HelpContext(click.Context):

@@ -40,7 +40,7 @@ _EXPRESSION = Option(
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class ReportOptions:
-    """Options for the messages and summaries of a command."""
+    """Options for the messages and summaries of every command."""
 
     section: ClassVar[str] = COMMON
 
@@ -83,9 +83,9 @@ def command(
 
     The decorator makes the class a dataclass without constructor, and stores the command as its
     attribute `click_command`. The docstring of the class is the help. The command makes an object
-    of the class, and calls the function of `does` with the object. If the class has a method
-    `open_device`, the method is called before `does` is imported, and its result, the `Opening` of
-    a device, is the second argument.
+    of the class and a `Reporter`, and calls the function of `does` with both. If the class has a
+    method `open_device`, the method is called before `does` is imported, and its result, the
+    `Opening` of a device, is the third argument.
 
     name: the command's name. does: ``module:name`` of the function in `llmgpu.cli` that does the
     work.
