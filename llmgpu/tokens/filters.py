@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ _PIECE_IDS = 1 << 20
 _SHUFFLING = 1 << 63  # added to the seed, so that shuffling and --split draw independently
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio
+_NO_STARTS, _START = np.zeros(0, np.int64), np.zeros(1, np.int64)  # starts of a slice's documents
 
 Slices = Iterator[EncodedSlice]
 Filter = Callable[[Slices], Slices]
@@ -77,10 +79,8 @@ def first_tokens(slices: Slices, most: int, spans: NDArray[np.int64]) -> Slices:
     left = most
     for piece in slices:
         if len(piece.ids) >= left:
-            ids, starts = piece.ids[:left], piece.document_starts
-            mask = None if piece.mask is None else piece.mask[:left]
-            text_bytes = replaced_bytes(spans, ids)
-            yield EncodedSlice(ids, starts[starts < left], text_bytes, closed=True, mask=mask)
+            starts = piece.document_starts
+            yield _chosen(piece, slice(left), starts[starts < left], spans, closed=True)
             return
         left -= len(piece.ids)
         yield piece
@@ -93,29 +93,24 @@ def in_chunks(slices: Slices, most: int, overlap: int, spans: NDArray[np.int64])
     `most`. spans: number of text bytes that each id replaces, (vocabulary size,).
     """
     step = most - overlap
-    ids, mask = np.empty(0, np.uint32), None  # ids and mask of a chunk to which ids may be added
-    is_open = False
+    # The last chunk of an open document, to which ids may be added. Without one, it has no start.
+    held = EncodedSlice(np.empty(0, np.uint32), _NO_STARTS, mask=np.empty(0, np.bool_))
     for piece in slices:
-        # Join the ids left from the previous slice with this slice.
-        held = len(ids)
-        ids = np.concatenate([ids, piece.ids])
-        if piece.mask is not None:
-            before = np.empty(0, np.bool_) if mask is None else mask
-            mask = np.concatenate([before, piece.mask])
-        starts = piece.document_starts + held
-        if is_open or (len(ids) and not (len(starts) and starts[0] == 0)):
-            starts = np.concatenate([np.zeros(1, np.int64), starts])
-
-        # Yield all chunks but the last of an open document, to which ids may be added.
-        yield from _cut(ids, mask, starts, len(starts) - (not piece.closed), most, step, spans)
-        is_open = len(starts) > 0 and not piece.closed
-        rest = len(ids)
+        ids = np.concatenate([held.ids, piece.ids])
+        mask = None if piece.mask is None else np.concatenate([held.mask, piece.mask])
+        starts = np.concatenate([held.document_starts, piece.document_starts + len(held.ids)])
+        if len(ids) and not (len(starts) and starts[0] == 0):
+            starts = np.concatenate([_START, starts])
+        joined = EncodedSlice(ids, starts, mask=mask)
+        # Yield all chunks but the last of an open document.
+        yield from _cut(joined, len(starts) - (not piece.closed), most, step, spans)
+        rest, is_open = len(ids), len(starts) > 0 and not piece.closed
         if is_open:
             start = int(starts[-1])
             rest = start + step * int(_chunks_before_last(np.array(rest - start), most, step))
-        ids, mask = ids[rest:], None if mask is None else mask[rest:]
-    if is_open:
-        yield from _cut(ids, mask, np.zeros(1, np.int64), 1, most, step, spans)
+        held = _chosen(joined, slice(rest, None), _START if is_open else _NO_STARTS, spans)
+    if len(held.document_starts):
+        yield from _cut(held, 1, most, step, spans)
 
 
 def _chunks_before_last(lengths: NDArray[np.int64], most: int, step: int) -> NDArray[np.int64]:
@@ -124,34 +119,43 @@ def _chunks_before_last(lengths: NDArray[np.int64], most: int, step: int) -> NDA
 
 
 def _cut(
-    ids: NDArray[np.uint32],
-    mask: NDArray[np.bool_] | None,
-    starts: NDArray[np.int64],
-    closed: int,
-    most: int,
-    step: int,
-    spans: NDArray[np.int64],
+    piece: EncodedSlice, closed: int, most: int, step: int, spans: NDArray[np.int64]
 ) -> Slices:
-    """Yield the chunks of documents at `starts` as one slice.
+    """Yield the chunks of the documents that start in a slice as one slice.
 
     closed: number of documents that are complete. Of an incomplete document, the last chunk is left
     out.
     """
-    lengths = np.diff(np.append(starts, len(ids)))
+    starts = piece.document_starts
+    lengths = np.diff(np.append(starts, len(piece.ids)))
     counts = _chunks_before_last(lengths, most, step)
     counts[: max(closed, 0)] += 1
     if not counts.any():
         return
-    # numbers: index of each chunk in its document; begins, ends: positions in `ids`.
+    # numbers: index of each chunk in its document; begins, ends: positions in the slice's ids.
     numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     begins = np.repeat(starts, counts) + numbers * step
     ends = np.minimum(begins + most, np.repeat(starts + lengths, counts))
     sizes = ends - begins
-    places = np.cumsum(sizes) - sizes  # starts of the chunks in the slice
+    places = np.cumsum(sizes) - sizes  # starts of the chunks in the new slice
     at = np.arange(sizes.sum()) + np.repeat(begins - places, sizes)
-    found = ids[at]
-    chosen = None if mask is None else mask[at]
-    yield EncodedSlice(found, places, replaced_bytes(spans, found), closed=True, mask=chosen)
+    yield _chosen(piece, at, places, spans, closed=True)
+
+
+def _chosen(
+    piece: EncodedSlice,
+    at: slice | NDArray[Any],
+    starts: NDArray[np.int64],
+    spans: NDArray[np.int64],
+    *,
+    closed: bool = False,
+) -> EncodedSlice:
+    """Return some ids of a slice, with their part of the mask, as a slice with its own starts.
+
+    at: an index of NumPy, in the ids. spans: number of text bytes that each id replaces.
+    """
+    ids, mask = piece.ids[at], None if piece.mask is None else piece.mask[at]
+    return EncodedSlice(ids, starts, replaced_bytes(spans, ids), closed, mask)
 
 
 def shuffled(
@@ -174,7 +178,7 @@ def shuffled(
     import tempfile
 
     name = os.path.join(folder or tempfile.gettempdir(), "a temporary file")
-    starts, count, has_mask = [np.empty(0, np.int64)], 0, False
+    starts, count, has_mask = [_NO_STARTS], 0, False
     with ExitStack() as opened:
         with output_errors(name):
             ids = opened.enter_context(tempfile.TemporaryFile(dir=folder))
@@ -193,44 +197,38 @@ def shuffled(
             ids.flush()
             masks.flush()
         # Map the files into memory, and yield the documents in the drawn order.
-        kept, mask = np.empty(0, np.uint32), np.empty(0, np.bool_) if has_mask else None
-        if count:  # an empty file can't be mapped
-            kept = np.memmap(ids, np.uint32, "r")
-            mask = np.memmap(masks, np.bool_, "r") if has_mask else None
-        yield from _drawn_order(kept, mask, np.concatenate(starts), seed, spans)
+        mask = _mapped(masks, np.bool_, count) if has_mask else None
+        kept = EncodedSlice(_mapped(ids, np.uint32, count), np.concatenate(starts), mask=mask)
+        yield from _drawn_order(kept, seed, spans)
 
 
-def _drawn_order(
-    kept: NDArray[np.uint32],
-    kept_mask: NDArray[np.bool_] | None,
-    starts: NDArray[np.int64],
-    seed: int,
-    spans: NDArray[np.int64],
-) -> Slices:
-    """Yield the documents at `starts` in the drawn order, in slices of bounded size."""
+def _mapped(file: Any, kind: type, count: int) -> NDArray[Any]:
+    return np.memmap(file, kind, "r") if count else np.empty(0, kind)  # no empty file can be mapped
+
+
+def _drawn_order(piece: EncodedSlice, seed: int, spans: NDArray[np.int64]) -> Slices:
+    """Yield the documents of a slice in the drawn order, in slices of bounded size."""
     # lengths: ids of each document, by old number. order: old numbers in the drawn order.
     # begins, ends: positions of documents in the drawn order.
-    lengths = np.diff(np.append(starts, len(kept)))
+    starts, size = piece.document_starts, len(piece.ids)
+    lengths = np.diff(np.append(starts, size))
     numbers = np.arange(len(starts), dtype=np.uint64)
     order = np.argsort(uniform(seed + _SHUFFLING, numbers), kind="stable")
     ends = np.cumsum(lengths[order])
     begins = ends - lengths[order]
     # The old position of an id minus its new position, for each document.
     shifts = starts[order] - begins
-    for begin in range(0, len(kept), _PIECE_IDS):
-        end = min(len(kept), begin + _PIECE_IDS)
+    for begin in range(0, size, _PIECE_IDS):
+        end = min(size, begin + _PIECE_IDS)
         low, high = np.searchsorted(ends, begin, "right"), np.searchsorted(begins, end, "left")
         # inside: ids of each document in this slice. at: old position of each id of the slice.
         inside = np.minimum(ends[low:high], end) - np.maximum(begins[low:high], begin)
         at = np.arange(begin, end) + np.repeat(shifts[low:high], np.maximum(inside, 0))
         first = np.searchsorted(begins, begin, "left")
-        ids = kept[at]
-        mask = None if kept_mask is None else kept_mask[at]
-        yield EncodedSlice(ids, begins[first:high] - begin, replaced_bytes(spans, ids), mask=mask)
+        yield _chosen(piece, at, begins[first:high] - begin, spans)
     # Yield the documents without ids at the end, which begin after the last id.
-    empty = len(begins) - int(np.searchsorted(begins, len(kept), "left"))
-    no_mask = None if kept_mask is None else kept_mask[:0]
-    yield EncodedSlice(kept[:0], np.zeros(empty, np.int64), 0, mask=no_mask)
+    empty = len(begins) - int(np.searchsorted(begins, size, "left"))
+    yield _chosen(piece, slice(0), np.zeros(empty, np.int64), spans)
 
 
 def uniform(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
@@ -332,11 +330,8 @@ class SplitSink(TokenSink):
                 continue
             # before: the number of the sink's ids before each position of the slice.
             before = np.concatenate([[0], np.cumsum(mine)])
-            ids = piece.ids[mine]
             closed = piece.closed and self._open == number
-            text_bytes = replaced_bytes(self._spans, ids)
-            mask = None if piece.mask is None else piece.mask[mine]
-            sink.write(EncodedSlice(ids, before[starts[own]], text_bytes, closed, mask))
+            sink.write(_chosen(piece, mine, before[starts[own]], self._spans, closed=closed))
         self.ids += size
         self.documents += len(starts)
 
