@@ -154,7 +154,7 @@ class RemoteSource:
         """Return the file as opened by fsspec, without retries."""
         return self._system.open(self._name, "rb", block_size=block_bytes)
 
-    def check(self, file: object = None) -> None:
+    def check(self) -> None:
         """Raise InputError if length or version have changed since the file was found."""
         if self._describe() != (self.size, self.version):
             raise InputError(

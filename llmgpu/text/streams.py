@@ -23,7 +23,6 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from itertools import repeat, takewhile
 from typing import Any, BinaryIO, ClassVar, NamedTuple, Protocol, cast
 
@@ -89,6 +88,11 @@ class Source(NamedTuple):
     def begin(self) -> int:
         """The offset in the file at which reading begins."""
         return self.span[0] if self.span else 0
+
+    @property
+    def is_file(self) -> bool:
+        """Whether this is a regular file of this machine."""
+        return self.size is not None and self.remote is None
 
     def open(self) -> BinaryIO:
         """Open the file, or standard input; OSError or InputError if that fails."""
@@ -157,58 +161,56 @@ class DocumentFile(Protocol):
         """Close the file."""
 
 
-@dataclass(frozen=True)
-class FileContent:
-    """Size and modification time that a regular file had when it was found, to detect a change."""
+def as_found(source: Source, file: BinaryIO) -> Source:
+    """Return the source with the size and time of change that its open file had when it was found.
 
-    name: str
-    size: int
-    changed_ns: int
-
-    @classmethod
-    def of(cls, file: BinaryIO, source: Source) -> FileContent | RemoteSource | None:
-        """Return the size and the time of a regular file at the moment when the file was found.
-
-        Returns `source.remote` for a file of another machine, and None for a pipe.
-        """
-        if source.remote is not None:
-            return source.remote
-        try:
-            status = os.fstat(file.fileno())
-        except (OSError, ValueError):  # a stream in memory has no descriptor
-            return None
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        if source.size is None or source.changed_ns is None:
-            return cls(source.path, status.st_size, status.st_mtime_ns)
-        return cls(source.path, source.size, source.changed_ns)
-
-    def check(self, file: BinaryIO | FileBytes) -> None:
-        """Raise InputError if the file has changed since it was found."""
+    The size is None for a pipe.
+    """
+    if source.remote is not None:
+        return source
+    try:
         status = os.fstat(file.fileno())
-        if (status.st_size, status.st_mtime_ns) != (self.size, self.changed_ns):
-            size = status.st_size
-            what = f"has {size} now" if size != self.size else "was rewritten at the same length"
+    except (OSError, ValueError):  # a stream in memory has no descriptor
+        return source._replace(size=None)
+    if not stat.S_ISREG(status.st_mode):
+        return source._replace(size=None)
+    if source.size is None or source.changed_ns is None:
+        return source._replace(size=status.st_size, changed_ns=status.st_mtime_ns)
+    return source
+
+
+def check_unchanged(source: Source, file: BinaryIO | FileBytes) -> None:
+    """Raise InputError if a file has changed since it was found; source: see `as_found`."""
+    if source.remote is not None:
+        source.remote.check()
+    elif source.size is not None:
+        status = os.fstat(file.fileno())
+        size = status.st_size
+        if (size, status.st_mtime_ns) != (source.size, source.changed_ns):
+            what = f"has {size} now" if size != source.size else "was rewritten at the same length"
             raise InputError(
-                f"{source_name(self.name)} was changed while it was read: it had {self.size} bytes "
-                f"and {what}; read it again, or a copy of it"
+                f"{source_name(source.path)} was changed while it was read: it had {source.size} "
+                f"bytes and {what}; read it again, or a copy of it"
             )
 
-    def read_at(self, file: BinaryIO | FileBytes, data: NDArray[np.uint8], offset: int) -> None:
-        """Fill `data` with the bytes of the open file from `offset` on. Any thread may call this.
 
-        Raises InputError if the file can't be read, or is shorter than it was.
-        """
-        done = 0
-        try:
-            while done < len(data):
-                got = _read_parts(file.fileno(), data[done:].data, offset + done)
-                if not got:
-                    raise OSError("it is shorter than it was")
-                done += got
-        except OSError as error:
-            self.check(file)
-            raise read_error(self.name, error) from error
+def read_at(
+    source: Source, file: BinaryIO | FileBytes, data: NDArray[np.uint8], offset: int
+) -> None:
+    """Fill `data` with the bytes of an open file from `offset` on. Any thread may call this.
+
+    source: see `as_found`. Raises InputError if the file can't be read, or is shorter than it was.
+    """
+    done = 0
+    try:
+        while done < len(data):
+            got = _read_parts(file.fileno(), data[done:].data, offset + done)
+            if not got:
+                raise OSError("it is shorter than it was")
+            done += got
+    except OSError as error:
+        check_unchanged(source, file)
+        raise read_error(source.path, error) from error
 
 
 class ByteStream(io.RawIOBase):
@@ -223,7 +225,6 @@ class ByteStream(io.RawIOBase):
         super().__init__()
         self.name, self._source = source.path, source
         self._compression = source.compression
-        self._content: FileContent | RemoteSource | None = None
         self.position = 0
         self.notes: list[str] = []
         self.is_invalid = False
@@ -233,13 +234,13 @@ class ByteStream(io.RawIOBase):
         try:
             with input_errors(self.name):
                 self._raw = source.open()
-                self._content = FileContent.of(self._raw, source)
+                self._source = as_found(source, self._raw)
                 if source.path == STANDARD_INPUT and source.format != BYTES:
-                    is_file = isinstance(self._content, FileContent)
+                    is_file = self._source.is_file
                     self._raw, self._compression = _begin_input(self._raw, is_file=is_file)
                 if not self._compression:
                     self._pollable = _pollable_descriptor(self._raw)
-            is_plain = isinstance(self._content, FileContent) and not self._compression
+            is_plain = self._source.is_file and not self._compression
             self._is_plain_file = is_plain and hasattr(os, "preadv")
         except InputError:
             super().close()  # `self.close` would close a stream that was not opened
@@ -249,7 +250,7 @@ class ByteStream(io.RawIOBase):
         self._blocks: Begun[None, tuple[memoryview, int]] | None = None
         if self._compression:
             self._stream = COMPRESSIONS[self._compression](self._raw)
-            if source.size is not None and source.remote is None and files_ahead():
+            if source.is_file and files_ahead():
                 self._decompress_ahead()
         self._length = None if source.span is None else source.length
         if source.span is not None:
@@ -328,8 +329,7 @@ class ByteStream(io.RawIOBase):
 
     def read_at(self, data: NDArray[np.uint8], offset: int) -> None:
         """Fill `data` with the bytes of the file from `offset` on. Any thread may call this."""
-        assert isinstance(self._content, FileContent)
-        self._content.read_at(self._raw, data, offset)
+        read_at(self._source, self._raw, data, offset)
 
     def upcoming(self, least: int, most: int, before: int) -> FileBytes | None:
         """Return the range of the next `least` to `most` bytes without reading them.
@@ -341,7 +341,6 @@ class ByteStream(io.RawIOBase):
         """
         if self._is_begin or self.is_invalid or not self.reads_anywhere:
             return None
-        assert isinstance(self._content, FileContent)
         begin = self._raw.tell()
         nbytes = min(most, self._end_of_file - begin - 1)
         if nbytes < least:
@@ -350,7 +349,7 @@ class ByteStream(io.RawIOBase):
             descriptor = os.dup(self._raw.fileno())
         except OSError:  # the process has no descriptor left
             return None
-        return FileBytes(self._content, descriptor, begin - before, before + nbytes)
+        return FileBytes(self._source, descriptor, begin - before, before + nbytes)
 
     def peek(self, begin: int, end: int) -> bytes:
         """Return the bytes from `begin` to `end`, counted from the next byte; see `read_at`."""
@@ -365,15 +364,12 @@ class ByteStream(io.RawIOBase):
 
     def check_unchanged(self) -> None:
         """Raise InputError if a regular file was changed after it was found."""
-        if self._content is not None:
-            self._content.check(self._raw)
+        check_unchanged(self._source, self._raw)
 
     @property
     def _end_of_file(self) -> int:
         """The offset at which reading ends: the end of the span, or of the file as it was found."""
-        assert isinstance(self._content, FileContent)
-        span = self._source.span
-        return self._content.size if span is None else span[1]
+        return self._source.begin + (self._source.length or 0)
 
     def _read(self, view: memoryview) -> int | None:
         if self._blocks is not None:
@@ -452,9 +448,9 @@ class FileBytes:
     begin: offset of the range in the file. nbytes: length of the range.
     """
 
-    def __init__(self, content: FileContent, descriptor: int, begin: int, nbytes: int) -> None:
+    def __init__(self, source: Source, descriptor: int, begin: int, nbytes: int) -> None:
         """Take over `descriptor`, an open file, and close it when this object is deleted."""
-        self._content, self._descriptor = content, descriptor
+        self._source, self._descriptor = source, descriptor
         self.begin, self.nbytes = begin, nbytes
 
     def __del__(self) -> None:
@@ -465,12 +461,12 @@ class FileBytes:
 
     def read(self, data: NDArray[np.uint8], first: int) -> None:
         """Fill `data` with the bytes of the range from `first` on; InputError if that fails."""
-        self._content.read_at(self, data, self.begin + first)
+        read_at(self._source, self, data, self.begin + first)
         self.check_unchanged()
 
     def check_unchanged(self) -> None:
         """Raise InputError if the file was changed, even if the stream is already closed."""
-        self._content.check(self)
+        check_unchanged(self._source, self)
 
 
 def _begin_input(raw: BinaryIO, *, is_file: bool) -> tuple[BinaryIO, str]:

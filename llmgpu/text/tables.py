@@ -39,7 +39,7 @@ from llmgpu.text.documents import (
     field_hint,
 )
 from llmgpu.text.remote import PositionedFile
-from llmgpu.text.streams import FileContent, Source
+from llmgpu.text.streams import Source, as_found, check_unchanged
 
 _BATCH_BYTES = 1 << 22
 _BATCH_ROWS = 8192
@@ -91,13 +91,12 @@ class ParquetFile:
         self._template = template
         self._columns = (column,) if template is None else template.fields
         self._others: list[str] = []  # further columns that the template needs
-        self._span = source.span
         self._arrow = PYARROW.require(path)
         with input_errors(path):
             self._raw = io.BufferedReader(cast(io.RawIOBase, source.open()), _BUFFER_BYTES)
         try:
             with self._damage():
-                self._content = FileContent.of(self._raw, source)
+                self._source = as_found(source, self._raw)
                 self._size = self._raw.seek(0, os.SEEK_END)
                 # Small files are read without Arrow's buffer, which grows to the size that a page
                 # claims, up to 2 GB.
@@ -109,8 +108,7 @@ class ParquetFile:
             raise
         # `_groups` yields the arrays of each row group in order. Threads need preadv and a local
         # file.
-        shares = isinstance(self._content, FileContent) and hasattr(os, "preadv")
-        shares &= self.reads_groups
+        shares = self._source.is_file and hasattr(os, "preadv") and self.reads_groups
         most = min(usable_processors(), _AHEAD) if shares else 0
         read: Callable[[tuple[int, int]], Iterable[Any]]
         read = self._read_ahead if most > 1 else self._read
@@ -153,8 +151,7 @@ class ParquetFile:
 
     def check_unchanged(self) -> None:
         """Raise InputError if the file has changed since the program found the file."""
-        if self._content is not None:
-            self._content.check(self._raw)
+        check_unchanged(self._source, self._raw)
 
     def close(self) -> None:
         self._groups.close()
@@ -212,9 +209,10 @@ class ParquetFile:
     def _rows(self) -> tuple[int, int]:
         """Begin and end of the rows to read, see `Source.span`."""
         rows = self._file.metadata.num_rows
-        if self._span is None or not self._size:
+        span = self._source.span
+        if span is None or not self._size:
             return 0, rows
-        first, last = (-(-offset * rows // self._size) for offset in self._span)
+        first, last = (-(-offset * rows // self._size) for offset in span)
         return first, last
 
     def _find_groups(self) -> Iterator[tuple[int, int]]:
@@ -307,7 +305,7 @@ class ArrowFile(ParquetFile):
     def check(source: Source) -> None:
         """Raise an InputError if a package is missing, or the file is not on this machine."""
         PYARROW.require(source.path)
-        if source.size is None or source.remote is not None:
+        if not source.is_file:
             raise InputError(f"{source.path}: Arrow is read from files of this machine only")
 
     @property

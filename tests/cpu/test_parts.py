@@ -19,8 +19,9 @@ from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import library
+from llmgpu.text import streams
 from llmgpu.text.corpus import Corpus, corpus_from_bytes
-from llmgpu.text.streams import ByteStream, FileContent
+from llmgpu.text.streams import ByteStream, Source
 from tests.bpe.host_encoders import cutting_cpu_encoder
 from tests.engines import NumpyEngine, train
 
@@ -110,14 +111,14 @@ def test_threads_read_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             read_here.append(count)
             return count
 
-    read_at = FileContent.read_at
+    read_at = streams.read_at
 
-    def counting(self: FileContent, file: Any, data: NDArray[np.uint8], offset: int) -> None:
-        read_at(self, file, data, offset)
+    def counting(source: Source, file: Any, data: NDArray[np.uint8], offset: int) -> None:
+        read_at(source, file, data, offset)
         read_here.append(len(data))
 
     monkeypatch.setattr("llmgpu.text.corpus.ByteStream", Counting)
-    monkeypatch.setattr(FileContent, "read_at", counting)
+    monkeypatch.setattr(streams, "read_at", counting)
     vocabulary = vocabulary_of("cl100k")
     expected, _ = joined(NumpyEncoder(vocabulary), corpus_from_bytes(path.read_bytes()))
     with Corpus([str(path)]) as corpus:
