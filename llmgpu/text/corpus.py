@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import NamedTuple, Protocol, cast
 
@@ -259,18 +259,14 @@ class Corpus(Closing):
         view: the rest of the caller's buffer. length, documents: bytes and documents that the
         buffer already has.
         """
-        if self._reader is not None:
-            return None
-        some = self._files.small(self._most_small)
+        some = [] if self._reader else self._files.small(self._most_small, len(view))
         if not some:
             return None
-        ends = [*accumulate(source.size or 0 for source in some)]
-        some = some[: bisect_right(ends, len(view))]
-        count = read_small(some, view) if some else 0
+        count = read_small(some, view)
         self._most_small = min(2 * count + 1, _SMALL_FILES)
         if not count:
             return None
-        starts, end = [0, *ends[: count - 1]], ends[count - 1]
+        *starts, end = accumulate((source.size or 0 for source in some[:count]), initial=0)
         offset, number = self.text_bytes + length, self.documents + documents
         for k, start in enumerate(starts):
             self.begun.append(Begin(offset + start, number + k, self._files.take().path))
@@ -383,30 +379,6 @@ _CHAT_FILES: dict[type[DocumentFile] | None, Callable[[Source, str, Collector], 
 _CHAT_FILES = {JsonlFile: ChatFile, ParquetFile: ChatTable, ArrowFile: ChatArrow}
 
 
-class _Opener:
-    """Opens a file by the class for its format and for the options of a corpus."""
-
-    def __init__(self, options: CorpusOptions) -> None:
-        self._options = options
-        chat = options.chat
-        self.collector = None if chat is None else Collector(chat, options.limit)
-        as_they_are = not options.separators and options.encoding_errors == "raw"
-        # Without the engine, each file is read by a call of its own. On Windows the engine reads no
-        # files.
-        has_engine = library() is not None and os.name != "nt"
-        self._reads_small = has_engine and as_they_are and not (options.line_documents or chat)
-
-    def __call__(self, source: Source) -> _File:
-        kind, field = format_of(source), self._options.text_field
-        if self.collector is not None:
-            return _CHAT_FILES.get(kind, ChatFile)(source, field, self.collector)
-        return kind(source, field, self._options.row_template) if kind else ByteStream(source)
-
-    def reads_at_once(self, source: Source) -> bool:
-        """Whether a file is plain text and small enough to be read in one call with other files."""
-        return self._reads_small and is_small(source) and format_of(source) is None
-
-
 class _Files:
     """The files of a corpus, in order. Threads open the next compressed or structured files early.
 
@@ -415,32 +387,38 @@ class _Files:
     """
 
     def __init__(self, files: Sequence[Source], options: CorpusOptions) -> None:
-        self._opener = opener = _Opener(options)
+        chat = options.chat
+        self._collector = None if chat is None else Collector(chat, options.limit)
         self._files, self._taken = files, 0  # `take` has returned the first `_taken` files
-        self._small_end = 0  # the files from `_taken` up to this index are known to be small
+        # Without the engine, each file is read by a call of its own. On Windows the engine reads no
+        # files.
+        has_engine = library() is not None and os.name != "nt"
+        cuts = options.separators or options.line_documents or chat
+        self._reads_small = has_engine and options.encoding_errors == "raw" and not cuts
         self._opened: list[_File] = []  # files that threads have opened before their turn
-        early = (source for source in files if _is_begun_early(source))
-        begin = partial(_begin_file, opener, files[:1], self._opened)
+        self._open = partial(_open_file, options, self._collector)
+        begin = partial(_begin_file, self._open, files[:1], self._opened)
+        early = filter(_is_begun_early, files)
         self._begun = in_order(early, begin, min(files_ahead(), len(files)))
 
     @property
     def left(self) -> int:
         """Number of files that `take` has not returned yet; 0 beyond the limit of the text."""
-        collector = self._opener.collector
-        is_full = collector is not None and collector.is_full
+        is_full = self._collector is not None and self._collector.is_full
         return 0 if is_full else len(self._files) - self._taken
 
     def next_one(self) -> Source:
         """Return the next file without removing it."""
         return self._files[self._taken]
 
-    def small(self, most: int) -> Sequence[Source]:
-        """Return up to `most` small files that come next; empty if the next file is not small."""
-        if self._small_end <= self._taken:
-            following = self._files[self._taken : self._taken + _SMALL_FILES]
-            small = [*takewhile(self._opener.reads_at_once, following)]
-            self._small_end = self._taken + len(small)
-        return self._files[self._taken : min(self._taken + most, self._small_end)]
+    def small(self, most: int, room: int) -> Sequence[Source]:
+        """Return up to `most` small files that come next and together have up to `room` bytes."""
+        following = self._files[self._taken : self._taken + most] if self._reads_small else ()
+        for number, source in enumerate(following):
+            room -= source.size or 0
+            if room < 0 or not is_small(source):
+                return following[:number]
+        return following
 
     def take(self) -> Source:
         """Remove and return the next file, which the caller opens or reads."""
@@ -451,7 +429,7 @@ class _Files:
         """Open a file that `take` returned."""
         file = next(self._begun) if _is_begun_early(source) else None
         if file is None:
-            return self._opener(source)
+            return self._open(source)
         self._opened.remove(file)
         return file
 
@@ -462,17 +440,27 @@ class _Files:
             self._opened.pop().close()
 
 
+def _open_file(options: CorpusOptions, collector: Collector | None, source: Source) -> _File:
+    """Open a file by the class for its format and for the options of a corpus."""
+    kind, field = format_of(source), options.text_field
+    if collector is not None:
+        return _CHAT_FILES.get(kind, ChatFile)(source, field, collector)
+    return kind(source, field, options.row_template) if kind else ByteStream(source)
+
+
 def _is_begun_early(source: Source) -> bool:
     """Whether a thread opens the file before its turn.
 
     True for a local file that has to be decompressed or parsed.
     """
-    is_local = source.size is not None and source.remote is None
-    return is_local and (bool(source.compression) or format_of(source) is not None)
+    return source.is_file and (bool(source.compression) or format_of(source) is not None)
 
 
 def _begin_file(
-    opener: _Opener, first: Sequence[Source], opened: list[_File], source: Source
+    open_file: Callable[[Source], _File],
+    first: Sequence[Source],
+    opened: list[_File],
+    source: Source,
 ) -> _File | None:
     """Open a file before its turn, and read ahead.
 
@@ -481,7 +469,7 @@ def _begin_file(
     """
     if source in first:
         return None
-    file = opener(source)
+    file = open_file(source)
     opened.append(file)
     if files_ahead():
         file.begin()
@@ -589,10 +577,11 @@ class FilteredSource:
 
 
 def is_small(source: Source) -> bool:
-    """Whether a file is small enough for `read_small`, provided that it is plain text."""
+    """Whether a file is small enough for `read_small`, and plain text by its name."""
     if source.remote or source.span or source.continues or source.compression:
         return False
-    return 0 < (source.size or 0) <= SMALL_BYTES and source.changed_ns is not None
+    is_in_range = 0 < (source.size or 0) <= SMALL_BYTES and source.changed_ns is not None
+    return is_in_range and format_of(source) is None
 
 
 def read_small(sources: Sequence[Source], view: NDArray[np.uint8]) -> int:
