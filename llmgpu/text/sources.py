@@ -476,28 +476,9 @@ def _standard_input_size() -> int | None:
         return None
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A line of a .gitignore.
-
-    folder: the folder of the .gitignore. expression: a regular expression for names (is_for_names),
-    or else for paths relative to the folder. is_for_folders: whether the line matches folders only.
-    ignores: False for a line that begins with "!".
-    """
-
-    folder: str
-    expression: re.Pattern[str]
-    is_for_names: bool
-    is_for_folders: bool
-    ignores: bool
-
-    def matches(self, path: str, is_folder: bool) -> bool:
-        """Whether the line matches a path below the folder."""
-        if self.is_for_folders and not is_folder:
-            return False
-        if self.is_for_names:
-            return self.expression.fullmatch(os.path.basename(path)) is not None
-        return self.expression.fullmatch(_below(path, self.folder)) is not None
+# A line of a .gitignore: an expression for absolute paths, where a folder ends with a slash, and
+# whether the line ignores what it matches. A line that begins with "!" does not.
+Rule = tuple[re.Pattern[str], bool]
 
 
 def walk_folder(
@@ -515,7 +496,8 @@ def walk_folder(
     entered = [(folder, _rules_above(folder) if gitignore else ())]
     while entered:
         parent, rules = entered.pop()
-        rules += read_rules(parent) if gitignore else ()
+        rules += _read_rules(parent) if gitignore else ()
+        place = _with_slash(parent)
         with input_errors(f"the folder {parent}"), os.scandir(parent) as entries:
             for entry in entries:
                 # A link to a file is a file; a link to a folder is left out.
@@ -523,8 +505,8 @@ def walk_folder(
                 is_file = entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path)
                 if entry.name.startswith(".") or not (is_folder or is_file):
                     left_out += 1
-                elif (exclude and is_excluded(_below(entry.path, folder), exclude)) or is_ignored(
-                    rules, entry.path, is_folder
+                elif (exclude and is_excluded(_below(entry.path, folder), exclude)) or _is_ignored(
+                    rules, place + entry.name + "/" * is_folder
                 ):
                     unwanted += 1
                 elif is_folder:
@@ -564,13 +546,18 @@ def _below(path: str, folder: str) -> str:
     return os.path.relpath(path, folder).replace(os.sep, "/")
 
 
-def is_ignored(rules: Sequence[Rule], path: str, is_folder: bool) -> bool:
+def _with_slash(folder: str) -> str:
+    """Return the absolute path of a folder, with slashes and one at the end."""
+    return os.path.join(os.path.abspath(folder), "").replace(os.sep, "/")
+
+
+def _is_ignored(rules: Sequence[Rule], path: str) -> bool:
     """Whether git would ignore a path: the last rule that matches decides."""
-    found = (rule.ignores for rule in reversed(rules) if rule.matches(path, is_folder))
+    found = (ignores for expression, ignores in reversed(rules) if expression.fullmatch(path))
     return next(found, False)
 
 
-def read_rules(folder: str) -> tuple[Rule, ...]:
+def _read_rules(folder: str) -> tuple[Rule, ...]:
     """Return the rules of a folder's .gitignore, if any; InputError if it can't be read."""
     name = os.path.join(folder, ".gitignore")
     lines = []
@@ -580,24 +567,29 @@ def read_rules(folder: str) -> tuple[Rule, ...]:
         open(name, encoding="utf-8", errors="surrogateescape") as file,
     ):
         lines = file.read().split("\n")
-    return tuple(rule for line in lines if (rule := parse_rule(line.rstrip("\r"), folder)))
+    place = re.escape(_with_slash(folder)) if lines else ""
+    return tuple(rule for line in lines if (rule := _parse_rule(line.rstrip("\r"), place)))
 
 
-def parse_rule(line: str, folder: str) -> Rule | None:
-    """Parse a line of a .gitignore; None for an empty line or a comment."""
+def _parse_rule(line: str, place: str) -> Rule | None:
+    """Parse a line of a .gitignore; None for an empty line or a comment.
+
+    place: an expression for the folder of the .gitignore.
+    """
     if line.startswith("#"):
         return None
     while line.endswith(" ") and not line.endswith("\\ "):
         line = line[:-1]
     ignores = not line.startswith("!")
     pattern = line if ignores else line[1:]
-    is_for_folders = pattern.endswith("/")
+    end = "(?<!/)/" if pattern.endswith("/") else "(?<!/)/?"  # the last name is not empty
     pattern = pattern.removesuffix("/")
     if not pattern:
         return None
+    inside = "" if "/" in pattern else "(?:.*/)?"  # a name is matched in any folder
     with suppress(re.error):  # an invalid class such as [z-a], which matches no name
-        expression = re.compile(_expression_of(pattern.removeprefix("/")), re.DOTALL)
-        return Rule(folder, expression, "/" not in pattern, is_for_folders, ignores)
+        expression = place + inside + _expression_of(pattern.removeprefix("/")) + end
+        return re.compile(expression, re.DOTALL), ignores
     return None
 
 
@@ -634,4 +626,4 @@ def _rules_above(folder: str) -> tuple[Rule, ...]:
         if parent == here:  # reached the root of the file system: there is no repository
             return ()
         above.append(here := parent)
-    return tuple(rule for name in reversed(above) for rule in read_rules(name))
+    return tuple(rule for name in reversed(above) for rule in _read_rules(name))

@@ -75,6 +75,13 @@ def test_gitignore_is_read_as_git_reads_it(tmp_path: Path) -> None:
             assert found == expected, (seed, folder)
 
 
+def test_the_content_of_a_folder_is_ignored_but_not_the_folder(tmp_path: Path) -> None:
+    write(tmp_path, "b/kept", "b/left")
+    (tmp_path / ".gitignore").write_text("b/*\n")
+    (tmp_path / "b" / ".gitignore").write_text("!kept\n")
+    assert files_of(tmp_path, gitignore=True) == ["b/kept"]
+
+
 def test_exclude(tmp_path: Path) -> None:
     write(tmp_path, "a.py", "docs/a.md", "docs/old/b.md", "src/a.min.js", "src/build/c.js", ".hid")
     assert files_of(tmp_path, exclude=("*.js",)) == ["a.py", "docs/a.md", "docs/old/b.md"]
