@@ -11,9 +11,12 @@ import bz2
 import gzip
 import importlib
 import lzma
+import sys
+import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 from llmgpu.errors import InputError
 
@@ -70,8 +73,7 @@ class ZstdFile:
     def __init__(self, raw: BinaryIO) -> None:
         """Decompress `raw`; InputError if the package zstandard is missing."""
         self._raw = raw
-        self._package = ZSTANDARD.require(".zst")
-        self._decoder = self._package.ZstdDecompressor()
+        self._decoder = ZSTANDARD.require(".zst").ZstdDecompressor()
         self._frame: Any = None  # decoder of the current frame; None between frames
         self._is_empty = True
         # offset of the next block in `_compressed`, None if unknown
@@ -82,7 +84,7 @@ class ZstdFile:
     def readinto(self, buffer: memoryview, /) -> int:
         """Fill the front of `buffer`; return the number of bytes, 0 at the end.
 
-        Raises OSError or EOFError for a damaged file.
+        Raises ZstdError or EOFError for a damaged file.
         """
         while not self._text:
             if not self._compressed:
@@ -106,10 +108,7 @@ class ZstdFile:
             self._frame, self._is_empty = self._decoder.decompressobj(), False
             self._next_block = _first_zstd_block(self._compressed)
         step = self._compressed[: self._step_bytes()]
-        try:
-            text: bytes = self._frame.decompress(step)
-        except self._package.ZstdError as error:
-            raise OSError(str(error)) from error
+        text: bytes = self._frame.decompress(step)
         used = len(step)
         if self._frame.eof:
             used -= len(self._frame.unused_data)
@@ -153,30 +152,11 @@ def _first_zstd_block(data: memoryview) -> int | None:
     return 5 + (not is_single) + (0, 1, 2, 4)[descriptor & 3] + size_bytes
 
 
-class _FastGzip:
-    """Decompresses gzip with the package isal, three times as fast as the standard library."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        """Decompress `raw`; ImportError without the package."""
-        self._error = importlib.import_module("isal.isal_zlib").error
-        self._file = importlib.import_module("isal.igzip").GzipFile(fileobj=raw, mode="rb")
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        try:
-            count: int = self._file.readinto(buffer)
-        except self._error as error:
-            raise OSError(str(error)) from error
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-
-
 def _open_gzip(raw: BinaryIO) -> Decompressor:
-    try:
-        return _FastGzip(raw)
-    except ImportError:
-        return gzip.GzipFile(fileobj=raw, mode="rb")
+    module: Any = gzip
+    with suppress(ImportError):  # isal is three times as fast as the standard library
+        module = importlib.import_module("isal.igzip")
+    return cast(Decompressor, module.GzipFile(fileobj=raw, mode="rb"))
 
 
 # By suffix, functions that decompress a stream, and the optional packages that they need.
@@ -187,3 +167,12 @@ COMPRESSIONS: dict[str, Callable[[BinaryIO], Decompressor]] = {
     ".zst": ZstdFile,
 }
 PACKAGES = {".zst": ZSTANDARD}
+
+_PACKAGE_ERRORS = (("isal.isal_zlib", "error"), ("zstandard", "ZstdError"))
+
+
+def read_errors() -> tuple[type[Exception], ...]:
+    """Return the errors that reading and decompressing a file may raise."""
+    loaded = [(sys.modules[name], error) for name, error in _PACKAGE_ERRORS if name in sys.modules]
+    own = (getattr(module, error) for module, error in loaded)
+    return OSError, EOFError, zlib.error, lzma.LZMAError, *own

@@ -14,13 +14,11 @@ from __future__ import annotations
 import codecs
 import io
 import json
-import lzma
 import os
 import re
 import select
 import stat
 import sys
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from itertools import repeat, takewhile
@@ -36,7 +34,7 @@ from llmgpu.machine import usable_processors
 from llmgpu.outputs import binary_kind
 from llmgpu.pipeline import Begun
 from llmgpu.spelling import spelled
-from llmgpu.text.compressions import COMPRESSIONS, PACKAGES, Decompressor
+from llmgpu.text.compressions import COMPRESSIONS, PACKAGES, Decompressor, read_errors
 from llmgpu.text.documents import InputPolicy, Piece, Template
 from llmgpu.text.remote import RemoteSource
 
@@ -293,7 +291,7 @@ class ByteStream(io.RawIOBase):
             while count is None:  # None: a non-blocking descriptor has no bytes yet
                 self.wait(None)
                 count = self._read(view)
-        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        except read_errors() as error:
             self.check_unchanged()
             raise InputError(self._describe(error)) from error
         if self._blocks is None:
@@ -435,7 +433,7 @@ def head_of(source: Source) -> bytes | None:
         try:
             while head < HEAD_BYTES and (got := stream.readinto(block[head:])):
                 head += got
-        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        except read_errors() as error:
             if getattr(error, "errno", None) is not None:
                 raise
             return None
