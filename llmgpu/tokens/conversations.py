@@ -138,32 +138,11 @@ class Conversations(Closing):
         position = 0
         for match in [*self._special.finditer(text), None]:
             begin, end = match.span() if match else (len(text), len(text))
-            found += self._normalized_between(text, position, begin, ends, parts, where)
+            if made := self._special.search(normalize(text[position:begin])):
+                raise InputError(f"{where}: normalizing the text results in {quote(made[0])}")
+            found += _normalized_parts(_cut(text, position, begin, ends, parts))
             found += _cut(text, begin, end, ends, parts)
             position = end
-        return found
-
-    def _normalized_between(
-        self, text: str, begin: int, end: int, ends: Sequence[int], parts: Parts, where: str
-    ) -> Parts:
-        """Normalize text[begin:end], which has no special tokens; return its stretches.
-
-        A stretch is a text and whether the assistant wrote it. parts: the stretches of the whole
-        text. ends: the end of each of them.
-        """
-        segment = text[begin:end]
-        pieces = _cut(text, begin, end, ends, parts)
-        whole = normalize(segment)
-        made = self._special.search(whole)
-        if made:
-            raise InputError(f"{where}: normalizing the text results in {quote(made[0])}")
-        found: Parts = []
-        done = edge = 0
-        for (piece, is_reply), following in pairwise([*pieces, ("", False)]):
-            edge += len(piece)
-            place = _normalized_edge(segment, whole, edge, before=following[1] and not is_reply)
-            found.append((whole[done : max(done, place)], is_reply))
-            done = max(done, place)
         return found
 
 
@@ -175,18 +154,32 @@ def _cut(text: str, begin: int, end: int, ends: Sequence[int], parts: Parts) -> 
     return [(text[a:b], parts[first + i][1]) for i, (a, b) in enumerate(pairwise(edges)) if a < b]
 
 
-def _normalized_edge(segment: str, whole: str, edge: int, *, before: bool) -> int:
-    """Return the position in `whole`, the normalized segment, of position `edge` of the segment.
+def _normalized_parts(parts: Parts) -> Parts:
+    """Normalize a text without special tokens; ends of stretches are moved where necessary."""
+    text = "".join(part for part, _ in parts)
+    found: Parts = []
+    done = edge = 0
+    for (part, is_reply), (_, is_reply_next) in pairwise([*parts, ("", False)]):
+        edge += len(part)
+        end = max(done, _independent_edge(text, edge, before=is_reply_next and not is_reply))
+        found.append((normalize(text[done:end]), is_reply))
+        done = end
+    return found
 
-    If `edge` is among characters that become one, it is moved: to before these characters if
-    `before` is set, else to after them.
+
+def _independent_edge(text: str, edge: int, *, before: bool) -> int:
+    """Return the position `edge`, moved if characters on both of its sides become one.
+
+    It is moved to before these characters if `before` is set, else to after them.
     """
-    left = normalize(segment[:edge])
-    if left + normalize(segment[edge:]) == whole:
-        return len(left)
-    while 0 < edge < len(segment) and not starts_unit(segment[edge]):
-        edge += -1 if before else 1
-    return len(normalize(segment[:edge]))
+    first = last = edge
+    while 0 < first < len(text) and not starts_unit(text[first]):
+        first -= 1
+    while 0 < last < len(text) and not starts_unit(text[last]):
+        last += 1
+    apart = normalize(text[first:edge]) + normalize(text[edge:last])
+    moved = first if before else last
+    return edge if apart == normalize(text[first:last]) else moved
 
 
 def lengths_in_conversations(vocabulary: Vocabulary) -> NDArray[np.int64]:
