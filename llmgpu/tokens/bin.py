@@ -435,10 +435,12 @@ class BinWriter(NumbersWriter):
         self._text_bytes = 0
         self._offsets: list[NDArray[np.int64]] = []
         self._mask: OutputFile | None = None
+        self._others: list[OutputFile] = []  # side file, index and mask, as far as they are open
         if masked and not self.is_direct:
-            with undoing(super().abort):
+            with undoing(self.abort):
                 self._mask = OutputFile(mask_path(path))
-            self._write_mask(npy_header(np.dtype(np.bool_), 0))
+                self._others.append(self._mask)
+                self._write_mask(npy_header(np.dtype(np.bool_), 0))
 
     def _write_mask(self, data: bytes) -> None:
         assert self._mask is not None
@@ -464,8 +466,8 @@ class BinWriter(NumbersWriter):
 
     def abort(self) -> None:
         """Remove the unfinished files, if possible."""
-        if self._mask is not None:
-            self._mask.discard()
+        for other in self._others:
+            other.discard()
         super().abort()
 
     def close(self) -> None:
@@ -475,8 +477,7 @@ class BinWriter(NumbersWriter):
             return
         # A kill must never leave ids beside a side file of other ids. So remove the old side file
         # before the old ids, and add the new side file after the new ids.
-        others: list[OutputFile] = []
-        try:
+        with undoing(self.abort):
             with output_errors(self._output.path):
                 self._finish()
                 self._output.finish()
@@ -487,23 +488,17 @@ class BinWriter(NumbersWriter):
             with output_errors(self._output.path):
                 contents = self._describe(self._output.temporary)
             for path, content in contents.items():
-                others.append(OutputFile(path))
+                self._others.insert(0, OutputFile(path))
                 with output_errors(path):
-                    others[-1].stream.write(content)
-                others[-1].finish()
-            others += [self._mask] if self._mask is not None else []
-            # Replace the old files. The new side file, `others[0]`, gets its name last.
-            for other in others:
+                    self._others[0].stream.write(content)
+                self._others[0].finish()
+            # Replace the old files. The new side file, `_others[0]`, gets its name last.
+            for other in self._others:
                 other.remove_old()
             self._remove_stale_files()
             self._output.commit(is_last=False)
-            for other in reversed(others):
-                other.commit(is_last=other is others[0])
-        except BaseException:
-            self.abort()
-            for other in others:
-                other.discard()
-            raise
+            for other in reversed(self._others):
+                other.commit(is_last=other is self._others[0])
 
     def _remove_stale_files(self) -> None:
         """Remove index and mask of the replaced file if the new file has no such file."""
@@ -525,7 +520,7 @@ class BinWriter(NumbersWriter):
         return np.concatenate([np.empty(0, np.int64), *self._offsets])
 
     def _describe(self, path: str) -> dict[str, bytes]:
-        """Return the contents of side file and index by name; path: the temporary file of ids."""
+        """Return the contents of index and side file by name; path: the temporary file of ids."""
         mask = self._mask and {"sample_sha256": sample_digest(self._mask.temporary)}
         side = {
             "format": SIDE_FORMAT,
@@ -547,8 +542,8 @@ class BinWriter(NumbersWriter):
         }
         facts, numbers = json.dumps(side)[:-1].encode(), format_numbers(self._starts)
         listed = b"".join([facts, b', "document_offsets": [', numbers, b"]}\n"])
-        contents = {side_path(self._output.path): listed}
+        contents = {}
         if self._layout.has_index:
             index = index_name(self._output.path)
             contents[index] = make_index(self._dtype.name, self._starts, self.ids)
-        return contents
+        return contents | {side_path(self._output.path): listed}
