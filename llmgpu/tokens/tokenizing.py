@@ -230,29 +230,25 @@ def count_files(
 
     Raises the errors of the encoder and of the corpus.
     """
-    tokens: list[int] = []  # tokens so far of each file that has begun
-    documents = 0
+    positions: list[int] = []  # the number of ids before each file that has begun
+    documents = ids = 0
     for piece in encode_corpus(encoder, text, ReusedMemory(), filters):
         starts, begun = piece.document_starts, text.begun
-        counted = 0
-        # Divide the slice's ids among the files that begin in the slice.
-        while len(tokens) < len(begun) and begun[len(tokens)].documents < documents + len(starts):
-            position = int(starts[begun[len(tokens)].documents - documents])
-            if tokens:
-                tokens[-1] += position - counted
-            tokens.append(0)
-            counted = position
-        if tokens:
-            tokens[-1] += len(piece.ids) - counted
+        for begin in begun[len(positions) :]:
+            if begin.documents >= documents + len(starts):
+                break
+            positions.append(ids + int(starts[begin.documents - documents]))
         documents += len(starts)
+        ids += len(piece.ids)
         if used is not None:
             used += np.bincount(piece.ids, minlength=len(used))
         if lengths is not None:
             lengths.add(starts, len(piece.ids))
         progress("tokenizing", text.bytes_read, text.total_bytes)
-    tokens += [0] * (len(text.begun) - len(tokens))  # files without a document at the end
+    rest = len(text.begun) - len(positions)  # files without a document at the end
+    counts = np.diff([*positions, *[ids] * rest, ids]).tolist()
     ends = [*(begin.offset for begin in text.begun), text.text_bytes]
     return [
         FileCount(begin.path, end - first, count)
-        for begin, (first, end), count in zip(text.begun, pairwise(ends), tokens, strict=True)
+        for begin, (first, end), count in zip(text.begun, pairwise(ends), counts, strict=True)
     ]
