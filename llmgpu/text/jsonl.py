@@ -41,8 +41,7 @@ from llmgpu.text.streams import ByteStream, Source
 
 _BLOCK_BYTES = 1 << 20  # bytes of a stream that are read at a time
 _SPAN_BYTES = 2 << 20  # bytes of a regular file whose lines one thread reads and parses
-# bytes after a span that are read at first, to find the end of the span's last line
-_TAIL_BYTES = 1 << 16
+_SEARCHED_BYTES = 1 << 14  # bytes read at first to find where the first line of a span begins
 _CHECKED_BYTES = 1 << 16  # bytes read at a time to find the first row with the field
 _AHEAD = 12  # blocks or spans that threads parse in advance
 _BEGUN = 2  # blocks or spans parsed while an earlier file is still being read
@@ -228,31 +227,29 @@ class JsonlFile(JsonlStream):
 
     def _read_span(self, begin: int) -> _Block:
         """Return the lines that start in the span from `begin` on. Any thread may call this."""
-        # Read the span, and find the first line that starts in the span.
         end = min(begin + _SPAN_BYTES, self._end_of_file)
-        first = max(begin - 1, self._begin)  # if this byte is a newline, a line starts at `begin`
-        length = end - first
-        data = np.empty(length + TEXT_PADDING, np.uint8)  # the bytes of the file from `first` on
-        self.read_at(data[:length], first)
-        start = 0
-        if begin > self._begin:
-            start = data[: length - 1].tobytes().find(b"\n") + 1
-            if not start:  # no line starts here: a long line of an earlier span covers the span
-                return _Block(data, 0, 0, after=end - self._begin)
-        # Read on to the end of the last line that starts in the span.
-        searched, tail = length - 1, _TAIL_BYTES
-        while True:
-            newline = data[searched:length].tobytes().find(b"\n") + 1
-            if newline or first + length == self._end_of_file or length > end - first + LINE_BYTES:
-                break
-            searched, length = length, min(end + tail, self._end_of_file) - first
-            longer = np.empty(length + TEXT_PADDING, np.uint8)
-            longer[:searched] = data[:searched]
-            data = longer
-            self.read_at(data[searched:length], first + searched)
-            tail *= 4
-        last = searched + newline if newline else length
-        return _Block(data, start, last, is_last=not newline, after=end - self._begin)
+        first = begin if begin == self._begin else self._next_line(begin, end)
+        # A line that covers the whole span belongs to an earlier span.
+        last = first
+        if first < end:
+            last = self._next_line(end, min(end + LINE_BYTES + 1, self._end_of_file))
+        data = np.empty(last - first + TEXT_PADDING, np.uint8)
+        lines = data[: last - first]
+        self.read_at(lines, first)
+        is_last = last > first and bool(lines[-1] != ord("\n"))
+        return _Block(data, 0, len(lines), is_last=is_last, after=end - self._begin)
+
+    def _next_line(self, offset: int, end: int) -> int:
+        """Return where the first line from `offset` on begins; `end` if none begins before it."""
+        position, nbytes = offset - 1, _SEARCHED_BYTES
+        while position < end - 1:
+            block = np.empty(min(nbytes, end - 1 - position), np.uint8)
+            self.read_at(block, position)
+            if found := block.tobytes().find(b"\n") + 1:
+                return position + found
+            position += len(block)
+            nbytes = min(4 * nbytes, _SPAN_BYTES)
+        return end
 
     def _read_blocks(self) -> Iterator[_Block]:
         """Yield the file in blocks of whole lines."""

@@ -248,7 +248,7 @@ def test_texts_are_those_of_json(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jsonl, "_BLOCK_BYTES", block)
         patch.setattr(jsonl, "_SPAN_BYTES", 1 + block // 9)
-        patch.setattr(jsonl, "_TAIL_BYTES", 1 + block % 9)
+        patch.setattr(jsonl, "_SEARCHED_BYTES", 1 + block % 9)
         outcomes = [read_texts(path, field, skips)]
         patch.setattr(jsonl.JsonlFile, "reads_anywhere", False)  # as what is compressed
         outcomes.append(read_texts(path, field, skips))
@@ -268,7 +268,7 @@ def test_parts_of_a_file_are_read_in_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, span: int, tail: int
 ) -> None:
     monkeypatch.setattr(jsonl, "_SPAN_BYTES", span)
-    monkeypatch.setattr(jsonl, "_TAIL_BYTES", tail)
+    monkeypatch.setattr(jsonl, "_SEARCHED_BYTES", tail)
     lines = [json.dumps({"t": "x" * (k * 37 % 50)}) + "\n" * (1 + k % 2) for k in range(40)]
     path = write(tmp_path, "f.jsonl", "".join(lines).encode().removesuffix(b"\n"))
     cuts = [0, 0, *(len("".join(lines[:k])) for k in (7, 8, 30)), os.path.getsize(path)]
@@ -290,7 +290,7 @@ def test_spans_inside_a_long_line_do_not_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jsonl, "_SPAN_BYTES", 100)
-    monkeypatch.setattr(jsonl, "_TAIL_BYTES", 10)
+    monkeypatch.setattr(jsonl, "_SEARCHED_BYTES", 10)
     path = write(tmp_path, "f.jsonl", b'{"t": "' + b"x" * 5000 + b'"}\n{"t": "y"}\n')
     sizes: list[int] = []
     read_at = jsonl.JsonlFile.read_at
@@ -302,7 +302,7 @@ def test_spans_inside_a_long_line_do_not_read_it(
     monkeypatch.setattr(jsonl.JsonlFile, "read_at", counted)
     with Corpus([path], CorpusOptions(text_field="t")) as corpus:
         assert read_documents(corpus) == [b"x" * 5000, b"y"]
-    # Each span is read once, and the long line once more.
+    # Each span is searched once; the long line is searched for its end, and read.
     assert os.path.getsize(path) < sum(sizes) < 3 * os.path.getsize(path)
 
 
@@ -340,7 +340,7 @@ def test_a_long_line_is_refused_wherever_spans_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, span: int
 ) -> None:
     monkeypatch.setattr(jsonl, "_SPAN_BYTES", span)
-    monkeypatch.setattr(jsonl, "_TAIL_BYTES", 5)
+    monkeypatch.setattr(jsonl, "_SEARCHED_BYTES", 5)
     monkeypatch.setattr(jsonl, "LINE_BYTES", 30)
     path = write(tmp_path, "f.jsonl", b'{"t": "a"}\n' * 3 + b'{"t": "' + b"b" * 200 + b'"}\n')
     with pytest.raises(InputError, match=f"{path}, line 4: longer than 30 bytes: split the docu"):
