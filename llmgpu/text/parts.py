@@ -158,13 +158,10 @@ def is_one_document(sources: Sources, options: CorpusOptions) -> bool:
 
 def _require_files(sources: Sources, what: str) -> int:
     """Return the total size of the sources in bytes; InputError if one is not a regular file."""
-    total = sources.total_bytes
-    pipes = (source.path for source in sources.files if source.length is None)
-    for path in [*pipes, *(source.path for source in sources.files)]:
-        if total is None or path == STANDARD_INPUT:
-            raise InputError(f"{what} needs files, not {path}: it can't be cut")
-    assert total is not None
-    return total
+    for source in sources.files:
+        if source.length is None or source.path == STANDARD_INPUT:
+            raise InputError(f"{what} needs files, not {source.path}: it can't be cut")
+    return sources.total_bytes or 0
 
 
 def _files_between(
@@ -201,17 +198,14 @@ def _cut_of(
     source: Source, options: CorpusOptions, cut_text: CutText | None
 ) -> Callable[[int], int] | None:
     """Return a function that moves an offset to the next allowed cut; None if no cut is allowed."""
-    find: CutText | None
+    find, kind = cut_text, format_of(source)
     if source.compression:
         return None
-    kind = format_of(source)
     if kind is not None:
         if not kind.cut_at_lines:
             return lambda offset: offset
         find = _next_line
-    elif not options.line_documents:
-        find = cut_text
-    else:
+    elif options.line_documents:
         find = None if options.separators else _next_line
     return None if find is None else partial(_cut, source, find)
 
