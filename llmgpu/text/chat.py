@@ -263,10 +263,15 @@ class Collector:
         *,
         has_invalid: bool = False,
     ) -> Iterator[Piece]:
-        """Yield the next conversation as a document; nothing for a bad row or beyond the limit.
+        """Yield the next conversation as a document.
+
+        Yields nothing for a bad row, for a row without messages, and beyond the limit.
 
         has_invalid: whether surrogate escapes in the conversation represent invalid bytes.
         """
+        if messages is None:
+            policy.null_rows += 1
+            return
         try:
             read = self._chat.read(messages, tools, where)
         except BadRowError as error:
@@ -304,9 +309,6 @@ class ChatFile(JsonlStream):
             except BadRowError as error:
                 policy.leave_out(error)
                 continue
-            if messages is None:
-                policy.null_rows += 1
-                continue
             tools = document.get(_TOOLS)
             yield from self._collector.take(messages, tools, where, policy, has_invalid=has_invalid)
             if self._collector.is_full:
@@ -333,9 +335,6 @@ class ChatTable(ParquetFile):
         """Yield the text of each row; InputError names the file and the row."""
         rows = chain.from_iterable(chain.from_iterable(map(self._read, self._find_groups())))
         for number, (messages, tools) in enumerate(rows, self._rows[0] + 1):
-            if messages is None:
-                policy.null_rows += 1
-                continue
             where = f"{self._path}, row {number}"
             yield from self._collector.take(messages, tools, where, policy)
             if self._collector.is_full:
