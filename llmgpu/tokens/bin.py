@@ -432,7 +432,6 @@ class BinWriter(NumbersWriter):
         super().__init__(path, vocabulary_size)
         self._fingerprint = fingerprint
         self._continues = continues
-        self._text_bytes = 0
         self._offsets: list[NDArray[np.int64]] = []
         self._mask: OutputFile | None = None
         self._others: list[OutputFile] = []  # side file, index and mask, as far as they are open
@@ -462,7 +461,6 @@ class BinWriter(NumbersWriter):
             assert piece.mask is not None
             self._write_mask(piece.mask.tobytes())
         self._offsets.append(piece.document_starts + self.ids)
-        self._text_bytes += piece.text_bytes
 
     def abort(self) -> None:
         """Remove the unfinished files, if possible."""
@@ -530,7 +528,7 @@ class BinWriter(NumbersWriter):
             "layout": self._layout.name,
             "offset": self._layout.header_bytes,
             "count": self.ids,
-            "bytes": self._text_bytes,
+            "bytes": self.text_bytes,
             "vocabulary_size": self._vocabulary_size,
             "fingerprint": self._fingerprint,
             **self.match_facts,

@@ -332,8 +332,7 @@ class SplitSink(TokenSink):
             before = np.concatenate([[0], np.cumsum(mine)])
             closed = piece.closed and self._open == number
             sink.write(_chosen(piece, mine, before[starts[own]], self._spans, closed=closed))
-        self.ids += size
-        self.documents += len(starts)
+        self._count(piece)
 
     def close(self) -> None:
         """Close all sinks. If closing a sink fails, abort the remaining sinks."""

@@ -155,7 +155,6 @@ class ShardWriter(TokenSink):
         self.kept = len(self._former)
         self._shards: list[Shard] = []
         self._current: TokenSink | None = None
-        self._current_bytes = 0
         self._continues = False
         # Number of documents that start at the next id, or at the end if no id follows.
         self._held = 0
@@ -191,8 +190,7 @@ class ShardWriter(TokenSink):
             self._put(replace(part, content=prepared.content[begin:end].data.cast("B")))
             begin, low = end, high
         self._held = len(starts) - low
-        self.ids += len(ids)
-        self.documents += len(piece.document_starts)
+        self._count(prepared)
 
     def close(self) -> None:
         """Finish the last shard, write the manifest and remove the progress and lock files."""
@@ -222,9 +220,7 @@ class ShardWriter(TokenSink):
             index, starts = len(self._shards), piece.document_starts
             self._continues = index > 0 and not (len(starts) and starts[0] == 0)
             self._current = self._open(index)
-            self._current_bytes = 0
         self._current.write(piece)
-        self._current_bytes += piece.text_bytes
 
     def _open(self, index: int) -> TokenSink:
         path = self._names.shard(index)
@@ -246,7 +242,7 @@ class ShardWriter(TokenSink):
         shard = Shard(
             os.path.basename(path),
             self._current.ids,
-            self._current_bytes,
+            self._current.text_bytes,
             self._current.documents,
             self._continues,
         )
@@ -332,8 +328,7 @@ class _KeptShard(TokenSink):
         there = np.fromfile(self._path, self._dtype, len(piece.ids), offset=offset)
         if not np.array_equal(there, piece.ids):
             raise _differs(self._path)
-        self.ids += len(piece.ids)
-        self.documents += len(piece.document_starts)
+        self._count(piece)
 
     def close(self) -> None:
         pass

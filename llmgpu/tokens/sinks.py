@@ -78,15 +78,14 @@ def open_stream(name: str) -> ByteStream:
 class TokenSink(Closing):
     """Writes ids slice by slice; a context manager that removes the output on an exception.
 
-    ids, documents: numbers of ids and documents written so far.
+    ids, documents, text_bytes: numbers of ids, of documents and of bytes of text written so far.
     is_direct: whether output is visible at once, so that a reader may be waiting for it.
     """
 
     is_direct = False
 
     def __init__(self) -> None:
-        self.ids = 0
-        self.documents = 0
+        self.ids = self.documents = self.text_bytes = 0
 
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
@@ -117,6 +116,12 @@ class TokenSink(Closing):
 
         Raises OutputError for ids that can't be written or are not in the vocabulary.
         """
+
+    def _count(self, piece: EncodedSlice) -> None:
+        """Add the sizes of a slice that was written."""
+        self.ids += len(piece.ids)
+        self.documents += len(piece.document_starts)
+        self.text_bytes += piece.text_bytes
 
     @abstractmethod
     def close(self) -> None:
@@ -153,8 +158,7 @@ class TokenWriter(TokenSink):
             self._write(prepared)
             if self.is_direct:
                 self._output.stream.flush()
-        self.ids += len(piece.ids)
-        self.documents += len(piece.document_starts)
+        self._count(piece)
 
     def close(self) -> None:
         """Complete the file, and give it its final name."""
