@@ -43,7 +43,7 @@ from llmgpu.lm.data.batches import Batches, open_token_files, token_bytes
 from llmgpu.lm.ops.optimizer import HYPER
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.options import TrainOptions
-from llmgpu.lm.runs.run import Arithmetic
+from llmgpu.lm.runs.run import choose_arithmetic
 from llmgpu.lm.runs.settings import new_settings
 
 PLACES = 50  # stretches of the text, evenly spread
@@ -166,7 +166,7 @@ def train(recipe: Row, folder: Path, open_backend: Callable[[bool], Backend]) ->
         for name in ("train", *names)
     )
     batches = [Batches(row, options, config.seq_len, None, each) for each in held_out]
-    run = trainer.Trainer(Arithmetic.choose(backend, None).open_operations(), config, options, 1)
+    run = trainer.Trainer(choose_arithmetic(backend, None)[0], config, options, 1)
     run.model.initialise(options.seed, options.initialisation)
     begin = time.perf_counter()
     for step in range(options.steps):

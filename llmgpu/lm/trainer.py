@@ -38,18 +38,19 @@ LEAST_STAGE = 1 << 20  # least number of gradient elements for which a separate 
 class StepResult:
     """Results of a step.
 
-    loss, smoothing_loss, z_loss: means of the parts of the loss over the step's targets. grad_norm:
-    norm of the gradients before clipping. is_skipped: the step changed nothing, because gradients
-    overflowed at their scale. is_bad: the step changed nothing because a loss or a gradient was not
-    finite, and later steps change nothing, either.
+    step: number of the step, from 0. loss, smoothing_loss, z_loss: means of the parts of the loss
+    over the step's targets. grad_norm: norm of the gradients before clipping. is_skipped: the step
+    changed nothing, because gradients overflowed at their scale. is_bad: the step changed nothing
+    because a loss or a gradient was not finite, and later steps change nothing, either.
     """
 
+    step: int
     loss: float
     smoothing_loss: float
     z_loss: float
     grad_norm: float
     is_bad: bool
-    is_skipped: bool = False
+    is_skipped: bool
 
 
 class Trainer:
@@ -331,7 +332,7 @@ class Trainer:
                 loss, norm, _, bad, smoothing, z_loss, *_ = history[step % self.slots].tolist()
                 skipped = step in self._skipped
                 is_bad = bool(bad) and not skipped
-                found.append(StepResult(loss, smoothing, z_loss, norm, is_bad, skipped))
+                found.append(StepResult(step, loss, smoothing, z_loss, norm, is_bad, skipped))
             return found
 
         return results

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
@@ -47,15 +47,18 @@ from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.loss_curve import write_loss_curve
 from llmgpu.lm.runs.run_folder import (
-    EvaluationTotals,
+    ACTIVITIES,
     Origin,
     RunFolder,
-    RunLog,
-    Samples,
-    Spent,
     StepRecord,
+    append_line,
+    begin_log,
+    evaluation_results,
     model_card,
+    open_samples,
     read_log,
+    resume_log,
+    seconds_beside_steps,
 )
 from llmgpu.lm.runs.settings import SMALLER, RunSettings, has_room_for_copies
 from llmgpu.lm.trainer import StepResult, Trainer
@@ -75,59 +78,34 @@ _THREAD_SECONDS = 2e-4  # longest time that a waiting thread leaves Python to an
 _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # fields of the summary
 
 
-@dataclass(frozen=True)
-class Arithmetic:
-    """The hardware and libraries that determine the bits of a run.
+def choose_arithmetic(
+    backend: Backend, begun: Mapping[str, Any] | None
+) -> tuple[Operations, dict[str, Any]]:
+    """Choose the hardware and libraries that determine the bits of a run.
 
-    in_c: whether the CPU engine computes. fixed_products: whether NumPy's matrix products have the
-    same bits with any number of threads.
+    A resumed run uses the arithmetic that its log records, so that it gets the same bits.
+
+    begun: the facts in a resumed run's log; None for a new run. Returns operations, and the facts
+    about them for the log.
+
+    Raises CheckpointError if the facts in the log do not name the arithmetic.
     """
-
-    backend: Backend
-    in_c: bool
-    fixed_products: bool
-
-    @classmethod
-    def choose(cls, backend: Backend, begun: Mapping[str, Any] | None) -> Arithmetic:
-        """Choose the arithmetic of a run; begun: the facts in a resumed run's log, or None.
-
-        Raises CheckpointError if the facts do not name the arithmetic.
-        """
-        is_on_cpu = backend.device is None
-        in_c = is_on_cpu and library() is not None
-        if begun is None:
-            return cls(backend, in_c, is_on_cpu and has_fixed_products())
+    is_on_cpu = backend.device is None
+    in_c = is_on_cpu and library() is not None
+    fixed = is_on_cpu and has_fixed_products()
+    if begun is not None:
         if "fixed_products" not in begun:
             raise CheckpointError("the log of the run lacks fixed_products: start a new run")
         # A run that began on a GPU has no engine in its log. On a CPU, such a run continues with
         # NumPy.
         in_c = in_c and begun.get("engine", _IN_NUMPY) != _IN_NUMPY
-        return cls(backend, in_c, bool(begun["fixed_products"]))
-
-    def open_operations(self) -> Operations:
-        device, fixed = self.backend.device, self.fixed_products
-        return open_operations(device, fixed_products=fixed, in_c=self.in_c)
-
-    def facts(self) -> dict[str, str]:
-        """Return the facts for the log."""
-        device = {"device": self.backend.description}
-        if self.backend.device is not None:
-            return device
-        products = describe_products(fixed=self.fixed_products)
-        return device | {"engine": _IN_C if self.in_c else _IN_NUMPY, "products": products}
-
-    def changes(self, begun: Mapping[str, Any]) -> Iterator[str]:
-        """Yield a note for each fact that may change the bits of a resumed run.
-
-        begun: the facts in the run's log.
-        """
-        begun = {"engine": _IN_NUMPY, "products": "not recorded"} | dict(begun)
-        for name, now in self.facts().items():
-            if (before := begun.get(name)) != now:
-                yield (
-                    "from here on the bits may differ from those of an uninterrupted run: its "
-                    f"{name} was {before} and is {now} now"
-                )
+        fixed = bool(begun["fixed_products"])
+    facts: dict[str, Any] = {"device": backend.description}
+    if is_on_cpu:
+        facts["engine"] = _IN_C if in_c else _IN_NUMPY
+        facts["products"] = describe_products(fixed=fixed)
+    facts["fixed_products"] = fixed
+    return open_operations(backend.device, fixed_products=fixed, in_c=in_c), facts
 
 
 class RunListener(Protocol):
@@ -191,13 +169,6 @@ def initial_weights(settings: RunSettings) -> InitialWeights:
     return InitialWeights(settings.config, options.seed, options.initialisation)
 
 
-class _Results(NamedTuple):
-    """Results of the last steps until `step`, which `read` waits for."""
-
-    step: int
-    read: Callable[[], list[StepResult]]
-
-
 class TrainingRun:
     """A run in a locked run folder."""
 
@@ -220,10 +191,8 @@ class TrainingRun:
         self._token_bytes = token_bytes(self._vocabulary)
         if workers.is_first:
             prepare_step_folders(folder.path, 0 if checkpoint is None else checkpoint.state.step)
-        # A resumed run uses the arithmetic that its log records, so that it gets the same bits.
         self._begun = None if checkpoint is None else read_log(folder.log)
         begun = {} if self._begun is None else self._begun.facts
-        self._arithmetic = Arithmetic.choose(plan.backend, begun if checkpoint else None)
         # A resumed run keeps the command and the initial model that its log records.
         init = plan.init if self._begun is None else None
         self._init_path = begun.get("init") if init is None else str(init.folder)
@@ -236,9 +205,10 @@ class TrainingRun:
         # Create the trainer. Its weights come from the checkpoint, from the initial model, or from
         # `initial_weights`.
         self._trainer = self._open_trainer(config)
-        self._begun_record: _Results | None = None  # of the next record
+        # Waits for the results of the steps of the next record.
+        self._begun_record: Callable[[], list[StepResult]] | None = None
         self._seconds = 0.0  # duration of training in earlier processes
-        self._spent = Spent()
+        self._spent = dict.fromkeys(ACTIVITIES, 0.0)  # in seconds, earlier processes included
         self._saved_step = -1  # step of the newest checkpoint, which may not be complete yet
         self._snapshot: Snapshot | None = None  # copies of the tensors of a checkpoint
         self._write: Callable[[], object] | None = None  # writes the checkpoint from the copies
@@ -258,7 +228,7 @@ class TrainingRun:
             self._log = self._open_log()
             if plan.intervals.sample:
                 step = self._trainer.step
-                self._samples = Samples(
+                self._samples = open_samples(
                     folder.samples, self._trainer.model, self._vocabulary, plan.eos_id, step
                 )
 
@@ -266,7 +236,8 @@ class TrainingRun:
         slots = self._plan.intervals.unread_steps(self._options.steps)
         separator = self._plan.eos_id if self._options.document_mask else None
         try:
-            operations = self._arithmetic.open_operations()
+            begun = None if self._begun is None else self._begun.facts
+            operations, self._arithmetic = choose_arithmetic(self._plan.backend, begun)
             return Trainer(operations, config, self._options, slots, self._workers, separator)
         except DeviceError as error:
             needed = f"the run needs {self._plan.needed_bytes:,} bytes in all"
@@ -277,8 +248,7 @@ class TrainingRun:
         config = self._trainer.model.config
         return {
             "tool": f"llmgpu {__version__}",
-            **self._arithmetic.facts(),
-            "fixed_products": self._arithmetic.fixed_products,
+            **self._arithmetic,
             "vocabulary": self._vocabulary.fingerprint,
             "parameters": config.parameters,
             "memory_bytes": self._plan.needed_bytes,
@@ -325,20 +295,25 @@ class TrainingRun:
                 )
         self._trainer.load(base.weights.__getitem__)
 
-    def _open_log(self) -> RunLog:
+    def _open_log(self) -> BinaryIO:
         """Start the log, or continue it after the record of the checkpoint's step."""
         if self._begun is None:
-            return RunLog.begin(self._folder.log, self._facts())
-        for change in self._arithmetic.changes(self._begun.facts):
-            self._listener.note(change)
+            return begin_log(self._folder.log, self._facts())
+        before = {"engine": _IN_NUMPY, "products": "not recorded", **self._begun.facts}
+        for name, now in self._arithmetic.items():
+            if before.get(name) != now:
+                self._listener.note(
+                    "from here on the bits may differ from those of an uninterrupted run: its "
+                    f"{name} was {before.get(name)} and is {now} now"
+                )
         step = self._trainer.step
         records = [record for record in self._begun.records if record.step <= step]
         if not records:
             raise CheckpointError(f"{self._folder.log} has no record of step {step}")
         self._last = records[-1]
         self._seconds = self._last.seconds
-        self._spent = Spent.until(self._last)
-        return RunLog.resume(self._folder.log, step)
+        self._spent = seconds_beside_steps(self._last)
+        return resume_log(self._folder.log, step)
 
     def run(self) -> dict[str, Any]:
         """Train to the last step; return a summary on the first worker, {} on other workers.
@@ -350,7 +325,7 @@ class TrainingRun:
             TrainingError: a loss or a gradient is not finite; checkpoints are not changed.
         """
         # All workers must compute equal bits, so they need the same kernels.
-        computed = f"{self._arithmetic.backend.driver} in {self._options.precision}"
+        computed = f"{self._plan.backend.driver} in {self._options.precision}"
         self._workers.require_same("WebGPU drivers and precisions", computed)
         self._started = time.perf_counter()
         self._first_step = self._logged_step = self._trainer.step
@@ -362,10 +337,10 @@ class TrainingRun:
             while self._trainer.step < self._options.steps and not number:
                 step = self._trainer.step
                 if step == self._first_step:
-                    self._spent.add("start", time.perf_counter() - self._plan.begun)
+                    self._spent["start"] += time.perf_counter() - self._plan.begun
                 if step == self._first_step + 1:  # exclude the compilation of kernels
                     self._measured = self._paced = time.perf_counter(), step
-                with self._spent.on("data"):
+                with self._timing("data"):
                     batches = self._step_batches(step)
                 self._trainer.take_step(batches, self._options.rate(step))
                 self._finish_record()
@@ -385,7 +360,7 @@ class TrainingRun:
             # After the last step or a signal, write a checkpoint and wait until it is complete.
             if self._saved_step != self._trainer.step:
                 self._save()
-            with self._spent.on("saving"):
+            with self._timing("saving"):
                 self._finish_saving()
             number = number or max(self._workers.gather(stop[0] if stop else 0))
         if self._trainer.step < self._options.steps:
@@ -436,31 +411,39 @@ class TrainingRun:
         if save:
             self._save()
         if sample and self._samples is not None:
-            with self._spent.on("evaluation"):
-                self._listener.note(f"sample of step {step}: {self._samples.take(step)}")
+            with self._timing("evaluation"):
+                self._listener.note(f"sample of step {step}: {self._samples(step)}")
             self._measured = time.perf_counter(), step
 
-    def _begin_results(self) -> _Results:
-        """Start to read the results of the steps since the last record."""
-        step = self._trainer.step
-        return _Results(step, self._trainer.begin_results(step - self._logged_step))
+    @contextmanager
+    def _timing(self, activity: str) -> Iterator[None]:
+        """Add the time of the block to an activity."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent[activity] += time.perf_counter() - begun
 
-    def _check_steps(self, begun: _Results) -> list[StepResult]:
+    def _begin_results(self) -> Callable[[], list[StepResult]]:
+        """Start to read the results of the steps since the last record."""
+        return self._trainer.begin_results(self._trainer.step - self._logged_step)
+
+    def _check_steps(self, read: Callable[[], list[StepResult]]) -> list[StepResult]:
         """Return the results of steps; raise TrainingError for a bad step."""
-        results = begun.read()
-        for offset, result in enumerate(results):
+        results = read()
+        for result in results:
             if result.is_bad:
-                step = begun.step - len(results) + offset
-                raise self._trainer.explain_bad_step(step, self._step_batches(step))
+                batches = self._step_batches(result.step)
+                raise self._trainer.explain_bad_step(result.step, batches)
         return results
 
     def _finish_record(self, *, evaluate: bool = False) -> None:
         """Write the record whose results are being read, if any."""
-        begun, self._begun_record = self._begun_record, None
-        if begun is None:
+        read, self._begun_record = self._begun_record, None
+        if read is None:
             return
-        results, step = self._check_steps(begun), begun.step
-        trainer = self._trainer
+        results, trainer = self._check_steps(read), self._trainer
+        step = results[-1].step + 1
         loss = _mean_loss(results)
         if self._options.sync_every:  # each worker's loss is the mean of its own batches
             loss = float(np.mean(self._workers.gather(loss)))
@@ -470,10 +453,12 @@ class TrainingRun:
         # Evaluate and write a record. The rate is measured from `_measured` to here.
         now = time.perf_counter()
         (before, measured_step), self._measured = self._measured, (now, step)
-        totals = None
+        validation_loss = bits_per_byte = None
         if evaluate:
-            with self._spent.on("evaluation"):
-                totals = self._evaluate()
+            with self._timing("evaluation"):
+                limit = self._options.evaluation_batches * self._options.batch_size
+                losses = trainer.losses(self._batches.evaluation(limit))
+                validation_loss, bits_per_byte = evaluation_results(losses, self._token_bytes)
         rate = self._tokens(step - measured_step) / (now - before)
         teraflops = trainer.model.config.training_operations(1) * rate / 1e12
         peak, scaling = self._plan.intervals.peak_teraflops, trainer.updates.loss_scaling
@@ -481,40 +466,33 @@ class TrainingRun:
             step=step,
             loss=loss,
             learning_rate=self._options.rate(step - 1),
-            grad_norm=results[-1].grad_norm if results else 0.0,
+            grad_norm=results[-1].grad_norm,
             tokens=self._tokens(step),
             tokens_per_second=rate,
             seconds=self._seconds + now - self._started,
-            validation_loss=totals.loss if totals else None,
-            bits_per_byte=totals.bits_per_byte if totals else None,
+            validation_loss=validation_loss,
+            bits_per_byte=bits_per_byte,
             smoothing_loss=float(np.mean([result.smoothing_loss for result in results])),
             z_loss=float(np.mean([result.z_loss for result in results])),
             loss_scale=scaling.scale if scaling else None,
             skipped_steps=scaling.skipped if scaling else None,
             teraflops=teraflops,
             mfu=teraflops / peak if peak else None,
-            **self._spent.for_record(),
+            **{f"{name}_seconds": seconds for name, seconds in self._spent.items()},
         )
         self._logged_step = step
-        self._log.append(record)
+        append_line(self._log, record.to_json())
         # The pace, in seconds per step, includes evaluations and checkpoints.
         begun_at, paced_step = self._paced
         pace = (now - begun_at) / (step - paced_step)
         self._listener.on_record(record, pace * (self._options.steps - step))
         # Draw the curve after each evaluation.
         if evaluate:
-            with self._spent.on("evaluation"):
+            with self._timing("evaluation"):
                 records = read_log(self._folder.log).records
                 write_loss_curve(self._folder.loss_curve, records, self._folder.path.name)
             self._measured = time.perf_counter(), step  # the next rate excludes evaluation
         self._last = record
-
-    def _evaluate(self) -> EvaluationTotals:
-        limit = self._options.evaluation_batches * self._options.batch_size
-        totals = EvaluationTotals(self._token_bytes)
-        for targets, losses in self._trainer.losses(self._batches.evaluation(limit)):
-            totals.add(losses, targets)
-        return totals
 
     def _tokens(self, steps: int) -> int:
         return self._position(steps) * self._trainer.model.config.seq_len
@@ -527,7 +505,7 @@ class TrainingRun:
         self._finish_record()
         self._saved_step = trainer.step
         if self._workers.is_first:
-            with self._spent.on("saving"):
+            with self._timing("saving"):
                 self._write_checkpoint()
             self._measured = time.perf_counter(), trainer.step  # the next rate excludes saving
 
@@ -623,7 +601,7 @@ class TrainingRun:
             self._listener.note(self._notes_of_saving.popleft())
 
     def _summary(self) -> dict[str, Any]:
-        last, spent = self._last, asdict(self._spent)
+        last = self._last
         # All seconds of the command. `last.seconds` lacks the start and the last checkpoint.
         seconds = time.perf_counter() - self._plan.begun
         tokens = self._tokens(last.step - self._first_step)
@@ -636,7 +614,7 @@ class TrainingRun:
             "seconds": round(last.seconds, 3),
             "tokens_per_second": round(last.tokens_per_second, 1),
             "tokens_per_second_of_all": round(tokens / seconds, 1),
-            "seconds_spent": {name: round(value, 3) for name, value in spent.items()},
+            "seconds_spent": {name: round(value, 3) for name, value in self._spent.items()},
             "checkpoint": str(self._checkpoint()),
             **({"adapter": str(self._checkpoint() / ADAPTER)} if self._trainer.adapters else {}),
         }

@@ -18,12 +18,12 @@ import json
 import math
 import os
 import shutil
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,11 @@ _BEFORE_THE_LOG = {LOCK_NAME, TOKENS_NAME, EVALUATION_TOKENS_NAME, OPTIONS_NAME}
 FORMAT = "llmgpu-training-log"
 VERSION = 1
 
+# What a run does beside its steps. start: from the start of each process to its first step. data:
+# reading batches. evaluation: held-out batches, samples and the loss curve. saving: copying
+# tensors, and waiting for checkpoints.
+ACTIVITIES = ("start", "data", "evaluation", "saving")
+
 _LISTED = 10  # most names of files in a model card
 _TOO_LARGE = 1 << 63
 _WHOLE_NUMBERS = frozenset({"step", "tokens", "skipped_steps"})
@@ -62,7 +67,7 @@ _WHOLE_NUMBERS = frozenset({"step", "tokens", "skipped_steps"})
 class RunFolder(Closing):
     """A run folder that this process has locked; a context manager that unlocks the folder.
 
-    path: the folder. log: the file of `RunLog`. loss_curve: the chart of the losses.
+    path: the folder. log: the file of the log. loss_curve: the chart of the losses.
     tokens, evaluation_tokens: the folders with the tokens of texts, see `llmgpu.lm.data.inputs`.
     samples: JSON lines of step and text.
     """
@@ -122,7 +127,7 @@ def describe_run(path: str | Path) -> dict[str, Any]:
     """
     log = read_log(RunFolder(Path(path)).log)
     last = asdict(log.records[-1]) if log.records else {"step": 0}
-    spent = asdict(Spent.until(log.records[-1])) if log.records else {}
+    spent = seconds_beside_steps(log.records[-1]) if log.records else {}
     told = {
         **{name: log.facts.get(name) for name in _SHOWN_FACTS},
         **{name: last.get(name) for name in _SHOWN_RECORDS},
@@ -190,37 +195,28 @@ def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = Fal
     return run
 
 
-class EvaluationTotals:
-    """Sums of the losses of many targets, for their mean and the bits per byte of text."""
+def evaluation_results(
+    batches: Iterable[tuple[NDArray[np.uint32], NDArray[np.floating]]],
+    token_bytes: NDArray[np.uint32],
+) -> tuple[float | None, float | None]:
+    """Return the mean loss in nats per target, and the bits per byte of text.
 
-    def __init__(self, token_bytes: NDArray[np.uint32]) -> None:
-        """Start with no targets; token_bytes: bytes of text of each id, (vocabulary size,)."""
-        self._token_bytes = token_bytes
-        self.targets = self.text_bytes = 0
-        self._nats = self._text_nats = 0.0  # losses of all targets, and of targets with text
+    None without targets, and without text. Losses of targets beyond the vocabulary are left out.
 
-    def add(self, losses: NDArray[np.floating], targets: NDArray[np.uint32]) -> None:
-        """Add losses in nats and their targets, both of one shape.
-
-        Losses of targets beyond the vocabulary are left out.
-        """
-        counts = targets.ravel() < len(self._token_bytes)
-        nats = losses.ravel()[counts].astype(np.float64)
-        sizes = self._token_bytes[targets.ravel()[counts]]
-        self.targets += len(nats)
-        self.text_bytes += int(sizes.sum(dtype=np.int64))
-        self._nats += float(nats.sum())
-        self._text_nats += float(nats[sizes > 0].sum())
-
-    @property
-    def loss(self) -> float | None:
-        """Nats per target; None without targets."""
-        return self._nats / self.targets if self.targets else None
-
-    @property
-    def bits_per_byte(self) -> float | None:
-        """Bits per byte of text; None without text."""
-        return bits_per_byte(self._text_nats, self.text_bytes)
+    batches: targets and their losses in nats, both of one shape. token_bytes: bytes of text of each
+    id, (vocabulary size,).
+    """
+    count = text_bytes = 0
+    nats = text_nats = 0.0  # losses of all targets, and of targets with text
+    for targets, losses in batches:
+        counts = targets.ravel() < len(token_bytes)
+        found = losses.ravel()[counts].astype(np.float64)
+        sizes = token_bytes[targets.ravel()[counts]]
+        count += len(found)
+        text_bytes += int(sizes.sum(dtype=np.int64))
+        nats += float(found.sum())
+        text_nats += float(found[sizes > 0].sum())
+    return nats / count if count else None, bits_per_byte(text_nats, text_bytes)
 
 
 def bits_per_byte(nats: float, text_bytes: int) -> float | None:
@@ -252,8 +248,8 @@ class StepRecord:
     validation_loss, bits_per_byte: None without an evaluation at this step.
     loss_scale, skipped_steps: the loss scale of the next step, and the number of steps of the run
         whose gradients overflowed. None if the loss is not scaled.
-    start_seconds, data_seconds, evaluation_seconds, saving_seconds: see `Spent`; None in logs of
-        earlier versions.
+    start_seconds, data_seconds, evaluation_seconds, saving_seconds: see `ACTIVITIES`; None in logs
+        of earlier versions.
     """
 
     step: int
@@ -276,19 +272,13 @@ class StepRecord:
     evaluation_seconds: float | None = None
     saving_seconds: float | None = None
 
-    @property
-    def perplexity(self) -> float | None:
-        """The perplexity of the validation loss; None if there was no evaluation."""
-        return None if self.validation_loss is None else perplexity(self.validation_loss)
-
     def to_json(self) -> dict[str, int | float | None]:
-        """Return the record for JSON, without fields that are None."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        values["perplexity"] = self.perplexity
+        """Return the record and the perplexity for JSON, without fields that are None."""
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.validation_loss is not None:
+            values["perplexity"] = perplexity(self.validation_loss)
         found: dict[str, int | float | None] = {}
         for name, value in values.items():
-            if value is None:
-                continue
             if name in _WHOLE_NUMBERS:
                 found[name] = int(value)
             else:  # `value` may be a NumPy number
@@ -296,40 +286,9 @@ class StepRecord:
         return found
 
 
-@dataclass
-class Spent:
-    """Seconds of a run that were not spent on steps, by activity.
-
-    start: from the start of each process to its first step. data: reading batches. evaluation:
-    held-out batches, samples and the loss curve. saving: copying tensors, and waiting for
-    checkpoints.
-    """
-
-    start: float = 0.0
-    data: float = 0.0
-    evaluation: float = 0.0
-    saving: float = 0.0
-
-    @classmethod
-    def until(cls, record: StepRecord) -> Self:
-        """Return the seconds up to a record; 0 for fields that the record lacks."""
-        return cls(*(getattr(record, f"{each.name}_seconds") or 0.0 for each in fields(cls)))
-
-    @contextmanager
-    def on(self, activity: str) -> Iterator[None]:
-        """Add the time of the block to an activity, in seconds."""
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(activity, time.perf_counter() - begun)
-
-    def add(self, activity: str, seconds: float) -> None:
-        setattr(self, activity, getattr(self, activity) + seconds)
-
-    def for_record(self) -> dict[str, float]:
-        """Return the fields for a `StepRecord`."""
-        return {f"{name}_seconds": seconds for name, seconds in asdict(self).items()}
+def seconds_beside_steps(record: StepRecord) -> dict[str, float]:
+    """Return the seconds of each of `ACTIVITIES` up to a record; 0 if the record lacks them."""
+    return {name: getattr(record, f"{name}_seconds") or 0.0 for name in ACTIVITIES}
 
 
 @dataclass(frozen=True)
@@ -340,57 +299,43 @@ class LogContent:
     records: list[StepRecord]
 
 
-class RunLog(Closing):
-    """A log that is being written; a context manager."""
+def begin_log(path: str | Path, facts: Mapping[str, Any]) -> BinaryIO:
+    """Start a new log, which replaces an existing one; return its file.
 
-    def __init__(self, path: str | Path, stream: BinaryIO) -> None:
-        """Write to an open stream; see `begin` and `resume`."""
-        self._path = str(path)
-        self._stream = stream
+    facts: description of the run, for JSON. Raises OutputError if the log can't be written.
+    """
+    with output_errors(str(path)):
+        log = open(path, "wb")  # noqa: SIM115 (closed by the caller)
+    append_line(log, {"format": FORMAT, "version": VERSION, **facts})
+    return log
 
-    @classmethod
-    def begin(cls, path: str | Path, facts: Mapping[str, Any]) -> Self:
-        """Start a new log, which replaces an existing one.
 
-        facts: description of the run, for JSON. Raises OutputError if the log can't be written.
-        """
-        with output_errors(str(path)):
-            log = cls(path, open(path, "wb"))  # noqa: SIM115 (closed by `close`)
-        log._write({"format": FORMAT, "version": VERSION, **facts})
-        return log
+def resume_log(path: str | Path, step: int) -> BinaryIO:
+    """Cut off the records of a log after `step`; return its file, to append records.
 
-    @classmethod
-    def resume(cls, path: str | Path, step: int) -> Self:
-        """Continue a log after the record of `step`; cut off later records.
+    Raises InputError if the log can't be read or is damaged before that record, OutputError if the
+    log can't be written.
+    """
+    _, lines = _read_lines(path)
+    length = len(lines[0]) + 1
+    for index, line in enumerate(lines[1:], 1):
+        # Check the records up to `step`, because the run continues after them.
+        if _read_record(line, path, index).step > step:
+            break
+        length += len(line) + 1
+    with output_errors(str(path)):
+        log = open(path, "r+b")  # noqa: SIM115 (closed by the caller)
+        log.truncate(length)
+        log.seek(length)
+    return log
 
-        Raises InputError if the log can't be read or is damaged before that record, OutputError if
-        the log can't be written.
-        """
-        _, lines = _read_lines(path)
-        length = len(lines[0]) + 1
-        for index, line in enumerate(lines[1:], 1):
-            # Check the records up to `step`, because the run continues after them.
-            if _read_record(line, path, index).step > step:
-                break
-            length += len(line) + 1
-        with output_errors(str(path)):
-            stream = open(path, "r+b")  # noqa: SIM115 (closed by `close`)
-            stream.truncate(length)
-            stream.seek(length)
-        return cls(path, stream)
 
-    def append(self, record: StepRecord) -> None:
-        """Write a record; raise OutputError if the file can't be written."""
-        self._write(record.to_json())
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def _write(self, content: Mapping[str, Any]) -> None:
-        line = json.dumps(content, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-        with output_errors(self._path):
-            self._stream.write(line)
-            self._stream.flush()
+def append_line(log: BinaryIO, content: Mapping[str, Any]) -> None:
+    """Write a line, such as `StepRecord.to_json`; raise OutputError if this fails."""
+    line = json.dumps(content, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    with output_errors(log.name):
+        log.write(line)
+        log.flush()
 
 
 def read_log(path: str | Path) -> LogContent:
@@ -493,41 +438,32 @@ def model_card(config: ModelConfig, origin: Origin, last: StepRecord) -> str:
     return "".join(f"{printable(line)}\n" for line in lines)
 
 
-class Samples:
-    """Texts that a model generates while it is trained, in a file of JSON lines: step and text."""
+def open_samples(
+    path: Path, model: Model, vocabulary: Vocabulary, first: int | None, step: int
+) -> Callable[[int], str]:
+    """Return a function that generates a text, appends it to a file of JSON lines and returns it.
 
-    def __init__(
-        self, path: Path, model: Model, vocabulary: Vocabulary, first: int | None, step: int
-    ) -> None:
-        """Create the generator, and remove samples of steps after `step`, which the run repeats.
+    The function receives the step of the sample. Samples of steps after `step`, which the run
+    repeats, are removed from the file. Raises OutputError if the file can't be written, as the
+    function does.
 
-        first: the first id of samples, which also ends a sample; None: samples begin with a
-        newline. Raises OutputError if the file can't be written.
-        """
-        self._path, self._vocabulary = path, vocabulary
-        self._prompt = [vocabulary.tokens.index(b"\n") if first is None else first]
-        self._stop = first
-        self._generator = Generator(model, vocabulary.size)
-        if path.exists():
-            with output_errors(str(path)):
-                lines = path.read_bytes().splitlines(keepends=True)
-            whole = (line for line in lines if line.endswith(b"\n"))
-            with atomic_output(path) as file:
-                file.writelines(line for line in whole if json.loads(line)["step"] <= step)
+    first: the first id of samples, which also ends a sample; None: samples begin with a newline.
+    """
+    prompt = [vocabulary.tokens.index(b"\n") if first is None else first]
+    generator = Generator(model, vocabulary.size)
+    if path.exists():
+        with output_errors(str(path)):
+            lines = path.read_bytes().splitlines(keepends=True)
+        whole = (line for line in lines if line.endswith(b"\n"))
+        with atomic_output(path) as file:
+            file.writelines(line for line in whole if json.loads(line)["step"] <= step)
 
-    def take(self, step: int) -> str:
-        """Generate a text, append it to the file and return it.
-
-        Raises OutputError if the file can't be written.
-        """
-        ids = []
-        sampler = Sampler(SamplingOptions())
-        for token in self._generator.generate(self._prompt, SAMPLE_TOKENS, sampler):
-            if token == self._stop:
-                break
-            ids.append(token)
-        text = b"".join(self._vocabulary.tokens[token] for token in ids).decode("utf-8", "replace")
-        line = json.dumps({"step": step, "text": text}, ensure_ascii=False).encode() + b"\n"
-        with output_errors(str(self._path)), open(self._path, "ab") as file:
-            file.write(line)
+    def take(step: int) -> str:
+        ids = generator.generate(prompt, SAMPLE_TOKENS, Sampler(SamplingOptions()))
+        tokens = (vocabulary.tokens[token] for token in takewhile(lambda one: one != first, ids))
+        text = b"".join(tokens).decode("utf-8", "replace")
+        with output_errors(str(path)), open(path, "ab") as file:
+            append_line(file, {"step": step, "text": text})
         return text
+
+    return take

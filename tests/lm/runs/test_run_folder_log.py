@@ -11,7 +11,15 @@ import pytest
 
 from llmgpu.errors import InputError, OutputError
 from llmgpu.lm.data.batches import IGNORED_TARGET, token_bytes
-from llmgpu.lm.runs.run_folder import EvaluationTotals, RunLog, StepRecord, perplexity, read_log
+from llmgpu.lm.runs.run_folder import (
+    StepRecord,
+    append_line,
+    begin_log,
+    evaluation_results,
+    perplexity,
+    read_log,
+    resume_log,
+)
 from tests.lm.vocabularies import sample_vocabulary
 
 FACTS = {"configuration": {"dim": 64, "name": "tïny"}, "device": "cpu"}
@@ -37,9 +45,9 @@ def record_of(step: int, **values: float | None) -> StepRecord:
 
 def write_log(path: Path, steps: list[int]) -> list[StepRecord]:
     records = [record_of(step) for step in steps]
-    with RunLog.begin(path, FACTS) as log:
+    with begin_log(path, FACTS) as log:
         for record in records:
-            log.append(record)
+            append_line(log, record.to_json())
     return records
 
 
@@ -47,9 +55,9 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b"an older log\n" * 99)
     records = [record_of(1), record_of(20, validation_loss=2.0, bits_per_byte=1.25)]
-    with RunLog.begin(path, FACTS) as log:
+    with begin_log(path, FACTS) as log:
         for count, record in enumerate(records):
-            log.append(record)
+            append_line(log, record.to_json())
             assert read_log(path).records == records[: count + 1]  # it is there at once
     assert read_log(path).facts == FACTS
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -68,16 +76,18 @@ def test_a_log_without_the_parts_of_the_loss_is_refused(tmp_path: Path, name: st
     record = json.loads(line)
     del record[name]
     path.write_bytes(b"\n".join([facts, json.dumps(record).encode(), b""]))
-    for read in (read_log, lambda path: RunLog.resume(path, 1)):
+    for read in (read_log, lambda path: resume_log(path, 1)):
         with pytest.raises(InputError, match=f"line 2: {name} is missing or not a number"):
             read(path)
 
 
 def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    with RunLog.begin(path, {}) as log:
-        log.append(record_of(1, loss=math.nan, grad_norm=math.inf, validation_loss=1e9))
-        log.append(record_of(2, loss=np.float32(0.5), tokens=np.int64(7)))  # type: ignore[arg-type]
+    with begin_log(path, {}) as log:
+        odd = record_of(1, loss=math.nan, grad_norm=math.inf, validation_loss=1e9)
+        append_line(log, odd.to_json())
+        numbers = record_of(2, loss=np.float32(0.5), tokens=np.int64(7))  # type: ignore[arg-type]
+        append_line(log, numbers.to_json())
     line = json.loads(path.read_bytes().split(b"\n")[1])
     assert line["loss"] is line["grad_norm"] is line["perplexity"] is None
     first, second = read_log(path).records
@@ -95,9 +105,9 @@ def test_a_kill_at_every_byte(tmp_path: Path) -> None:
         path.write_bytes(whole[:length])
         kept = sum(end <= length for end in ends) - 1
         assert read_log(path).records == records[:kept]
-        with RunLog.resume(path, 3) as log:
+        with resume_log(path, 3) as log:
             for record in records[kept:]:
-                log.append(record)
+                append_line(log, record.to_json())
         assert path.read_bytes() == whole
 
 
@@ -105,8 +115,8 @@ def test_a_kill_at_every_byte(tmp_path: Path) -> None:
 def test_a_resumed_run_drops_later_records(tmp_path: Path, step: int, kept: int) -> None:
     path = tmp_path / "log.jsonl"
     records = write_log(path, [10, 20, 30])
-    with RunLog.resume(path, step) as log:
-        log.append(record_of(step + 5))
+    with resume_log(path, step) as log:
+        append_line(log, record_of(step + 5).to_json())
     assert read_log(path).records == [*records[:kept], record_of(step + 5)]
     assert read_log(path).facts == FACTS
 
@@ -127,7 +137,7 @@ def test_a_resumed_run_drops_later_records(tmp_path: Path, step: int, kept: int)
 def test_what_is_no_log(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(content)
-    for read in (read_log, lambda path: RunLog.resume(path, 1)):
+    for read in (read_log, lambda path: resume_log(path, 1)):
         with pytest.raises(InputError, match=message):
             read(path)
     assert path.read_bytes() == content
@@ -160,7 +170,7 @@ def test_logs_that_can_not_be_opened(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"can't read the log .*log.jsonl: No such file"):
         read_log(tmp_path / "log.jsonl")
     with pytest.raises(OutputError, match=r"can't write .*log.jsonl: No such file"):
-        RunLog.begin(tmp_path / "missing" / "log.jsonl", {})
+        begin_log(tmp_path / "missing" / "log.jsonl", {})
 
 
 def test_bits_per_byte_leave_special_tokens_out() -> None:
@@ -181,20 +191,16 @@ def test_bits_per_byte_leave_special_tokens_out() -> None:
         if target < end:
             text_nats += loss
             text_bytes += len(vocabulary.tokens[target])
-    totals = EvaluationTotals(sizes)
-    for rows in np.split(np.arange(6), 3):
-        totals.add(losses[rows], targets[rows])
-    assert (totals.targets, totals.text_bytes) == (count, text_bytes)
-    assert totals.loss == pytest.approx(nats / count, rel=1e-12)
-    expected = text_nats / math.log(2) / text_bytes
-    assert totals.bits_per_byte == pytest.approx(expected, rel=1e-12)
+    batches = ((targets[rows], losses[rows]) for rows in np.split(np.arange(6), 3))
+    expected = nats / count, text_nats / math.log(2) / text_bytes
+    assert evaluation_results(batches, sizes) == pytest.approx(expected, rel=1e-12)
 
 
 def test_evaluation_of_nothing() -> None:
-    totals = EvaluationTotals(np.array([0], np.uint32))
-    assert totals.loss is None and totals.bits_per_byte is None
-    totals.add(np.ones(3), np.zeros(3, np.uint32))  # special tokens only
-    assert (totals.loss, totals.bits_per_byte) == (1.0, None)
+    sizes = np.array([0], np.uint32)
+    assert evaluation_results([], sizes) == (None, None)
+    special_only = [(np.zeros(3, np.uint32), np.ones(3))]
+    assert evaluation_results(special_only, sizes) == (1.0, None)
     assert (
         perplexity(0.0) == 1.0 and perplexity(1e6) == math.inf and math.isnan(perplexity(math.nan))
     )
@@ -204,6 +210,4 @@ def test_uniform_guesses_over_bytes_are_eight_bits() -> None:
     sizes = np.ones(256, np.uint32)
     losses = np.full(1_000, math.log(256))
     targets = np.arange(1_000, dtype=np.uint32) % 256
-    totals = EvaluationTotals(sizes)
-    totals.add(losses, targets)
-    assert totals.bits_per_byte == pytest.approx(8.0)
+    assert evaluation_results([(targets, losses)], sizes)[1] == pytest.approx(8.0)
