@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,12 +42,10 @@ PAIRS = 32  # pairs of 8 bytes in 256 bytes, as a device binds memory only at mu
 PROMPT_ROWS = 64  # ids of prompts in a block
 AHEAD = 2  # most submissions of steps that are queued on the device
 STEPS_SECONDS = 0.02  # target duration of a submission
-T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Largest:
-    """The largest logits of a step's rows, and the ids that the device drew from these logits.
+class Chosen(NamedTuple):
+    """The ids that the device chose in a step's rows, and the logits that it drew them from.
 
     drawn: (rows,), ids. ids, logits: (rows, k), the k largest logits of each row, descending; of
     equal logits the smallest ids. decides: (rows,), whether these logits determine the draw; False
@@ -55,8 +53,8 @@ class Largest:
     """
 
     drawn: AnyArray
-    ids: NDArray[np.int64]
-    logits: NDArray[np.float32]
+    ids: AnyArray
+    logits: AnyArray
     decides: NDArray[np.bool_]
 
 
@@ -106,7 +104,6 @@ class CachedRows:
         self._inverse_rms = ops.tensor("norm's scale", (rows,))
         self._normed = self._operand("norm", config.dim)
         self.logits = ops.tensor("logits", (rows, config.padded_vocab_size))
-        self._chosen = ops.tensor("chosen ids", (MAX_STEPS, rows), np.uint32)
         # Record two programs: `_layers` fills the cache, `_to_logits` also computes the logits.
         with ops.record("keys and values") as self._layers:
             ops.embed_lookup(self._new.tokens, model.working[EMBEDDING], self._x)
@@ -119,8 +116,9 @@ class CachedRows:
             ops.linear(self._normed, model.output_weight, self.logits)
         self._to_logits = Program("to logits", self._layers.steps + output.steps)
         self._draws = ops.tensor("draws", (MAX_STEPS, rows, 4))
-        self._found: dict[int, Tensor] = {}  # results of `find_largest`, by k
-        self._programs: dict[tuple[object, ...], Program] = {}
+        # Results of steps, and programs by the number of steps; both by k, see `choose`.
+        self._found = {0: ops.tensor("chosen ids", (MAX_STEPS, rows), np.uint32)}
+        self._programs: dict[tuple[int, int], Program] = {}
 
     def _operand(self, name: str, width: int) -> Tensor:
         """Create an operand of products, (rows, width)."""
@@ -189,29 +187,31 @@ class CachedRows:
         logits: NDArray[np.float32] = self._ops.read(self.logits)
         return logits[:, : self._ids]
 
-    def take_drawn(self, k: int, draws: AnyArray) -> Callable[[], list[Largest]]:
-        """Start `len(draws)` steps: each adds the rows to the cache and draws the next ids.
+    def choose(self, k: int, draws: AnyArray) -> Callable[[], list[Chosen]]:
+        """Start `len(draws)` steps: each adds the rows to the cache and chooses the next ids.
 
-        k: number of largest logits to find. draws: float32 (steps, rows, 4), see
-        `Operations.draw_largest`. Returns a function that waits for the steps and returns the
-        result of each step.
+        k: number of the largest logits to draw from; 0: the likeliest ids are chosen. draws:
+        float32 (steps, rows, 4), see `Operations.draw_largest`; without effect if `k` is 0. Returns
+        a function that waits for the steps and returns the result of each step.
         """
-        found = self._found_of(k)
-
-        def record(step: int) -> None:
-            part = found.rows(step, step + 1).reshaped(*found.shape[1:])
-            self._ops.find_largest(self.logits, self._ids, k, part)
-            self._ops.draw_largest(part, self._draws, self._new, step)
-
-        steps = len(draws)
-        padded = np.zeros(self._draws.shape, np.float32)
-        padded[:steps] = draws
-        self._ops.write(self._draws, padded)
-        self._run_steps(("drawn", k), steps, record)
-        finish = self._ops.begin_read(found.rows(0, steps))
-        return lambda: [_largest_of(pairs, k) for pairs in finish()]
+        ops, steps, found = self._ops, len(draws), self._found_of(k)
+        if k:
+            padded = np.zeros(self._draws.shape, np.float32)
+            padded[:steps] = draws
+            ops.write(self._draws, padded)
+        if (k, steps) not in self._programs:
+            joined = []
+            for step in range(steps):
+                with ops.record("choice") as choice:
+                    self._record_choice(k, found, step)
+                joined += self._to_logits.steps + choice.steps
+            self._programs[k, steps] = Program(f"{steps} ids", joined)
+        ops.run(self._programs[k, steps])
+        finish = ops.begin_read(found.rows(0, steps))
+        return lambda: [_chosen_of(rows, k) for rows in finish()]
 
     def _found_of(self, k: int) -> Tensor:
+        """Return the tensor of results: the likeliest ids, or the largest logits as pairs."""
         if k not in self._found:
             # The pairs of a step take a multiple of 256 bytes, because a device binds a part of a
             # tensor only at such offsets.
@@ -220,44 +220,30 @@ class CachedRows:
             self._found[k] = self._ops.tensor("largest logits", shape, np.uint32)
         return self._found[k]
 
-    def take_likeliest(self, steps: int) -> Callable[[], AnyArray]:
-        """Start `steps` steps: each adds the rows to the cache and chooses the likeliest next ids.
-
-        Returns a function that waits for the steps and returns the ids, uint32 (steps, rows).
-        """
-
-        def record(step: int) -> None:
-            self._ops.take_likeliest(self.logits, self._ids, self._new, self._chosen, step)
-
-        self._run_steps(("likeliest",), steps, record)
-        finish = self._ops.begin_read(self._chosen)
-        return lambda: finish()[:steps]
-
-    def _run_steps(
-        self, kind: tuple[object, ...], steps: int, record: Callable[[int], None]
-    ) -> None:
-        """Run `steps` passes; the operations of `record(step)` follow each pass."""
-        key = (*kind, steps)
-        if key not in self._programs:
-            joined = []
-            for step in range(steps):
-                with self._ops.record("choice") as choice:
-                    record(step)
-                joined += self._to_logits.steps + choice.steps
-            self._programs[key] = Program(f"{steps} ids", joined)
-        self._ops.run(self._programs[key])
+    def _record_choice(self, k: int, found: Tensor, step: int) -> None:
+        if not k:
+            self._ops.take_likeliest(self.logits, self._ids, self._new, found, step)
+            return
+        part = found.rows(step, step + 1).reshaped(*found.shape[1:])
+        self._ops.find_largest(self.logits, self._ids, k, part)
+        self._ops.draw_largest(part, self._draws, self._new, step)
 
 
-def _largest_of(pairs: AnyArray, k: int) -> Largest:
-    """Decode the pairs (rows, 1 + capacity, 2) of `find_largest` and `draw_largest`."""
-    drawn = pairs[:, 0, 1]
+def _chosen_of(found: AnyArray, k: int) -> Chosen:
+    """Decode the likeliest ids (rows,) of a step if `k` is 0.
+
+    Otherwise decode the pairs (rows, 1 + capacity, 2) of `find_largest` and `draw_largest`.
+    """
+    if not k:
+        return Chosen(found, found[:, None], np.zeros((len(found), 1)), np.ones(len(found), bool))
+    drawn = found[:, 0, 1]
     # Read as 64-bit numbers, the pairs are in descending order of logits, then in ascending order
     # of ids.
-    ascending = np.sort(np.ascontiguousarray(pairs).view("<u8")[:, 1:, 0], axis=1)[:, :k]
+    ascending = np.sort(np.ascontiguousarray(found).view("<u8")[:, 1:, 0], axis=1)[:, :k]
     inverted = (ascending >> np.uint64(32)).astype(np.uint32)
     ids = (ascending & np.uint64(0xFFFFFFFF)).astype(np.int64)
-    decides = (pairs[:, 0, 0] < pairs.shape[1]) & (inverted[:, 0] != 0)
-    return Largest(drawn, ids, logits_of(inverted), decides)
+    decides = (found[:, 0, 0] < found.shape[1]) & (inverted[:, 0] != 0)
+    return Chosen(drawn, ids, logits_of(inverted), decides)
 
 
 @dataclass
@@ -375,13 +361,11 @@ class Generator:
                 self._restart_if_full(sequence)
             self._take_in(working)
             largest = self._largest_wanted(working)
-            if all(s.request.sampler.is_greedy for s in working):
-                yield from self._likeliest(working)
-            elif largest is None or self._needs_all:
+            if largest is None or self._needs_all:
                 self._needs_all = False
                 yield from self._drawn(working)
             else:
-                yield from self._drawn_ahead(working, largest)
+                yield from self._chosen_ahead(working, largest)
 
     def _admit(
         self, waiting: Iterator[tuple[int, Request]], working: list[_Sequence]
@@ -437,89 +421,56 @@ class Generator:
     def _largest_wanted(self, working: Sequence[_Sequence]) -> int | None:
         """Return how many of the largest logits determine the draws of all sequences.
 
-        None if the device can't find so many logits.
+        0 if the likeliest id is always drawn, None if the device can't find so many logits.
         """
         wanted = [s.request.sampler.largest_wanted(self._ids) for s in working]
         most = max(MOST_LARGEST + 1 if k is None else k for k in wanted)
         return most if most <= MOST_LARGEST else None
 
-    def _drawn_ahead(self, working: Sequence[_Sequence], k: int) -> Iterator[tuple[int, int]]:
-        """Yield the ids of each step, drawn from the k largest logits.
+    def _chosen_ahead(self, working: Sequence[_Sequence], k: int) -> Iterator[tuple[int, int]]:
+        """Yield the ids of step after step, drawn from the k largest logits.
 
-        The device draws ids itself, so it goes on to later steps without waiting for the host. The
-        sampler repeats each draw, and its id is used. If the device drew another id, the device's
-        later steps for that sequence are dropped. If the largest logits of a step do not determine
-        the id, all later steps are dropped, and `_drawn` draws the next ids.
-        """
-        given = 0  # number of draws that the device has made and the host has not repeated yet
-
-        def start(steps: int) -> Callable[[], list[Largest]]:
-            nonlocal given
-            draws = np.zeros((steps, self._sequences, 4), np.float32)
-            for s in working:
-                draws[:, s.row] = s.request.sampler.draws_ahead(given, steps)
-            given += steps
-            return self._step.take_drawn(k, draws)
-
-        # `following` has the sequences for which host and device have drawn the same ids so far.
-        following = list(working)
-        for found in self._ahead(working, start, lambda: len(following) == len(working)):
-            given -= 1
-            if not all(found.decides[s.row] for s in following):
-                self._needs_all = True
-                following.clear()
-            for s in following:
-                token = s.request.sampler.draw_largest(found.ids[s.row], found.logits[s.row])
-                if s.add(token):
-                    yield s.number, token
-            following[:] = [s for s in following if s.left and s.ids[-1] == found.drawn[s.row]]
-
-    def _likeliest(self, working: Sequence[_Sequence]) -> Iterator[tuple[int, int]]:
-        """Yield the likeliest ids of step after step, until a sequence ends or is full."""
-        for ids in self._ahead(
-            working, self._step.take_likeliest, lambda: all(s.left for s in working)
-        ):
-            chosen = ids.tolist()
-            for s in working:
-                # Queued steps may continue a sequence after its end: skip these ids.
-                if s.left and s.add(chosen[s.row]):
-                    yield s.number, s.ids[-1]
-
-    def _ahead(
-        self,
-        working: Sequence[_Sequence],
-        start: Callable[[int], Callable[[], Iterable[T]]],
-        is_wanted: Callable[[], bool],
-    ) -> Iterator[T]:
-        """Yield the results of steps; a few submissions are queued while the host reads results.
-
-        start: submits a number of steps; returns a function that waits for their results.
-        is_wanted: called after the results of each submission; returns whether to submit more.
+        A few submissions of steps are queued while the host reads results. The device draws ids
+        itself, so it goes on to later steps without waiting for the host. The sampler repeats each
+        draw, and its id is used. If the device drew another id, or if the sequence has ended, the
+        device's later steps for that sequence are dropped. If the largest logits of a step do not
+        determine the id, all later steps are dropped, and `_drawn` draws the next ids.
         """
         self._write_last(working)
         room = min(min(s.left, self._config.seq_len - len(s.ids) + 1) for s in working)
-        ahead: deque[Callable[[], Iterable[T]]] = deque()
+        following = list(working)  # host and device have drawn the same ids so far
+        unread = 0  # number of steps that were submitted and are not read yet
+        ahead: deque[Callable[[], list[Chosen]]] = deque()
         last = time.perf_counter()
-        while True:
+        while room or ahead:
+            # Submit steps while all sequences follow the device.
             while room and len(ahead) < self._ahead_most:
-                steps = min(self._steps, room)
-                ahead.append(start(steps))
-                room -= steps
-            if not ahead:
-                return
-            yield from ahead.popleft()()
-            if not is_wanted():
+                draws = np.zeros((min(self._steps, room), self._sequences, 4), np.float32)
+                for s in working:
+                    draws[:, s.row] = s.request.sampler.draws_ahead(unread, len(draws))
+                ahead.append(self._step.choose(k, draws))
+                room -= len(draws)
+                unread += len(draws)
+            # Read the steps of a submission.
+            for found in ahead.popleft()():
+                unread -= 1
+                if not all(found.decides[s.row] for s in following):
+                    self._needs_all = True
+                    following = []
+                for s in following:
+                    token = s.request.sampler.draw_largest(found.ids[s.row], found.logits[s.row])
+                    if s.add(token):
+                        yield s.number, token
+                following = [s for s in following if s.left and s.ids[-1] == found.drawn[s.row]]
+            if len(following) < len(working):
                 room = 0
+            # Choose the number of steps of the next submission by the duration of the last one.
             now = time.perf_counter()
-            self._pace(now - last)
-            last = now
-
-    def _pace(self, took: float) -> None:
-        """Choose the number of steps of the next submission by the duration of the last one."""
-        if took > STEPS_SECONDS:
-            self._steps = max(1, self._steps // 2)
-        elif self._ahead_most > 1:
-            self._steps = min(2 * self._steps, MAX_STEPS)
+            took, last = now - last, now
+            if took > STEPS_SECONDS:
+                self._steps = max(1, self._steps // 2)
+            elif self._ahead_most > 1:
+                self._steps = min(2 * self._steps, MAX_STEPS)
 
     def _check(self, ids: Sequence[int]) -> None:
         if not ids:

@@ -68,11 +68,11 @@ class Sampler:
     def largest_wanted(self, count: int) -> int | None:
         """Return how many of the largest logits are enough to draw an id; None if all are needed.
 
-        count: the number of all logits.
+        0 if the likeliest id is always drawn. count: the number of all logits.
         """
         options = self._options
         if self.is_greedy:
-            return 1
+            return 0
         if options.repetition_penalty != 1 or options.log_probabilities:
             return None
         return options.top_k if 0 < options.top_k < count else None
