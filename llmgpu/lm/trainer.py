@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +28,16 @@ from llmgpu.lm.ops.recording import Program, Snapshot
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import Updates
-from llmgpu.lm.workers import ALONE, Exchange, LocalSteps, Stage, Workers
+from llmgpu.lm.workers import (
+    ALONE,
+    BucketSums,
+    Change,
+    LocalSteps,
+    Workers,
+    buckets,
+    numbers_of,
+    take_sums,
+)
 from llmgpu.pipeline import in_order
 
 QUEUED_STEPS = 2  # steps that are queued on the device while the host prepares the next one
@@ -51,6 +62,13 @@ class StepResult:
     grad_norm: float
     is_bad: bool
     is_skipped: bool
+
+
+class Stage(NamedTuple):
+    """A program that completes some gradients of a step, and these gradients in buckets."""
+
+    program: Program
+    buckets: Sequence[Sequence[Tensor]]
 
 
 class Trainer:
@@ -124,71 +142,66 @@ class Trainer:
         # first batch overwrites the gradients of matrices. All later batches share the steps that
         # add to the gradients.
         self._batch_programs: dict[int, Program] = {}
-        gradients, ends = Program("no batch"), list[tuple[str, int]]()
+        stages: list[Stage] = []
         for index in self._workers.own(self.options.grad_accum):
             if len(self._batch_programs) < 2:
                 adds = not written or bool(self._batch_programs)
-                gradients, ends = self._record_gradients(accumulate=adds)
+                stages = self._record_gradients(accumulate=adds)
             with self._ops.record("sums of losses") as sums:
                 for part, losses in enumerate(self.graph.losses.parts):
                     row = part * self.options.grad_accum + index
                     self._ops.sum_losses(losses, self.updates.loss_sums.rows(row, row + 1))
-            program = Program("gradients of a batch", gradients.steps + sums.steps)
-            self._batch_programs[index] = program
+            steps = [*chain(*(stage.program.steps for stage in stages)), *sums.steps]
+            self._batch_programs[index] = Program("gradients of a batch", steps)
         with self._ops.record("update") as self._update:
             self.updates.record_update()
             if self.adapters is not None:
                 self.adapters.record_merge()
         # Join programs, so that a step of one batch is one submission. With several workers, the
-        # gradients are exchanged before the update, so the update stays a program of its own.
+        # last batch runs in stages. The gradients are exchanged before the update, so the update
+        # stays a program of its own.
         first, *_, last = 2 * list(self._batch_programs.values())
-        first.steps = clear.steps + first.steps
-        self._exchange: Exchange | None = None
+        self._stages = [] if alone else stages
         if alone:
-            last.steps = last.steps + self._update.steps
+            last.steps += self._update.steps
         else:
-            before = len(clear.steps) if first is last else 0
-            stages = self._stages(last, [(name, before + end) for name, end in ends])
+            stages[-1].program.steps += sums.steps
             last.steps = stages[0].program.steps
-            self._exchange = Exchange(self._ops, self._workers, stages)
+            numbers = numbers_of([*self.updates.gradients.values(), self.updates.loss_sums])
+            self._sums = BucketSums(self._ops, self._workers, numbers)
+        first.steps[:0] = clear.steps
         with self._ops.record("losses") as self._losses:
             self.graph.record_losses()
 
-    def _record_gradients(self, *, accumulate: bool) -> tuple[Program, list[tuple[str, int]]]:
+    def _record_gradients(self, *, accumulate: bool) -> list[Stage]:
         """Record the gradients of a batch, see `LossGraph.record_gradients`.
 
-        Returns the program, and prefixes of weights' names, each with the number of the program's
-        steps after which the gradients of these weights, except late gradients, are complete.
-        """
-        ends: list[tuple[str, int]] = []
-        with self._ops.record("gradients") as gradients:
-
-            def end(start: str) -> None:
-                if self.adapters is not None:
-                    self.adapters.record_gradients(start, self.updates.gradients)
-                ends.append((start, len(gradients.steps)))
-
-            self.graph.record_gradients(end, accumulate=accumulate)
-        return gradients, ends
-
-    def _stages(self, program: Program, ends: Iterable[tuple[str, int]]) -> list[Stage]:
-        """Cut the program of the last batch into stages that complete gradients.
-
-        ends: prefixes of weights' names, each with the number of the program's steps after which
-        the gradients of these weights are complete. The last stage completes gradients that
-        `LossGraph.late` names.
+        Returns stages that complete gradients. The last stage completes gradients that
+        `LossGraph.late` names, and the sums of losses.
         """
         left, late = dict(self.updates.gradients), self.graph.late()
         stages: list[Stage] = []
-        done, final = 0, list[Tensor]()
-        for start, end in ends:
+        final: list[Tensor] = []  # gradients that are complete since the last stage
+
+        def end_stage() -> None:
+            program = Program("stage of gradients", gradients.steps.copy())
+            stages.append(Stage(program, [*buckets(final)]))
+            gradients.steps.clear()
+            final.clear()
+
+        def end(start: str) -> None:
+            if self.adapters is not None:
+                self.adapters.record_gradients(start, self.updates.gradients)
             complete = [name for name in left if name.startswith(start) and name not in late]
-            final += map(left.pop, complete)
-            if sum(tensor.size for tensor in final) >= LEAST_STAGE:
-                stages.append(Stage(Program("stage of gradients", program.steps[done:end]), final))
-                done, final = end, []
-        rest = [*final, *left.values(), self.updates.loss_sums]
-        return [*stages, Stage(Program("last stage of gradients", program.steps[done:]), rest)]
+            final.extend(map(left.pop, complete))
+            if numbers_of(final) >= LEAST_STAGE:
+                end_stage()
+
+        with self._ops.record("gradients") as gradients:
+            self.graph.record_gradients(end, accumulate=accumulate)
+        final += [*left.values(), self.updates.loss_sums]
+        end_stage()
+        return stages
 
     def take_step(self, batches: Sequence[Batch], learning_rate: float) -> None:
         """Start one step on `grad_accum` batches. `results` returns the results later."""
@@ -217,15 +230,24 @@ class Trainer:
             self.graph.write_batch(batches[index], rows)
             self._ops.run(program)
         runs = len(self._batch_programs)
-        if self._exchange is not None:
+        if self._stages:
             # Prepare the next programs before the sums arrive, because the device would wait for
             # programs that are prepared afterwards.
             self._ops.prepare(self._update)
             self._ops.prepare(self._batch_programs[first])
-            runs += self._exchange.finish() + 1
+            self._sums.make(self._sum_gradients())
             self._ops.run(self._update)
+            runs += len(self._stages)
         # Keep a few steps queued: the device computes them while the host reads the next batches.
         self._ops.wait_for_runs(QUEUED_STEPS * runs)
+
+    def _sum_gradients(self) -> Iterator[Change]:
+        """Run the stages after the first; yield changes of gradients to their sums over workers."""
+        for number, stage in enumerate(self._stages):
+            if number:
+                self._ops.run(stage.program)
+            for bucket in stage.buckets:
+                yield Change(bucket, numbers_of(bucket), take_sums)
 
     def end_round(self) -> None:
         """Make weights and the optimizer's state equal on all workers.

@@ -9,8 +9,8 @@ Tensors are cut into buckets. Each bucket is read, added up over the workers, an
 Threads add up a bucket while the next bucket is read. A few copies of buckets are queued on the
 device, so the device seldom waits. `BucketSums` does this for two uses:
 
-- `Exchange`: the last batch of a step runs in stages, each of which completes some gradients. Sums
-  replace the gradients while the backward pass computes further gradients.
+- The last batch of a step runs in stages, each of which completes some gradients. Sums replace the
+  gradients while the backward pass computes further gradients, see `llmgpu.lm.trainer`.
 - `LocalSteps`: at the end of a round, workers add up weights and moments. An outer step computes
   the new weights.
 """
@@ -24,7 +24,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,7 +32,7 @@ import numpy as np
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.input_files import listed
 from llmgpu.lm.ops.operations import Operations
-from llmgpu.lm.ops.recording import STAGED, Program, Read
+from llmgpu.lm.ops.recording import STAGED, Read
 from llmgpu.lm.ops.tensor import FloatArray, Tensor
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import Updates
@@ -220,14 +219,6 @@ def _take_processors() -> None:
             os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A program that completes some gradients of a step, and the tensors that it completes."""
-
-    program: Program
-    tensors: Sequence[Tensor]
-
-
 class Change(NamedTuple):
     """A change of tensors that is computed from sums over all workers.
 
@@ -242,9 +233,9 @@ class Change(NamedTuple):
     compute: Callable[[FloatArray, FloatArray, slice, FloatArray], None]
 
 
-# A function that computes a change and returns two functions, to be called in this order: the first
-# frees the memory of the old numbers, the second copies the new numbers to the tensors.
-_Begun = Callable[[], tuple[Callable[[], None], Callable[[], None]]]
+def take_sums(old: FloatArray, new: FloatArray, block: slice, sums: FloatArray) -> None:
+    """Compute a `Change` of tensors to their sums over all workers."""
+    new[block] = sums
 
 
 class BucketSums:
@@ -253,17 +244,23 @@ class BucketSums:
     def __init__(self, operations: Operations, workers: Workers, numbers: int) -> None:
         """Store what changes need. The first change opens `Sums`.
 
-        numbers: the most numbers of a change.
+        numbers: the numbers of all changes together; a change has at most `BUCKET`.
         """
         self._open_sums = cache(workers.open_sums)
-        self._transfers = operations.open_transfers(numbers)
+        self._transfers = operations.open_transfers(min(BUCKET, numbers))
 
     def make(self, changes: Iterable[Change]) -> None:
         """Make the changes. A change is computed while the tensors of later changes are read.
 
         All workers must call this method.
         """
-        for release, write in in_order(self._begun(changes), lambda begun: begun(), 2, threads=1):
+
+        def start_reading(change: Change) -> tuple[Change, Read]:
+            return change, self._transfers.start_reading(change.tensors)
+
+        reading = in_order(changes, start_reading, AHEAD + 1, threads=0)
+        begun = (self._begin(*each) for each in reading)
+        for release, write in in_order(begun, lambda compute: compute(), 2, threads=1):
             release()
             write()
 
@@ -272,14 +269,14 @@ class BucketSums:
         out[...], release = self._transfers.start_reading(bucket)()
         release()
 
-    def _begun(self, changes: Iterable[Change]) -> Iterator[_Begun]:
-        def start_reading(change: Change) -> tuple[Change, Read]:
-            return change, self._transfers.start_reading(change.tensors)
+    def _begin(
+        self, change: Change, read: Read
+    ) -> Callable[[], tuple[Callable[[], None], Callable[[], None]]]:
+        """Return a function that computes a change.
 
-        for reading in in_order(changes, start_reading, AHEAD + 1, threads=0):
-            yield self._begin(*reading)
-
-    def _begin(self, change: Change, read: Read) -> _Begun:
+        It returns two functions, to be called in this order: the first frees the memory of the old
+        numbers, the second copies the new numbers to the tensors.
+        """
         old, release = read()
         add_up = self._open_sums()(old[: change.summed])
         new, write = self._transfers.start_writing(change.tensors)
@@ -291,50 +288,23 @@ class BucketSums:
         return compute
 
 
-class Exchange:
-    """Replaces tensors by their sums over all workers."""
-
-    def __init__(self, operations: Operations, workers: Workers, stages: Sequence[Stage]) -> None:
-        """Divide the tensors of stages into buckets; each tensor belongs to only one stage."""
-        self._operations = operations
-        self._stages = [(stage.program, list(buckets(stage.tensors, BUCKET))) for stage in stages]
-        sizes = [_size(bucket) for _, given in self._stages for bucket in given]
-        self._sums = BucketSums(operations, workers, max(sizes))
-
-    def finish(self) -> int:
-        """Run the stages after the first, and replace all tensors by their sums over the workers.
-
-        The caller has run the first stage. Programs that are run afterwards read the sums. Returns
-        the number of stages that were run here.
-        """
-        self._sums.make(self._changes())
-        return len(self._stages) - 1
-
-    def _changes(self) -> Iterator[Change]:
-        for number, (program, given) in enumerate(self._stages):
-            if number:
-                self._operations.run(program)
-            for bucket in given:
-                yield Change(bucket, _size(bucket), _take_sums)
-
-
-def _take_sums(old: FloatArray, new: FloatArray, block: slice, sums: FloatArray) -> None:
-    new[block] = sums
-
-
 def exchange_memory(parameters: int) -> int:
     """Return an upper bound of a worker's memory for adding up gradients, in bytes."""
     return (_SLOTS + AHEAD + 2 + STAGED) * 4 * min(BUCKET, parameters + BUCKET // 8)
 
 
-def _size(bucket: Sequence[Tensor]) -> int:
+def numbers_of(bucket: Sequence[Tensor]) -> int:
+    """Return how many numbers the tensors of a bucket have."""
     return sum(tensor.size for tensor in bucket)
 
 
-def buckets(tensors: Sequence[Tensor], most: int) -> Iterator[list[Tensor]]:
-    """Yield lists of tensors, or parts of tensors, in order; a list has up to `most` numbers."""
+def buckets(tensors: Sequence[Tensor], most: int | None = None) -> Iterator[list[Tensor]]:
+    """Yield lists of tensors, or parts of tensors, in order; a list has up to `most` numbers.
+
+    most: None: `BUCKET`.
+    """
     bucket: list[Tensor] = []
-    room = most
+    most = room = BUCKET if most is None else most
     for tensor in tensors:
         first = 0
         while first < tensor.size:
@@ -376,41 +346,36 @@ def _pass_on(sums: FloatArray, use: Use) -> Callable[[slice], None]:
     return lambda block: use(block, sums[block])
 
 
-class SharedSums:
-    """Sums over the workers of one machine, through shared memory.
+def shared_sums(communicator: Any, threads: BlockThreads, memory: Sequence[mmap.mmap]) -> Sums:
+    """Return the `Sums` over the workers of one machine, through shared memory.
 
     A worker writes to its slots in turn. Before the workers read a slot, they wait until all have
     written to this slot. A worker writes to the first slot again only after the wait for the second
     slot. At that wait all workers have finished reading the first slot.
+
+    memory: the memory of all workers, indexed by worker, as `share_memory` returns it.
     """
+    arrays = [np.frombuffer(each, np.float32, _SLOTS * BUCKET, _TOKEN) for each in memory]
+    slots = deque(zip(*(array.reshape(_SLOTS, BUCKET) for array in arrays), strict=True))
 
-    def __init__(
-        self, communicator: Any, threads: BlockThreads, memory: Sequence[mmap.mmap]
-    ) -> None:
-        """Store the memory of all workers, indexed by worker, as `share_memory` returns it."""
-        self._communicator, self._threads = communicator, threads
-        arrays = [np.frombuffer(each, np.float32, _SLOTS * BUCKET, _TOKEN) for each in memory]
-        self._slots = deque(zip(*(array.reshape(_SLOTS, BUCKET) for array in arrays), strict=True))
+    def begin(own: FloatArray) -> Callable[[Use], None]:
+        slot = slots[0]
+        slots.rotate(-1)
+        slot[communicator.rank][: len(own)] = own
 
-    def __call__(self, own: FloatArray) -> Callable[[Use], None]:
-        """Write this worker's numbers to its next slot.
+        def add_up(use: Use) -> None:
+            def add(block: slice) -> None:
+                sums = slot[0][block] + slot[1][block]
+                for other in slot[2:]:
+                    sums += other[block]
+                use(block, sums)
 
-        The returned function waits until all workers have written, and adds up their slots.
-        """
-        slot = self._slots[0]
-        self._slots.rotate(-1)
-        slot[self._communicator.rank][: len(own)] = own
-        return partial(self._add_up, slot, len(own))
+            communicator.Barrier()
+            threads.run(len(own), add)
 
-    def _add_up(self, slot: Sequence[FloatArray], count: int, use: Use) -> None:
-        def add(block: slice) -> None:
-            sums = slot[0][block] + slot[1][block]
-            for other in slot[2:]:
-                sums += other[block]
-            use(block, sums)
+        return add_up
 
-        self._communicator.Barrier()
-        self._threads.run(count, add)
+    return begin
 
 
 def collective_sums(
@@ -448,7 +413,7 @@ def open_sums(communicator: Any, local_count: int) -> Sums:
     memory = share_memory(communicator) if local_count == communicator.size else None
     if memory is None:
         return partial(collective_sums, communicator, threads)
-    return SharedSums(communicator, threads, memory)
+    return shared_sums(communicator, threads, memory)
 
 
 def share_memory(communicator: Any) -> list[mmap.mmap] | None:
@@ -507,17 +472,17 @@ class LocalSteps:
             operations.tensor(f"outer momentum of {weight.name}", weight.shape)
             for weight in weights
         ]
-        most = max(2 * _size(weights), _size(self._moments))
-        self._sums = BucketSums(operations, workers, min(BUCKET, most))
+        most = max(2 * numbers_of(weights), numbers_of(self._moments))
+        self._sums = BucketSums(operations, workers, most)
         self._start: FloatArray | None = None
 
     def begin(self) -> None:
         """Copy the weights before the first round; all workers have equal weights."""
         if self._start is None:
-            rest = self._start = np.empty(_size(self._weights), np.float32)
-            for bucket in buckets(self._weights, BUCKET):
-                self._sums.read(bucket, rest[: _size(bucket)])
-                rest = rest[_size(bucket) :]
+            rest = self._start = np.empty(numbers_of(self._weights), np.float32)
+            for bucket in buckets(self._weights):
+                self._sums.read(bucket, rest[: numbers_of(bucket)])
+                rest = rest[numbers_of(bucket) :]
 
     def end_round(self) -> None:
         """Make the outer step and average the moments. All workers must call this method."""
@@ -528,10 +493,10 @@ class LocalSteps:
         # A bucket has weights in its first half and their momenta in its second.
         halves = (buckets(tensors, BUCKET // 2) for tensors in (self._weights, self.momenta))
         for weights, momenta in zip(*halves, strict=True):
-            own, start = np.split(start, [_size(weights)])
+            own, start = np.split(start, [numbers_of(weights)])
             yield Change([*weights, *momenta], len(own), partial(self._make_outer_step, own))
-        for moments in buckets(self._moments, BUCKET):
-            yield Change(moments, _size(moments), self._take_mean)
+        for moments in buckets(self._moments):
+            yield Change(moments, numbers_of(moments), self._take_mean)
 
     def _make_outer_step(
         self, start: FloatArray, old: FloatArray, new: FloatArray, block: slice, sums: FloatArray
