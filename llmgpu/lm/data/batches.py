@@ -16,7 +16,7 @@
 - Order and borders depend only on seed and epoch, so a resumed run only needs the number of
   sequences used so far.
 - Each of several corpora with weights is cut and ordered separately, in its own epochs, see
-  `Mixture`.
+  `mix`.
 """
 
 from __future__ import annotations
@@ -271,63 +271,59 @@ def _describe(ids: NDArray[np.integer], bad: NDArray[np.bool_], vocab_size: int)
     return f"{count} {verb} not in the vocabulary of {vocab_size} tokens: {named}{more}"
 
 
-class Mixture:
-    """Assigns sequences to corpora in proportion to weights.
+def mix(
+    weights: Sequence[float], numbers: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Assign sequences to corpora in proportion to weights.
 
-    The number of a sequence decides its corpus, so a resumed run needs only the number of sequences
+    Returns the corpus of each sequence, and the sequence's number in this corpus, both (n,). The
+    number of a sequence decides its corpus, so a resumed run needs only the number of sequences
     used so far. Of the first n sequences floor(n * weight) are from the first corpus. The other
     sequences are divided among the remaining corpora in the same way. So the shares are exact, up
     to whole sequences, all along the run.
+
+    weights: one for each corpus, above 0, in any unit. numbers: numbers of sequences in the run,
+    from 0, below 2^43.
     """
-
-    def __init__(self, weights: Sequence[float]) -> None:
-        """Compute the corpora's shares; weights: one for each corpus, above 0, in any unit."""
-        total = sum(weights)
-        self._shares = [max(1, round(weight / total * _WHOLE_WEIGHT)) for weight in weights]
-
-    def places(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the corpus of each sequence, and the sequence's number in this corpus, both (n,).
-
-        numbers: numbers of sequences in the run, from 0, below 2^43.
-        """
-        corpora = np.full(len(numbers), len(self._shares) - 1, np.int64)
-        left, open_ = numbers.copy(), np.ones(len(numbers), np.bool_)
-        places = numbers.copy()
-        whole = sum(self._shares)
-        for corpus, share in enumerate(self._shares[:-1]):
-            # The number of a corpus's sequences is its share of all sequences so far, rounded down.
-            # A sequence that increases this number belongs to the corpus. All other sequences are
-            # renumbered, and divided among the remaining corpora.
-            before, after = left * share // whole, (left + 1) * share // whole
-            taken = open_ & (after > before)
-            corpora[taken], places[taken] = corpus, before[taken]
-            open_ &= ~taken
-            left -= before
-            whole -= share
-        places[open_] = left[open_]
-        return corpora, places
+    total = sum(weights)
+    shares = [max(1, round(weight / total * _WHOLE_WEIGHT)) for weight in weights]
+    corpora = np.full(len(numbers), len(shares) - 1, np.int64)
+    left, open_ = numbers.copy(), np.ones(len(numbers), np.bool_)
+    places = numbers.copy()
+    whole = sum(shares)
+    for corpus, share in enumerate(shares[:-1]):
+        # The number of a corpus's sequences is its share of all sequences so far, rounded down. A
+        # sequence that increases this number belongs to the corpus. All other sequences are
+        # renumbered, and divided among the remaining corpora.
+        before, after = left * share // whole, (left + 1) * share // whole
+        taken = open_ & (after > before)
+        corpora[taken], places[taken] = corpus, before[taken]
+        open_ &= ~taken
+        left -= before
+        whole -= share
+    places[open_] = left[open_]
+    return corpora, places
 
 
 @dataclass(frozen=True)
 class _Corpus:
     """The training sequences of a corpus.
 
-    number: number of the corpus. begin, size: first token and number of tokens of the corpus, in
-    the row of all training tokens. seq_len: number of tokens in a sequence.
+    number: number of the corpus. source: its training tokens. seq_len: number of tokens in a
+    sequence.
     """
 
     number: int
-    begin: int
-    size: int
+    source: TokenSource
     seq_len: int
 
     @property
     def sequences(self) -> int:
         """Number of sequences in an epoch."""
-        return max(1, (self.size - self.seq_len) // self.seq_len)
+        return max(1, (len(self.source) - self.seq_len) // self.seq_len)
 
     def starts(self, places: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-        """Return the positions of sequences in the row of all training tokens: int64 (n,).
+        """Return the positions of sequences in the source: int64 (n,).
 
         places: (n,), numbers of the sequences in the corpus, counted from the first epoch on.
         """
@@ -339,11 +335,14 @@ class _Corpus:
             # The raw numbers of Philox are the same with every version of NumPy.
             key = np.array([seed, epoch | self.number << 32], np.uint64)
             random = np.random.Philox(key=key).random_raw(ROUNDS + 1)
-            offsets = min(self.seq_len, self.size - self.sequences * self.seq_len)
+            offsets = min(self.seq_len, len(self.source) - self.sequences * self.seq_len)
             offset = int(random[ROUNDS]) % offsets
             order = permute(indices[of_epoch], self.sequences, random[:ROUNDS])
             starts[of_epoch] = order * self.seq_len + offset
-        return self.begin + starts
+        return starts
+
+
+_Sequence = tuple[TokenSource, int]  # a source, and the number of ids before the sequence
 
 
 class Batches:
@@ -372,10 +371,8 @@ class Batches:
         Raises InputError for too few tokens.
         """
         self.batch_size, self.seq_len = options.batch_size, seq_len
-        self._source, self._seed = source, options.seed
-        self._mixture = Mixture(options.shares)
+        self._ids, self._seed, self._weights = source.vocabulary.size, options.seed, options.shares
         fraction = options.evaluation_fraction if evaluation_source is None else 0.0
-        trained: list[tuple[int, int]] = []
         self._corpora: list[_Corpus] = []
         evaluated = []
         # Divide each corpus into training and evaluation.
@@ -388,14 +385,8 @@ class Batches:
             training, evaluation = divide(
                 corpus, seq_len, held_out, options.evaluation_parts, separator
             )
-            # Convert ranges of the corpus to ranges of the whole source.
-            left = [(begin + first, begin + last) for first, last in training]
-            size, before = sum(b - a for a, b in left), sum(b - a for a, b in trained)
-            self._corpora.append(_Corpus(len(self._corpora), before, size, seq_len))
-            trained += left
+            self._corpora.append(_Corpus(len(self._corpora), corpus.joined(training), seq_len))
             evaluated.append(begin + evaluation)
-        # Join all training ranges into one row.
-        self._training = source.joined(trained)
         self._evaluated, self._evaluation_starts = source, np.concatenate(evaluated)
         # Cut the sequences of an evaluation source, from its first token on.
         if evaluation_source is not None:
@@ -409,26 +400,27 @@ class Batches:
             self._evaluation_starts = seq_len * np.arange(count, dtype=np.int64)
         self.evaluation_sequences = len(self._evaluation_starts)
         self.training_sequences = sum(corpus.sequences for corpus in self._corpora)
-        # The starts of the next sequences, and the number of sequences before them.
-        self._starts, self._first_start = np.empty(0, np.int64), 0
+        # The next sequences, and the number of sequences before them.
+        self._next: list[_Sequence] = []
+        self._before_next = 0
 
     def training(self, position: int) -> Batch:
         """Return the batch that follows `position` sequences: tokens and targets, uint32 (B, T)."""
-        skipped = position - self._first_start
-        if not 0 <= skipped <= len(self._starts) - self.batch_size:
-            self._starts = self._find_starts(position, self.batch_size * STARTS_AHEAD)
-            self._first_start, skipped = position, 0
-        return self._read(self._training, self._starts[skipped : skipped + self.batch_size])
+        skipped = position - self._before_next
+        if not 0 <= skipped <= len(self._next) - self.batch_size:
+            self._next = self._find(position, self.batch_size * STARTS_AHEAD)
+            self._before_next, skipped = position, 0
+        return self._read(self._next[skipped : skipped + self.batch_size])
 
-    def _find_starts(self, position: int, count: int) -> NDArray[np.int64]:
-        """Return the starts of `count` sequences after `position` sequences: int64 (count,)."""
-        numbers = np.arange(position, position + count, dtype=np.int64)
-        chosen, places = self._mixture.places(numbers)
+    def _find(self, position: int, count: int) -> list[_Sequence]:
+        """Return the `count` sequences after `position` sequences."""
+        chosen, places = mix(self._weights, np.arange(position, position + count, dtype=np.int64))
         starts = np.empty(count, np.int64)
         for number in np.unique(chosen).tolist():
             of_corpus = chosen == number
             starts[of_corpus] = self._corpora[number].starts(places[of_corpus], self._seed)
-        return starts
+        sources = [self._corpora[number].source for number in chosen.tolist()]
+        return [*zip(sources, starts.tolist(), strict=True)]
 
     def evaluation(self, limit: int | None = None) -> Iterator[Batch]:
         """Yield the batches for evaluation, in order: tokens and targets, uint32 (B, T).
@@ -441,26 +433,23 @@ class Batches:
         for begin in range(0, count, self.batch_size):
             taken = np.arange(begin, min(begin + self.batch_size, count), dtype=np.int64)
             # Spread the chosen sequences evenly over all held-out sequences.
-            chosen = taken * every // count
-            yield self._read(self._evaluated, self._evaluation_starts[chosen])
+            starts = self._evaluation_starts[taken * every // count]
+            yield self._read([(self._evaluated, start) for start in starts.tolist()])
 
-    def _read(self, row: TokenSource, starts: NDArray[np.int64]) -> Batch:
-        """Read the sequences at `starts` (n,), n <= B.
-
-        Fill the rest of the batch with ignored targets.
-        """
+    def _read(self, sequences: Sequence[_Sequence]) -> Batch:
+        """Read up to B sequences. Fill the rest of the batch with ignored targets."""
         ids = np.zeros((self.batch_size, self.seq_len + 1), np.uint32)
-        for k, start in enumerate(starts.tolist()):
-            ids[k] = row.read(start, self.seq_len + 1)
+        for k, (source, start) in enumerate(sequences):
+            ids[k] = source.read(start, self.seq_len + 1)
         try:
-            check_ids(ids, self._source.vocabulary.size)
+            check_ids(ids, self._ids)
         except InputError as error:
             raise InputError(f"a token file was changed during the run: {error}") from error
         tokens, targets = ids[:, :-1].copy(), ids[:, 1:].copy()
-        targets[len(starts) :] = IGNORED_TARGET
-        if row.has_mask:
-            for k, start in enumerate(starts.tolist()):
-                targets[k][~row.read_mask(start + 1, self.seq_len)] = IGNORED_TARGET
+        targets[len(sequences) :] = IGNORED_TARGET
+        for k, (source, start) in enumerate(sequences):
+            if source.has_mask:
+                targets[k][~source.read_mask(start + 1, self.seq_len)] = IGNORED_TARGET
         return tokens, targets
 
 

@@ -22,10 +22,10 @@ from llmgpu.lm.data.batches import (
     ROUNDS,
     STARTS_AHEAD,
     Batches,
-    Mixture,
     TokenSource,
     divide,
     document_starts,
+    mix,
     open_token_files,
     permute,
     token_bytes,
@@ -374,7 +374,7 @@ def test_shares_are_exact_to_a_sequence_of_each_corpus_before(
     weights: list[float], begin: int
 ) -> None:
     numbers = np.arange(begin, begin + 300, dtype=np.int64)
-    corpora, places = Mixture(weights).places(numbers)
+    corpora, places = mix(weights, numbers)
     for number, weight in enumerate(weights):
         mine = places[corpora == number]
         assert np.array_equal(mine, np.arange(mine[0], mine[0] + len(mine)) if len(mine) else mine)
@@ -386,12 +386,12 @@ def test_shares_are_exact_to_a_sequence_of_each_corpus_before(
 
 
 def test_the_first_sequences_of_three_corpora() -> None:
-    corpora, places = Mixture([2, 1, 1]).places(np.arange(8, dtype=np.int64))
+    corpora, places = mix([2, 1, 1], np.arange(8, dtype=np.int64))
     assert corpora.tolist() == [2, 0, 1, 0, 2, 0, 1, 0]
     assert places.tolist() == [0, 0, 0, 1, 1, 2, 1, 3]
 
 
 def test_one_corpus_has_all() -> None:
     numbers = np.array([5, 99_999_999_999, 6], np.int64)
-    corpora, places = Mixture([0.3]).places(numbers)
+    corpora, places = mix([0.3], numbers)
     assert corpora.tolist() == [0, 0, 0] and np.array_equal(places, numbers)
