@@ -142,19 +142,30 @@ def _chart(training: Points, validation: Points) -> list[str]:
     training, validation = _thin(training), _thin(validation)
     x = step_axis(int(everything[:, 0].max()), _LEFT, _RIGHT)
     y = value_axis(everything[:, 1], _BOTTOM, _TOP)
-    parts = [*_horizontal_axis(x), *_vertical_axis(y)]
-    names = {}  # names for the legend, by the class of the line
-    if len(training) >= _LEAST_SMOOTHED:
-        names = {"thin": "training", "strong": "smoothed"}
-        parts.append(_line("thin", training, x, y))
-        parts.append(_line("strong", _smooth(training), x, y))
-    elif len(training):
-        names = {"strong": "training"}
-        parts += [_line("strong", training, x, y), _dots("strong-dot", training, x, y)]
-    if len(validation):
-        names["dot"] = "validation"
-        parts += [_line("dashed", validation, x, y), _dots("dot", validation, x, y)]
-    return [*parts, *_legend(names)]
+    # Choose the lines: class of the line, class of the dots on it, name and points.
+    lines = [("thin", "", "training", training), ("strong", "", "smoothed", _smooth(training))]
+    if len(training) < _LEAST_SMOOTHED:
+        lines = [("strong", "strong-dot", "training", training)]
+    lines.append(("dashed", "dot", "validation", validation))
+    # Draw the lines, and the legend above the chart: a sample of each line with its name.
+    parts, legend = [*_horizontal_axis(x), *_vertical_axis(y)], list[str]()
+    left, middle = _LEFT, _TOP - 17
+    for kind, dot, name, points in (line for line in lines if len(line[-1])):
+        places = [*zip(x.place(points[:, 0]), y.place(points[:, 1]), strict=True)]
+        drawn = " ".join(f"{across:.1f},{down:.1f}" for across, down in places)
+        parts.append(f'<polyline class="{kind}" points="{drawn}"/>')
+        if dot:
+            parts += [_dot(dot, f"{at:.1f}", f"{down:.1f}") for at, down in places]
+        sample = f'<path class="{kind}" d="M{left} {middle}h22"/>'
+        if kind == "dashed":
+            sample = _dot(dot, left + 11, middle)
+        legend += [sample, f'<text x="{left + 30}" y="{middle + 4.5}">{name}</text>']
+        left += 116
+    return [*parts, *legend]
+
+
+def _dot(kind: str, x: object, y: object) -> str:
+    return f'<circle class="{kind}" cx="{x}" cy="{y}" r="4"/>'
 
 
 def _horizontal_axis(x: Axis) -> list[str]:
@@ -177,36 +188,6 @@ def _vertical_axis(y: Axis) -> list[str]:
     for at, label in y.marks():
         parts.append(f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{_RIGHT}" y2="{at:.1f}"/>')
         parts.append(f'<text class="y" x="{_LEFT - 9}" y="{at + 4.5:.1f}">{label}</text>')
-    return parts
-
-
-def _line(kind: str, points: Points, x: Axis, y: Axis) -> str:
-    places = zip(x.place(points[:, 0]), y.place(points[:, 1]), strict=True)
-    drawn = " ".join(f"{across:.1f},{down:.1f}" for across, down in places)
-    return f'<polyline class="{kind}" points="{drawn}"/>'
-
-
-def _dots(kind: str, points: Points, x: Axis, y: Axis) -> str:
-    places = zip(x.place(points[:, 0]), y.place(points[:, 1]), strict=True)
-    return "\n".join(
-        f'<circle class="{kind}" cx="{across:.1f}" cy="{down:.1f}" r="4"/>'
-        for across, down in places
-    )
-
-
-def _legend(names: Mapping[str, str]) -> list[str]:
-    """Return the legend: a sample of each line with its name, in a row above the chart.
-
-    names: by the class of the line in the style.
-    """
-    parts = []
-    for index, (kind, name) in enumerate(names.items()):
-        left, middle = _LEFT + 116 * index, _TOP - 17
-        if kind == "dot":
-            parts.append(f'<circle class="dot" cx="{left + 11}" cy="{middle}" r="4"/>')
-        else:
-            parts.append(f'<path class="{kind}" d="M{left} {middle}h22"/>')
-        parts.append(f'<text x="{left + 30}" y="{middle + 4.5}">{name}</text>')
     return parts
 
 
