@@ -357,8 +357,6 @@ class Generator:
             if not working:
                 return
             # Fill the cache, then generate ids until a sequence ends or is full.
-            for sequence in working:
-                self._restart_if_full(sequence)
             self._take_in(working)
             largest = self._largest_wanted(working)
             if largest is None or self._needs_all:
@@ -383,31 +381,29 @@ class Generator:
             row, ids = free.pop(0), list(request.prompt)
             working.append(_Sequence(number, row, request, ids, request.count))
 
-    def _restart_if_full(self, sequence: _Sequence) -> None:
-        """Keep only the last half of a sequence that has become too long, from position 0 on."""
-        length = self._config.seq_len
-        if len(sequence.ids) > length:
-            sequence.ids, sequence.done = sequence.ids[-max(1, length // 2) :], 0
-
     def _take_in(self, working: Sequence[_Sequence]) -> None:
-        """Add all ids of each sequence except the last id to the cache, in blocks of rows."""
+        """Add all ids of each sequence except the last id to the cache, in blocks of rows.
+
+        Only the last half of a sequence that has become too long is kept, from position 0 on.
+        """
+        length = self._config.seq_len
         rows: list[tuple[int, int, int]] = []
         for s in working:
-            start, last = self._start(s), len(s.ids) - 1
+            if len(s.ids) > length:
+                s.ids, s.done = s.ids[-max(1, length // 2) :], 0
+            start, last = s.row * length, len(s.ids) - 1
             rows += [(s.ids[place], place, start) for place in range(s.done, last)]
             s.done = last
         for first in range(0, len(rows), self._block.rows):
             self._block.write(*zip(*rows[first : first + self._block.rows], strict=True))
             self._block.run()
 
-    def _start(self, sequence: _Sequence) -> int:
-        return sequence.row * self._config.seq_len
-
     def _write_last(self, working: Sequence[_Sequence]) -> None:
         """Set the rows of a step to the last id of each sequence."""
-        rows = [(0, 0, self._sequences * self._config.seq_len)] * self._sequences
+        length = self._config.seq_len
+        rows = [(0, 0, self._sequences * length)] * self._sequences
         for s in working:
-            rows[s.row] = (s.ids[-1], len(s.ids) - 1, self._start(s))
+            rows[s.row] = (s.ids[-1], len(s.ids) - 1, s.row * length)
         self._step.write(*zip(*rows, strict=True))
 
     def _drawn(self, working: Sequence[_Sequence]) -> Iterator[tuple[int, int]]:
