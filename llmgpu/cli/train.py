@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -203,12 +204,12 @@ class _Job:
         sizes = None if self.model is None else self.model.config
         return new_settings(settings, self.vocabulary.size, sizes, backend)
 
-    def open_folder(self) -> RunFolder:
-        """Return the run's folder, locked by the first worker."""
+    def open_folder(self) -> AbstractContextManager[RunFolder]:
+        """Open the run's folder, which the first worker locks."""
         given = self.given
         if self.workers.is_first:
             return open_run_folder(given.output, resume=given.resume, force=given.force)
-        return RunFolder(Path(given.output))
+        return nullcontext(RunFolder(Path(given.output)))
 
     def open_run(
         self, folder: RunFolder, backend: Backend | None, begun: float

@@ -18,8 +18,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import takewhile
 from pathlib import Path
@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.closing import Closing
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import FileLock, atomic_output, output_errors, require_name
 from llmgpu.input_files import input_errors, printable, quote, read_whole
@@ -64,37 +63,21 @@ _TOO_LARGE = 1 << 63
 _WHOLE_NUMBERS = frozenset({"step", "tokens", "skipped_steps"})
 
 
-class RunFolder(Closing):
-    """A run folder that this process has locked; a context manager that unlocks the folder.
+class RunFolder:
+    """A run folder, and the places of the files in it; see `open_run_folder`.
 
     path: the folder. log: the file of the log. loss_curve: the chart of the losses.
     tokens, evaluation_tokens: the folders with the tokens of texts, see `llmgpu.lm.data.inputs`.
     samples: JSON lines of step and text.
     """
 
-    def __init__(self, path: Path, lock: FileLock | None = None, *, is_new: bool = False) -> None:
-        """Store the arguments; `open_run_folder` locks the folder first.
-
-        lock: None if the folder is only read. is_new: whether the folder was created for this run.
-        """
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.log = path / "log.jsonl"
         self.loss_curve = path / "loss.svg"
         self.tokens = path / TOKENS_NAME
         self.evaluation_tokens = path / EVALUATION_TOKENS_NAME
         self.samples = path / SAMPLES_NAME
-        self._lock, self._is_new = lock, is_new
-
-    def close(self) -> None:
-        """Unlock the folder; remove a new folder if its run was refused and wrote nothing."""
-        lock, self._lock = self._lock, None
-        if lock is None:
-            return
-        with suppress(OSError):  # the folder is gone, or another run begins to use it
-            if self._is_new and os.listdir(self.path) == [LOCK_NAME]:
-                lock.remove()
-                self.path.rmdir()
-        lock.close()
 
     def remove(self, patterns: Sequence[str], kept: Collection[Path] = ()) -> None:
         """Remove files and folders of the earlier run that match glob patterns.
@@ -153,8 +136,14 @@ def require_log(path: str | Path) -> None:
     )
 
 
-def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = False) -> RunFolder:
-    """Create the folder of a new run, or open the folder of an earlier run, and lock the folder.
+@contextmanager
+def open_run_folder(
+    path: str | Path, *, resume: bool = False, force: bool = False
+) -> Iterator[RunFolder]:
+    """Create the folder of a new run, or open the folder of an earlier run.
+
+    The folder is locked until the block ends. A new folder is then removed if its run was refused
+    and wrote nothing.
 
     resume: continue the run of the folder. force: allow a folder with a run; the caller removes the
     run's files after all checks of the new run. An earlier run that ended before its log was begun
@@ -179,9 +168,9 @@ def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = Fal
         raise OutputError(
             f"{folder} is not empty and is not a run folder: choose a new or an empty folder"
         )
-    run = RunFolder(folder, FileLock(folder / LOCK_NAME, str(folder)), is_new=is_new)
-    # List the folder again: another run may have ended before this run locked the folder.
+    lock = FileLock(folder / LOCK_NAME, str(folder))
     try:
+        # List the folder again: another run may have ended before this run locked the folder.
         with output_errors(str(folder)):
             has_run = not set(os.listdir(folder)) <= _BEFORE_THE_LOG
         if has_run and not (resume or force):
@@ -189,10 +178,13 @@ def open_run_folder(path: str | Path, *, resume: bool = False, force: bool = Fal
                 f"{folder} already has a run: use --resume to continue it, --force to replace it, "
                 "or another folder"
             )
-    except BaseException:
-        run.close()
-        raise
-    return run
+        yield RunFolder(folder)
+    finally:
+        with suppress(OSError):  # the folder is gone, or another run begins to use it
+            if is_new and os.listdir(folder) == [LOCK_NAME]:
+                lock.remove()
+                folder.rmdir()
+        lock.close()
 
 
 def evaluation_results(

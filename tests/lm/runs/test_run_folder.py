@@ -23,12 +23,11 @@ import sys
 from llmgpu.errors import LlmgpuError
 from llmgpu.lm.runs.run_folder import open_run_folder
 try:
-    folder = open_run_folder(sys.argv[1], force=True)
+    with open_run_folder(sys.argv[1], force=True):
+        print("locked", flush=True)
+        sys.stdin.read()
 except LlmgpuError as error:
     print(error, flush=True)
-else:
-    print("locked", flush=True)
-    sys.stdin.read()
 """
 
 
@@ -45,6 +44,11 @@ def child_with(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
         yield child, child.stdout.readline().decode().strip()
 
 
+def open_and_close(path: Path, **options: bool) -> None:
+    with open_run_folder(path, **options):
+        pass
+
+
 def test_a_new_folder(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "first"
     with open_run_folder(path) as folder:
@@ -54,21 +58,19 @@ def test_a_new_folder(tmp_path: Path) -> None:
             assert inside.parent == path
         folder.log.touch()
     assert (path / "run.lock").read_text() == ""
-    folder.close()
 
 
 def test_a_run_that_wrote_nothing_leaves_no_folder_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "first"
-    with pytest.raises(InputError), open_run_folder(path) as folder:
+    with pytest.raises(InputError), open_run_folder(path):
         raise InputError("refused")
-    folder.close()
     assert os.listdir(tmp_path / "runs") == []
     with open_run_folder(path):
         shutil.rmtree(path)
     empty = tmp_path / "empty"
     empty.mkdir()
-    open_run_folder(empty).close()
-    open_run_folder(empty).close()  # a run that did nothing
+    open_and_close(empty)
+    open_and_close(empty)  # a run that did nothing
     assert os.listdir(empty) == ["run.lock"]
 
 
@@ -76,7 +78,7 @@ def test_a_folder_with_a_run(tmp_path: Path) -> None:
     with open_run_folder(tmp_path) as folder:
         folder.log.write_bytes(b"log")
     with pytest.raises(OutputError, match=r"already has a run: use --resume .*, --force to"):
-        open_run_folder(tmp_path)
+        open_and_close(tmp_path)
     with open_run_folder(tmp_path, resume=True) as folder:
         assert folder.log.read_bytes() == b"log"
         folder.loss_curve.write_bytes(b"svg")
@@ -122,15 +124,15 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
         with pytest.raises(
             OutputError, match="is not a run folder: choose a new or an empty folder"
         ):
-            open_run_folder(tmp_path, force=force)
+            open_and_close(tmp_path, force=force)
     with pytest.raises(InputError, match="has no run to resume"):
-        open_run_folder(tmp_path, resume=True)
+        open_and_close(tmp_path, resume=True)
     assert os.listdir(tmp_path) == ["precious"]
     with pytest.raises(InputError, match="has no run to resume"):
-        open_run_folder(tmp_path / "missing", resume=True)
+        open_and_close(tmp_path / "missing", resume=True)
     assert not (tmp_path / "missing").exists()
     with pytest.raises(OutputError, match=r"precious is a file, not a run folder"):
-        open_run_folder(tmp_path / "precious")
+        open_and_close(tmp_path / "precious")
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -139,11 +141,11 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
         assert said == "locked"
         for options in ({}, {"resume": True}, {"force": True}):
             with pytest.raises(OutputError) as caught:
-                open_run_folder(path, **options)
+                open_and_close(path, **options)
             assert f"{path} is in use by process {child.pid}: " in str(caught.value)
         with child_with(path) as (_, other):
             assert f"{path} is in use by process {child.pid}: " in other
-    open_run_folder(path).close()
+    open_and_close(path)
 
 
 def test_a_killed_run_frees_its_folder(tmp_path: Path) -> None:
@@ -163,15 +165,15 @@ def test_a_lock_that_says_nothing_readable(tmp_path: Path) -> None:
     with open_run_folder(tmp_path):
         (tmp_path / "run.lock").write_bytes(b"\xff")
         with pytest.raises(OutputError, match="is in use by another process"):
-            open_run_folder(tmp_path)
+            open_and_close(tmp_path)
 
 
 def test_a_refused_folder_is_not_left_locked(tmp_path: Path) -> None:
     with open_run_folder(tmp_path) as folder:
         folder.log.write_bytes(b"log")
     with pytest.raises(OutputError, match="already has a run"):
-        open_run_folder(tmp_path)
-    open_run_folder(tmp_path, resume=True).close()
+        open_and_close(tmp_path)
+    open_and_close(tmp_path, resume=True)
 
 
 def test_what_is_told_of_a_run(tmp_path: Path) -> None:
