@@ -228,8 +228,6 @@ RULES: dict[str, list[str]] = {
         r"\.reshape\(-1, 3\)\.T .*1 -> 2$|^unknown = -1 if .*: 1 -> 2$",  # any negative number
     ],
     "llmgpu/bpe/encoding/special_encoding.py": [
-        r"^self\._added = self\._taken = 0",  # only their difference counts
-        r"^_DOCUMENT = -1 .*: 1 -> 2$",  # any negative number
         r"^closed = final or bool",  # the end of the text ends the last document anyway
         r"len\(text\) > len\(rest\) and .*: len\(text\) > len\(rest\) -> ",  # waits once more
         r"^if depth == _MOST_NESTED: ",  # the same

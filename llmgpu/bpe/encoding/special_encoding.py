@@ -30,6 +30,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,11 +55,13 @@ from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece, remove_spans
 from llmgpu.text.normalizing import Normalizer, get_normalizer
 
-# Kind of a boundary at which a real document starts. The kind of any other boundary is the id of
-# the special token that was cut out there.
-_DOCUMENT = -1
-
-_NO_BOUNDARIES = np.empty((2, 0), np.int64)
+# Kinds of boundaries in a filtered text. The kind of any other boundary is the id of the special
+# token that was cut out there.
+_DOCUMENT = -1  # a real document starts
+# Kinds of marks between boundaries.
+_END = -2  # a document ends
+_BLANK = -3  # white space was cut out
+_ENDED = np.array([[_END], [0], [0]])
 
 
 def with_special_tokens(
@@ -75,46 +78,29 @@ def with_special_tokens(
 
     Raises VocabularyError for a token that the vocabulary does not have.
     """
-    special = vocabulary.special_tokens
+    special, name = vocabulary.special_tokens, vocabulary.normalizer
     allowed, disallowed = chosen_texts(vocabulary, options)
-    # The innermost encoder handles the special tokens that are searched in normalized text.
     late = normalized_texts(vocabulary)
-    flags = Flags.of(vocabulary)
-    late_allowed: dict[bytes, int] = {}
+    found = {text.encode(): special[text] for text in allowed if text not in late}
+    found_late: dict[bytes, int] = {}
     for text in late:
         if text in allowed:
-            late_allowed.setdefault(late[text], special[text])
-    late_disallowed = [late[text] for text in late if text in disallowed]
-    if late_allowed or late_disallowed:
-        lengths = vocabulary.token_lengths.copy()
-        lengths[list(late_allowed.values())] = list(map(len, late_allowed))
-        encoder = _SpecialEncoder(
-            encoder,
-            lengths,
-            flags,
-            allowed=late_allowed,
-            disallowed=late_disallowed,
-            block_bytes=block_bytes,
-            is_normalized=True,
-        )
-    # The next encoder normalizes the text, and passes it to the encoder made so far.
-    if vocabulary.normalizer is not None:
-        encoder = _NormalizingEncoder(encoder, get_normalizer(vocabulary.normalizer))
-    # The outermost encoder, which gets the text first, handles the other special tokens.
-    early = [text for text in allowed if text not in late]
-    if options.is_plain and not early:
-        return encoder
+            found_late.setdefault(late[text], special[text])
     before, after = ids_around(vocabulary, options)
-    return _SpecialEncoder(
+    lengths = vocabulary.token_lengths.copy()
+    lengths[list(found_late.values())] = list(map(len, found_late))
+    made = _SpecialEncoder(
         encoder,
-        vocabulary.token_lengths,
-        flags,
-        allowed={text.encode(): special[text] for text in early},
-        disallowed=[text.encode() for text in disallowed],
+        lengths,
+        Flags.of(vocabulary),
+        early=_Wanted(found, [text.encode() for text in disallowed]),
+        normalizer=None if name is None else get_normalizer(name),
+        late=_Wanted(found_late, [late[text] for text in late if text in disallowed]),
         bos=before,
         eos=after,
         block_bytes=block_bytes,
     )
+    return encoder if made.is_plain and made.normalizer is None else made
 
 
 def special_matches(
@@ -161,90 +147,96 @@ def normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
     return {text: change(text).encode() for text in found}
 
 
-class _NormalizingEncoder:
-    """Normalizes text before another encoder encodes it.
+class _Wanted(NamedTuple):
+    """The special tokens to search for: ids of allowed tokens by text, and disallowed texts."""
 
-    Slices and offsets count bytes of normalized text.
-    """
-
-    def __init__(self, encoder: Encoder, normalizer: Normalizer) -> None:
-        self._encoder, self._normalizer = encoder, normalizer
-
-    def encode(
-        self,
-        source: TextSource,
-        allocate: Allocate = new_ids,
-        follows: deque[bool] | None = None,
-    ) -> Iterator[EncodedSlice]:
-        filtered = FilteredSource(source, self._normalizer.filter(follows))
-        try:
-            yield from self._encoder.encode(filtered, allocate)
-        except NoTokenError as error:
-            raise InputError(f"in the normalized text, {error}") from None
+    allowed: Mapping[bytes, int]
+    disallowed: Collection[bytes]
 
 
 @dataclass(frozen=True, eq=False)
 class _SpecialEncoder:
     """Cuts special tokens out, lets another encoder encode the rest, and inserts the tokens' ids.
 
-    lengths: int64, bytes of each token's text by id. allowed: ids by text. bos, eos: ids before and
-    after each document. is_normalized: whether the text is normalized, so that its offsets are not
-    offsets in the corpus.
+    lengths: int64, bytes of each token's text by id. early, late: the tokens to search for before
+    and after `normalizer` changes the text. bos, eos: ids before and after each document.
     """
 
     encoder: Encoder
     lengths: NDArray[np.int64]
     flags: Flags
-    allowed: Mapping[bytes, int]
-    disallowed: Collection[bytes]
+    early: _Wanted
+    normalizer: Normalizer | None
+    late: _Wanted
+    bos: Sequence[int]
+    eos: Sequence[int]
     block_bytes: int
-    bos: Sequence[int] = ()
-    eos: Sequence[int] = ()
-    is_normalized: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there are no special tokens to search for or to insert."""
+        return not any((*self.early, *self.late, self.bos, self.eos))
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`.
 
-        Raises TextError also for a disallowed special token.
+        Raises TextError also for a disallowed special token. With a normalizer, slices and offsets
+        count bytes of normalized text.
         """
+        # Filter the text. searches: the boundaries of each search, the last search first.
+        early, late = _Boundaries(), _Boundaries()
+        searches: list[_Boundaries] = []
+        if any(self.early):
+            source = self._filtered(source, self.early, early)
+            searches = [early]
+        if self.normalizer is not None:
+            early.follows = deque() if searches else None
+            source = FilteredSource(source, self.normalizer.filter(early.follows))
+        if any(self.late):
+            source = self._filtered(source, self.late, late, is_normalized=True)
+            searches = [late, *searches]
+        # Insert the ids of special tokens.
         insertion = _Insertion(self.bos, self.eos)
-        if not (self.allowed or self.disallowed):
+        try:
+            if self.is_plain:
+                yield from self.encoder.encode(source, allocate)
+                return
             for piece in self.encoder.encode(source):
-                kinds = np.full(len(piece.document_starts), _DOCUMENT, np.int64)
-                yield insertion.insert(piece, kinds)
-        else:
-            yield from self._encode_filtered(source, insertion)
+                yield insertion.insert(*self._with_kinds(piece, searches))
+        except NoTokenError as error:
+            # The error's offset is in the filtered text: add the number of bytes cut out before it.
+            offset = error.offset + late.cut_before(error.offset)
+            if self.normalizer is not None:
+                error = NoTokenError(error.byte, offset)
+                raise InputError(f"in the normalized text, {error}") from None
+            raise NoTokenError(error.byte, offset + early.cut_before(offset)) from None
         if (last := insertion.finish()) is not None:
             yield last
 
-    def _encode_filtered(self, source: TextSource, insertion: _Insertion) -> Iterator[EncodedSlice]:
-        boundaries = _Boundaries()
-        guard = Guard(self.disallowed, self.is_normalized) if self.disallowed else None
-        special_filter = _SpecialTokenFilter(self.allowed, self.flags, guard, boundaries)
-        filtered = _SpecialSource(source, special_filter, self.block_bytes)
-        special_bytes = done = 0  # bytes cut out so far, and bytes of filtered text so far
-        if isinstance(self.encoder, _NormalizingEncoder):
-            boundaries.follows = deque()
-            encoded_slices = self.encoder.encode(filtered, follows=boundaries.follows)
-        else:
-            encoded_slices = self.encoder.encode(filtered)
-        # Insert the ids of special tokens, and add the tokens' bytes to the bytes of text.
-        try:
-            for piece in encoded_slices:
-                done += piece.text_bytes
-                boundaries.pass_swallowed(done)
-                kinds = boundaries.take(len(piece.document_starts))
-                span = int(self.lengths[kinds[kinds != _DOCUMENT]].sum())
-                special_bytes += span
-                closed = piece.closed and boundaries.ends_document()
-                piece = replace(piece, text_bytes=piece.text_bytes + span, closed=closed)
-                yield insertion.insert(piece, kinds)
-        except NoTokenError as error:
-            # The error's offset is in the filtered text: add the number of bytes cut out before it.
-            before = boundaries.special_before(error.offset)
-            offset = error.offset + special_bytes + int(self.lengths[before].sum())
-            offset += boundaries.pass_swallowed(error.offset)
-            raise NoTokenError(error.byte, offset) from None
+    def _filtered(
+        self,
+        source: TextSource,
+        wanted: _Wanted,
+        boundaries: _Boundaries,
+        *,
+        is_normalized: bool = False,
+    ) -> TextSource:
+        """Return a source of the text without `wanted`; is_normalized: see `Guard`."""
+        guard = Guard(wanted.disallowed, is_normalized) if wanted.disallowed else None
+        special_filter = _SpecialTokenFilter(wanted.allowed, self.flags, guard, boundaries)
+        return _SpecialSource(source, special_filter, self.block_bytes)
+
+    def _with_kinds(
+        self, piece: EncodedSlice, searches: Iterable[_Boundaries]
+    ) -> tuple[EncodedSlice, NDArray[np.int64]]:
+        """Return a slice that covers the special tokens in it, too, and its boundaries' kinds."""
+        kinds, closed = np.full(len(piece.document_starts), _DOCUMENT, np.int64), piece.closed
+        for boundaries in searches:
+            starts = np.flatnonzero(kinds == _DOCUMENT)
+            kinds[starts] = boundaries.take(len(starts))
+            closed = closed and boundaries.ends_document()
+        span = int(self.lengths[kinds[kinds != _DOCUMENT]].sum())
+        return replace(piece, text_bytes=piece.text_bytes + span, closed=closed), kinds
 
 
 class _Insertion:
@@ -306,71 +298,58 @@ class _Boundaries:
     """
 
     def __init__(self) -> None:
-        # Boundaries are int64 (2, n): row 0 has their kinds, row 1 their offsets in filtered text.
-        self._found: deque[NDArray[np.int64]] = deque()  # boundaries not yet moved to `_ahead`
-        self._ahead = _NO_BOUNDARIES  # boundaries that have left `_found` but are not removed yet
-        self._ends: deque[int] = deque()  # number of boundaries before each end of a document
-        self._added = self._taken = 0  # numbers of boundaries added and removed
+        # Boundaries and marks between them are int64 (3, n): their kinds, their offsets in the
+        # filtered text, and the number of bytes that were cut out there.
+        self._found: deque[NDArray[np.int64]] = deque()  # those not yet moved to `_ahead`
+        self._ahead = np.empty((3, 0), np.int64)
+        self._cut = 0  # number of bytes cut out at the boundaries and marks that were removed
         self.follows: deque[bool] | None = None
-        # Where white space was swallowed: its offset in the filtered text, and its bytes.
-        self._swallowed: deque[tuple[int, int]] = deque()
-        self._swallowed_before = 0  # bytes of the entries that left `_swallowed`
 
-    def add_swallowed(self, offset: int, count: int) -> None:
-        """Record that a token swallowed `count` bytes of white space at an offset."""
-        self._swallowed.append((offset, count))
+    def add(self, found: NDArray[np.int64], ended: int | None) -> None:
+        """Append the next boundaries and marks, int64 (3, n).
 
-    def pass_swallowed(self, offset: int) -> int:
-        """Return how many bytes of white space tokens swallowed up to an offset.
-
-        No call may have a smaller offset than the call before.
+        The encoder must get the text around them after this call. ended: if a document ends in this
+        text, the number of columns of `found` that come before its end; else None.
         """
-        while self._swallowed and self._swallowed[0][0] <= offset:
-            self._swallowed_before += self._swallowed.popleft()[1]
-        return self._swallowed_before
-
-    def add(self, kinds: NDArray[np.int64], offsets: NDArray[np.int64], ended: int | None) -> None:
-        """Append the next boundaries. The encoder must get the text around them after this call.
-
-        kinds: int64 (n,), _DOCUMENT or ids of special tokens. offsets: int64 (n,), positions in the
-        whole filtered text. ended: if a document ends in this text, the number of these boundaries
-        that come before its end; else None.
-        """
-        if ended is not None:
-            self._ends.append(self._added + ended)
-        self._added += len(kinds)
         if self.follows is not None:
-            self.follows.extend((kinds != _DOCUMENT).tolist())
-        self._found.append(np.stack([kinds, offsets]))
+            self.follows.extend((found[0, found[0] >= _DOCUMENT] != _DOCUMENT).tolist())
+        if ended is not None:
+            self._found.extend((found[:, :ended], _ENDED))
+            found = found[:, ended:]
+        self._found.append(found)
 
     def take(self, count: int) -> NDArray[np.int64]:
         """Remove the next `count` boundaries; return their kinds, int64 (count,)."""
-        while self._ahead.shape[1] < count:
-            self._look_ahead()
-        kinds: NDArray[np.int64] = self._ahead[0, :count]
-        self._ahead = self._ahead[:, count:]
-        self._taken += count
+        ahead = self._every()
+        places = np.flatnonzero(ahead[0] >= _DOCUMENT)[:count]
+        end = int(places[-1]) + 1 if count else 0
+        self._cut += int(ahead[2, :end].sum())
+        self._ahead = ahead[:, end:]
+        kinds: NDArray[np.int64] = ahead[0, places]
         return kinds
 
     def ends_document(self) -> bool:
         """Whether a document ends between the last boundary that `take` removed and the next."""
-        while self._ends and self._ends[0] < self._taken:
-            self._ends.popleft()
-        return bool(self._ends) and self._ends[0] == self._taken
+        kinds = self._every()[0]
+        return bool((kinds[kinds != _BLANK][:1] == _END).any())
 
-    def special_before(self, offset: int) -> NDArray[np.int64]:
-        """Return the ids, int64, of special tokens up to `offset` that `take` has not removed."""
-        while self._found:
-            self._look_ahead()
-        kinds: NDArray[np.int64] = self._ahead[0, self._ahead[1] <= offset]
-        return np.compress(kinds != _DOCUMENT, kinds)
+    def cut_before(self, offset: int) -> int:
+        """Return the number of bytes cut out up to an offset after all removed boundaries."""
+        ahead = self._every()
+        return self._cut + int(ahead[2, ahead[1] <= offset].sum())
 
-    def _look_ahead(self) -> None:
-        self._ahead = np.concatenate([self._ahead, self._found.popleft()], axis=1)
+    def _every(self) -> NDArray[np.int64]:
+        """Return all boundaries and marks that are not removed."""
+        if self._found:
+            found = [self._found.popleft() for _ in range(len(self._found))]
+            self._ahead = np.concatenate([self._ahead, *found], axis=1)
+        return self._ahead
 
 
-# A match: the begin and end of the bytes that are cut out, and the special token's id.
-_Match = tuple[int, int, int]
+_Span = tuple[int, int]  # begin and end of a special token in the data
+# A match: the begin and end of the bytes that are cut out, the number of bytes that are cut out
+# before them and were held back, and the special token's id, or _BLANK for white space alone.
+_Match = tuple[int, int, int, int]
 
 
 class _SpecialSource(FilteredSource):
@@ -444,7 +423,7 @@ class _SpecialTokenFilter:
         spans, decided = self._find(data, borders, final)
         if any(self._flags):
             return self._feed_flagged(data, starts, spans, decided, final)
-        matches = [(begin, end, self._ids[data[begin:end]]) for begin, end in spans]
+        matches = [(begin, end, 0, self._ids[data[begin:end]]) for begin, end in spans]
         return self._hand_over(data, starts, matches, decided, decided, final)
 
     def matches(self, document: bytes) -> list[tuple[int, int, int, int]]:
@@ -470,11 +449,10 @@ class _SpecialTokenFilter:
         # Hold back the last bytes with the document starts among them.
         own = len(starts) if final else int(np.searchsorted(starts, decided))
         self._held, self._held_starts = data[decided:], starts[own:] - decided
-        piece, kinds = self._cut(data[:end], starts[:own], matches, final)
+        piece, found = self._cut(data[:end], starts[:own], matches, final)
         # A document that starts at the very end of the data has not ended.
         begun = int((starts == len(data)).sum())
-        ended = len(kinds) - begun if final else None
-        self._boundaries.add(kinds, piece.starts + self._handed_over, ended)
+        self._boundaries.add(found, found.shape[1] - begun if final else None)
         self._handed_over += len(piece.text)
         return piece
 
@@ -482,7 +460,7 @@ class _SpecialTokenFilter:
         self,
         data: bytes,
         starts: NDArray[np.int64],
-        spans: list[tuple[int, int]],
+        spans: list[_Span],
         decided: int,
         final: bool,
     ) -> Piece:
@@ -491,19 +469,17 @@ class _SpecialTokenFilter:
         spans = self._valid(data, borders, spans)
         before, last = (b"", borders[-1]) if borders else (self._context, 0)
         self._context = (before + data[last:decided])[-LONGEST:]
-        # Cut off white space at the beginning that the previous token with rstrip swallows.
+        # Cut out white space at the beginning that the previous token with rstrip swallows.
+        lead = 0
         if self._swallows:
             lead = blank_after(data, 0, min([decided, *borders[:1], *(b for b, _ in spans[:1])]))
-            self._boundaries.add_swallowed(self._handed_over, lead)
             self._swallows = lead == decided and not borders
-            data, starts, decided = data[lead:], starts - lead, decided - lead
-            borders = starts.tolist()
-            spans = [(begin - lead, end - lead) for begin, end in spans]
         self.blanks = ()
-        matches = self._widen(data, borders, spans, decided)
+        matches = [(0, lead, 0, _BLANK)] if lead else []
+        matches += self._widen(data, borders, spans, decided, lead)
         # Hold back white space at the end, because a following token with lstrip may swallow it.
         # Release it as soon as other text, a token or a document follows.
-        taken = max([0, *borders[-1:], *(end for _, end, _ in matches[-1:])])
+        taken = max([0, *borders[-1:], *(end for _, end, _, _ in matches[-1:])])
         end = decided
         if self._flags.lstrip and not final:
             end = blank_before(data, taken, decided)
@@ -513,11 +489,9 @@ class _SpecialTokenFilter:
         self._blanks.append(data[end:decided])
         return self._hand_over(data, starts, matches, end, decided, final)
 
-    def _valid(
-        self, data: bytes, borders: list[int], spans: list[tuple[int, int]]
-    ) -> list[tuple[int, int]]:
+    def _valid(self, data: bytes, borders: list[int], spans: list[_Span]) -> list[_Span]:
         """Return the spans that remain after the flags are applied."""
-        valid: list[tuple[int, int]] = []
+        valid: list[_Span] = []
         # A previous token with rstrip swallows white space from `swallowed` up to `until` at most.
         swallowed, until = 0, min([len(data), *borders[:1]]) if self._swallows else 0
         for begin, end in spans:
@@ -538,11 +512,13 @@ class _SpecialTokenFilter:
         return valid
 
     def _widen(
-        self, data: bytes, borders: list[int], spans: list[tuple[int, int]], decided: int
+        self, data: bytes, borders: list[int], spans: list[_Span], decided: int, taken: int = 0
     ) -> list[_Match]:
-        """Return a match for each span, with the white space that its token swallows."""
+        """Return a match for each span, with the white space that its token swallows.
+
+        taken: the end of the white space at the beginning of the data that is cut out.
+        """
         matches: list[_Match] = []
-        removed = taken = 0  # bytes cut out so far, and the end of the last match
         tokens = [self._ids[data[begin:end]] for begin, end in spans]
         # limits: for each token, the end of the white space that the token before it may swallow.
         # White space at the start of a token stays in the token, unless the token has lstrip.
@@ -564,16 +540,11 @@ class _SpecialTokenFilter:
             if token in self._flags.rstrip:
                 last = blank_after(data, end, min(high, following))
                 self._swallows = last == decided and begin >= max(borders[-1:], default=0)
-            offset = self._handed_over + self._blanks.length + first - removed
-            self._boundaries.add_swallowed(offset, held + begin - first + last - end)
-            removed += last - first
-            taken = last
-            matches.append((first, last, token))
+            taken = last  # the end of the last match
+            matches.append((first, last, held, token))
         return matches
 
-    def _find(
-        self, data: bytes, borders: list[int], final: bool
-    ) -> tuple[list[tuple[int, int]], int]:
+    def _find(self, data: bytes, borders: list[int], final: bool) -> tuple[list[_Span], int]:
         """Return the (begin, end) of allowed tokens, and the end of the decided text.
 
         Text is decided if later text can't change the tokens in it.
@@ -581,7 +552,7 @@ class _SpecialTokenFilter:
         search, position = self._search, 0
         if search is None:
             return [], len(data)
-        spans: list[tuple[int, int]] = []
+        spans: list[_Span] = []
         # Find the tokens that begin before `safe`. Later text can't change them: the longest token,
         # and for single_word the character after it, is in the data, or its document ends before.
         longest = search.longest + (LONGEST if self._flags.single_word else 0)
@@ -610,19 +581,23 @@ class _SpecialTokenFilter:
     def _cut(
         self, data: bytes, starts: NDArray[np.int64], matches: list[_Match], final: bool
     ) -> tuple[Piece, NDArray[np.int64]]:
-        """Cut `matches` out of `data`; return the rest, and the kinds of its boundaries, int64."""
+        """Cut `matches` out of `data`; return the rest, and its boundaries and marks."""
         text = np.frombuffer(data, np.uint8)
-        kinds = np.full(len(starts), _DOCUMENT, np.int64)
+        found = np.zeros((3, len(starts) + len(matches)), np.int64)
+        found[0] = _DOCUMENT
         if matches:
             places = np.array(matches, np.int64)
             text, cuts = remove_spans(text, places[:, :2])
-            ends = places[:, 1]
+            begins, ends, held, kinds = places.T
             removed = np.concatenate([np.zeros(1, np.int64), ends - cuts])
             # A document start comes before a token that begins there, after a token that ends
             # there.
-            order = np.argsort(np.concatenate([2 * starts, 2 * places[:, 0] + 1]), kind="stable")
+            order = np.argsort(np.concatenate([2 * starts, 2 * begins + 1]), kind="stable")
+            found[0, len(starts) :], found[2, len(starts) :] = kinds, ends - begins + held
+            found = found[:, order]
             starts = starts - removed[np.searchsorted(ends, starts, side="right")]
             starts = np.concatenate([starts, cuts])[order]
-            kinds = np.concatenate([kinds, places[:, 2]])[order]
+        found[1] = starts + self._handed_over
+        starts = starts[found[0] >= _DOCUMENT]
         closed = final or bool(len(starts) and starts[-1] == len(text))
-        return Piece(text, starts, closed), kinds
+        return Piece(text, starts, closed), found
