@@ -221,11 +221,12 @@ RULES: dict[str, list[str]] = {
         # From an earlier token on, or up to a later one: the same answer, later.
         r"^if self\._go_together\(word, first \+ int\(begins\[cut - 1\]\).*: 1 -> 2$",
         r"^end = border \+ int\(begins\[1\]\) if .*: (?:min -> max|1 -> 2)$",
-        r"made\[pairs\.\w+\]\).*: (.*) > (.*) -> \1 >= \2$",  # no token is its own part
+        r"made\[(?:left|right)\]\).*: (.*) > (.*) -> \1 >= \2$",  # no token is its own part
         r"list\(range\(1, end \+ 1\)\) \| (?:58|62): 1 -> 2$",  # room to spare
-        r"^made = np\.full\(int\(symbols\) \+ 1, .*: 1 -> 2$",  # the same
+        r"^made = np\.full\(int\(self\._pairs.*: 1 -> 2$",  # the same
+        r"^self\._results = np\.zeros\(.*: 1 -> 2$",  # the same
         r"^last, first, size = first \+ int\(begins\[cut - 1\]\).*45: 1 -> 2$",  # as `end` above
-        r"\.reshape\(-1, 3\)\.T .*1 -> 2$|^unknown = -1 if .*: 1 -> 2$",  # any negative number
+        r"\.reshape\(-1, 3\) .*1 -> 2$|^unknown = -1 if .*: 1 -> 2$",  # any negative number
     ],
     "llmgpu/bpe/encoding/special_encoding.py": [
         r"^closed = final or bool",  # the end of the text ends the last document anyway

@@ -396,6 +396,4 @@ def _ranked_merges(vocabulary: Vocabulary) -> NDArray[np.uint32] | None:
         return None
     from llmgpu.bpe.encoding.matching import pair_ranks
 
-    pairs = pair_ranks(vocabulary)
-    columns = pairs.left, pairs.right, pairs.results[pairs.ranks], pairs.ranks
-    return np.stack([column.astype(np.uint32) for column in columns], axis=1)
+    return pair_ranks(vocabulary)

@@ -31,10 +31,10 @@ from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, new_ids
 from llmgpu.bpe.encoding.encoder_c import host_slices, make_c_vocabulary
 from llmgpu.bpe.encoding.encoder_host import HostSlices, require_tokens, settled
 from llmgpu.bpe.encoding.matching import (
-    PairRanks,
+    Pairs,
     byte_ids,
     check_ranks,
-    pair_keys,
+    last_listed,
     pair_ranks,
 )
 from llmgpu.bpe.pretokens.custom_regex import HostPattern
@@ -517,12 +517,12 @@ def insert_long_words(
         at += len(piece)
 
 
-def ranked_pairs(vocabulary: Vocabulary) -> PairRanks:
+def ranked_pairs(vocabulary: Vocabulary) -> Pairs:
     """Return `pair_ranks` of a vocabulary, computed on the CPU engine if possible."""
     if library() is None or len(vocabulary.merges) or vocabulary.missing_bytes:
         return pair_ranks(vocabulary)
-    left, right, ids = make_c_vocabulary(vocabulary).pairs().astype(np.int32).T
-    return PairRanks(left, right, ids, np.arange(vocabulary.size, dtype=np.int32))
+    pairs = make_c_vocabulary(vocabulary).pairs()
+    return np.column_stack([pairs, pairs[:, 2]])
 
 
 _packed: WeakKeyDictionary[Vocabulary, NDArray[np.uint32]] = WeakKeyDictionary()
@@ -540,59 +540,46 @@ def prepare_tables(vocabulary: Vocabulary) -> None:
 
 
 def packed_pairs(vocabulary: Vocabulary) -> NDArray[np.uint32]:
-    """Return the table of a vocabulary's pairs, see `_pack`. The table is cached by vocabulary."""
+    """Return the table of a vocabulary's pairs, see `pack_pairs`, cached by vocabulary."""
     with _packing:
         packed = _packed.get(vocabulary)
         if packed is None:
             symbols = vocabulary.piece_symbols
             if symbols is None:
-                packed = pack_pairs(vocabulary, ranked_pairs(vocabulary))
+                of_bytes = byte_ids(vocabulary).view(np.uint32)
+                packed = pack_pairs(of_bytes, ranked_pairs(vocabulary))
             else:
-                packed = pack_pieces(symbols)
+                packed = pack_pairs(symbols.byte_symbols, piece_pairs(symbols))
             _packed[vocabulary] = packed
     return packed
 
 
-def pack_pairs(vocabulary: Vocabulary, pairs: PairRanks) -> NDArray[np.uint32]:
-    """Return the table of a vocabulary's pairs, see `_pack`."""
-    columns = pairs.left, pairs.right, pairs.ranks, pairs.results[pairs.ranks]
-    return _pack(byte_ids(vocabulary).view(np.uint32), columns)
-
-
-def pack_pieces(symbols: PieceSymbols) -> NDArray[np.uint32]:
-    """Return the table of the pairs of SentencePiece's symbols, see `_pack`.
+def piece_pairs(symbols: PieceSymbols) -> Pairs:
+    """Return the pairs of SentencePiece's symbols, with consecutive numbers as ranks.
 
     Raises VocabularyError for too many ranks.
     """
-    left, right, results, ranks = symbols.merges.T
-    numbered = np.unique(ranks)
+    pairs = last_listed(symbols.merges)
+    numbered = np.unique(pairs[:, 3])
     check_ranks(len(numbered))
-    # If a pair is listed several times, keep its last entry.
-    keys = pair_keys(left.astype(np.int64), right.astype(np.int64))
-    _, last = np.unique(keys[::-1], return_index=True)
-    chosen = len(keys) - 1 - last
-    columns = left, right, np.searchsorted(numbered, ranks), results
-    return _pack(symbols.byte_symbols, [column[chosen] for column in columns])
+    pairs[:, 3] = np.searchsorted(numbered, pairs[:, 3])
+    return pairs
 
 
-def _pack(
-    of_bytes: NDArray[np.uint32], columns: Sequence[NDArray[np.integer]]
-) -> NDArray[np.uint32]:
+def pack_pairs(of_bytes: NDArray[np.uint32], pairs: Pairs) -> NDArray[np.uint32]:
     """Return the table that wgsl/encode/02_merge.wgsl reads, uint32 (BYTE_VECTORS + slots, 4).
 
     The symbol of each byte comes first, then a hash table of the pairs, at most half full.
 
-    of_bytes: uint32 (256,). columns: left and right symbol, rank and result of each pair, (pairs,).
+    of_bytes: uint32 (256,). pairs: each pair once.
     """
     # The kernel computes the number of slots from the buffer's size, a multiple of 256 bytes. With
     # 32 slots or more, the table fills the buffer exactly.
-    slots = 2 << max(len(columns[0]), 8).bit_length()
+    slots = 2 << max(len(pairs), 8).bit_length()
     packed = np.full((BYTE_VECTORS + slots, 4), FREE, np.uint32)
     packed[:BYTE_VECTORS] = of_bytes.reshape(BYTE_VECTORS, 4)
     table = packed[BYTE_VECTORS:]
-    entries = np.empty((len(columns[0]), 4), np.uint32)
-    for k, column in enumerate(columns):
-        entries[:, k] = column
+    entries = np.ascontiguousarray(pairs[:, [0, 1, 3, 2]])
     key = hash_key()
     if not insert_pairs(entries, table, FREE, key):
         _insert_pairs(entries, table, key)

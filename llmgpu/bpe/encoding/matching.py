@@ -39,7 +39,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
@@ -79,6 +78,9 @@ _CONTINUES = 4  # see `llmgpu.bpe.vocabulary.pieces`
 
 # The tokens of all words in order, uint32, and the number of tokens of each word, int64 (words,).
 Matches = tuple[NDArray[np.uint32], NDArray[np.int64]]
+# Pairs that merge, uint32 (pairs, 4): left and right symbol, result, and rank. The lowest rank
+# merges first.
+Pairs = NDArray[np.uint32]
 # The number of the word of each symbol, int64, and the id of each symbol, int32.
 _Symbols = tuple[NDArray[np.int64], NDArray[np.int32]]
 
@@ -96,9 +98,16 @@ class BpeMatcher:
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Prepare the merges of a vocabulary. Raises VocabularyError if there are too many."""
         self._whole = ordinary_ranks(vocabulary) if vocabulary.takes_whole_tokens else {}
-        self._pairs = pair_ranks(vocabulary)
-        self._byte_ids = byte_ids(vocabulary)
-        self._long_words = LongWordMerger(self._pairs, self._byte_ids)
+        self._byte_ids, pairs = byte_ids(vocabulary), pair_ranks(vocabulary)
+        self._long_words = LongWordMerger(pairs, self._byte_ids)
+        # The keys of the pairs in ascending order with their ranks, and at the end a key that no
+        # pair has. results: the id that the pairs of each rank become, int32 (ranks,).
+        keys = pair_keys(pairs[:, 0], pairs[:, 1])
+        order = np.argsort(keys)
+        self._keys = np.append(keys[order], np.iinfo(np.int64).max)
+        self._ranks = np.append(pairs[order, 3], NO_RANK).astype(np.int32)
+        self._results = np.zeros(int(pairs[:, 3].max(initial=0)) + 1, np.int32)
+        self._results[pairs[:, 3]] = pairs[:, 2]
 
     def match(self, words: Sequence[bytes]) -> Matches:
         """Return the tokens of words, with NO_TOKEN for a byte without a token."""
@@ -162,7 +171,7 @@ class BpeMatcher:
             # Merge the leftmost pair of the lowest rank of each word.
             places = np.flatnonzero(ranks == best)
             places = places[np.diff(words[places], prepend=-1) > 0]
-            symbols[places] = self._pairs.results[ranks[places]]
+            symbols[places] = self._results[ranks[places]]
             words, symbols, ranks = (
                 np.delete(values, places + 1) for values in (words, symbols, ranks)
             )
@@ -181,57 +190,44 @@ class BpeMatcher:
         """Write the ranks of the pairs whose left symbols are at `places`, int64."""
         places = places[(places >= 0) & (places < len(words) - 1)]
         places = places[words[places] == words[places + 1]]
-        ranks[places] = self._pairs.look_up(symbols[places], symbols[places + 1])
-
-
-@dataclass(frozen=True, eq=False)
-class PairRanks:
-    """The pairs that merge. No pair occurs twice.
-
-    left, right: int32 (pairs,), ids of the two tokens of each pair.
-    ranks: int32 (pairs,); the lowest rank merges first. Pairs of equal rank have the same result.
-    results: int32 (ranks,), the id that the pairs of each rank become.
-    """
-
-    left: NDArray[np.int32]
-    right: NDArray[np.int32]
-    ranks: NDArray[np.int32]
-    results: NDArray[np.int32]
-
-    @property
-    def keys(self) -> NDArray[np.int64]:
-        """The key of each pair, see `pair_keys`: int64 (pairs,)."""
-        return pair_keys(self.left, self.right)
-
-    @cached_property
-    def _sorted(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The keys in ascending order with their ranks, and at the end a key that no pair has."""
-        order = np.argsort(self.keys)
-        keys = np.append(self.keys[order], np.iinfo(np.int64).max)
-        return keys, np.append(self.ranks[order], np.int32(NO_RANK))
+        ranks[places] = self.look_up(symbols[places], symbols[places + 1])
 
     def look_up(self, left: NDArray[np.int32], right: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the rank of each pair, int32 (n,), or NO_RANK if the pair does not merge."""
-        keys, ranks = self._sorted
         wanted = pair_keys(left, right)
-        at = np.searchsorted(keys, wanted)
-        return np.where(keys[at] == wanted, ranks[at], np.int32(NO_RANK))
+        at = np.searchsorted(self._keys, wanted)
+        return np.where(self._keys[at] == wanted, self._ranks[at], np.int32(NO_RANK))
 
 
-def pair_keys(left: NDArray[np.int32], right: NDArray[np.int32]) -> NDArray[np.int64]:
+def pair_keys(left: NDArray[np.integer], right: NDArray[np.integer]) -> NDArray[np.int64]:
     """Return left << 32 | right for each pair: int64 (n,), negative if one of the ids is -1."""
-    return left.astype(np.int64) << 32 | right
+    keys: NDArray[np.int64] = left.astype(np.int64) << 32 | right
+    return keys
 
 
-def pair_ranks(vocabulary: Vocabulary) -> PairRanks:
+def pair_table(pairs: Pairs) -> dict[int, int]:
+    """Return rank << 32 | result of each pair, by left << 32 | right."""
+    high = pairs[:, [0, 3]].astype(np.uint64) << np.uint64(32)
+    keys, merged = (high | pairs[:, [1, 2]]).T.tolist()
+    return dict(zip(keys, merged, strict=True))
+
+
+def pair_ranks(vocabulary: Vocabulary) -> Pairs:
     """Return the pairs that merge in a vocabulary.
 
     Raises VocabularyError if there are more than NO_RANK merges or tokens.
     """
     check_ranks(max(len(vocabulary.merges), vocabulary.size))
     if len(vocabulary.merges):
-        return _listed(vocabulary.merges.astype(np.int32))
+        ranks = np.arange(len(vocabulary.merges), dtype=np.uint32)
+        return last_listed(np.column_stack([vocabulary.merges, ranks]))
     return _all_cuts(vocabulary)
+
+
+def last_listed(pairs: Pairs) -> Pairs:
+    """Return pairs in their order; of a pair that is listed several times, only the last entry."""
+    _, last = np.unique(pair_keys(*pairs[::-1, :2].T), return_index=True)
+    return pairs[np.sort(len(pairs) - 1 - last)]
 
 
 def check_ranks(count: int) -> None:
@@ -242,19 +238,13 @@ def check_ranks(count: int) -> None:
         )
 
 
-def _listed(merges: NDArray[np.int32]) -> PairRanks:
-    _, last = np.unique(pair_keys(*merges[::-1, :2].T), return_index=True)
-    ranks = np.sort(len(merges) - 1 - last).astype(np.int32)
-    return PairRanks(merges[ranks, 0], merges[ranks, 1], ranks, merges[:, 2])
-
-
-def _all_cuts(vocabulary: Vocabulary) -> PairRanks:
+def _all_cuts(vocabulary: Vocabulary) -> Pairs:
     """Return all pairs of tokens that together spell a token, in the order of that token's id.
 
     The pairs of one token are ordered by the length of the left token.
     """
     ids = ordinary_ranks(vocabulary)
-    pairs = array("i")
+    pairs = array("I")
     for token, number in ids.items():
         for cut in range(1, len(token)):
             before = ids.get(token[:cut])
@@ -262,8 +252,8 @@ def _all_cuts(vocabulary: Vocabulary) -> PairRanks:
                 after = ids.get(token[cut:])
                 if after is not None:
                     pairs.extend((before, after, number))
-    left, right, ranks = np.frombuffer(pairs, np.int32).reshape(-1, 3).T
-    return PairRanks(left, right, ranks, np.arange(vocabulary.size, dtype=np.int32))
+    cuts = np.frombuffer(pairs, np.uint32).reshape(-1, 3)
+    return np.column_stack([cuts, cuts[:, 2]])
 
 
 def byte_ids(vocabulary: Vocabulary) -> NDArray[np.int32]:
@@ -286,7 +276,7 @@ class LongWordMerger:
     Memory: 5 bytes for each byte of a word, if the word is merged in windows.
     """
 
-    def __init__(self, pairs: PairRanks, byte_ids: NDArray[np.int32]) -> None:
+    def __init__(self, pairs: Pairs, byte_ids: NDArray[np.int32]) -> None:
         """Prepare to merge `pairs`; byte_ids: int32 (256,), the symbol of each byte."""
         self._pairs = pairs
         self._byte_ids = byte_ids
@@ -303,22 +293,15 @@ class LongWordMerger:
     @cached_property
     def _ranked(self) -> dict[int, int]:
         """The pairs that merge, in the form that `merge_by_heap` reads."""
-        pairs, ranks = self._pairs, self._pairs.ranks.astype(np.int64)
-        return dict(
-            zip(pairs.keys.tolist(), (ranks << 32 | pairs.results[ranks]).tolist(), strict=True)
-        )
+        return pair_table(self._pairs)
 
     @cached_property
     def _has_stages(self) -> bool:
         """Whether every pair ranks after all pairs that make one of its two symbols."""
-        pairs = self._pairs
-        if len(pairs.ranks) == 0:
-            return True
-        results = pairs.results[pairs.ranks]
-        symbols = max(array.max() for array in (results, pairs.left, pairs.right, self._byte_ids))
-        made = np.full(int(symbols) + 1, -1, np.int32)
-        np.maximum.at(made, results, pairs.ranks)
-        return bool(((pairs.ranks > made[pairs.left]) & (pairs.ranks > made[pairs.right])).all())
+        left, right, results, ranks = self._pairs.astype(np.int32).T
+        made = np.full(int(self._pairs[:, :3].max(initial=0)) + 1, -1, np.int32)
+        np.maximum.at(made, results, ranks)
+        return bool(((ranks > made[left]) & (ranks > made[right])).all())
 
     def _merge_windows(self, word: NDArray[np.uint8]) -> NDArray[np.uint32] | None:
         """Return the tokens of a word; None if the windows did not give them.
@@ -438,10 +421,7 @@ class PieceMatcher:
 
     def __init__(self, symbols: PieceSymbols) -> None:
         self._symbols = symbols
-        self._pairs = {
-            left << 32 | right: rank << 32 | result
-            for left, right, result, rank in symbols.merges.tolist()
-        }
+        self._pairs = pair_table(symbols.merges)
         self._bytes = symbols.byte_symbols.tolist()
         bounds, items = symbols.firsts.tolist(), symbols.items.tolist()
         self._items = [items[a:b] for a, b in pairwise(bounds)]

@@ -26,7 +26,7 @@ from llmgpu.bpe.encoding.encoder import (
 )
 from llmgpu.bpe.encoding.encoder_gpu import LISTED, LONGEST, GpuEncoder, Spared
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
-from llmgpu.bpe.encoding.matching import NO_RANK, pair_ranks
+from llmgpu.bpe.encoding.matching import NO_RANK, byte_ids, pair_ranks
 from llmgpu.bpe.encoding.open import open_encoder, open_host_encoder
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import pattern_of_expression
@@ -425,11 +425,11 @@ def test_pairs_from_c_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> Non
     ranks = Vocabulary(tokens, none, "class", trained.expression, match="bpe")
     ours = encoder_gpu.ranked_pairs(ranks)
     theirs = pair_ranks(ranks)
-    for name in ("left", "right", "ranks", "results"):
-        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
-    packed = encoder_gpu.pack_pairs(ranks, ours)
+    np.testing.assert_array_equal(ours, theirs)
+    of_bytes = byte_ids(ranks).view(np.uint32)
+    packed = encoder_gpu.pack_pairs(of_bytes, ours)
     monkeypatch.setattr(encoder_gpu, "insert_pairs", lambda *_: False)
-    plain = encoder_gpu.pack_pairs(ranks, theirs)
+    plain = encoder_gpu.pack_pairs(of_bytes, theirs)
     assert len(packed) == len(plain)
     assert sorted(packed.tolist()) == sorted(plain.tolist())
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmgpu.bpe.encoding import encoder_gpu
 from llmgpu.bpe.encoding import matching as ranking
 from llmgpu.bpe.encoding.encoder_c import make_c_vocabulary
-from llmgpu.bpe.encoding.matching import NO_RANK, pair_ranks
+from llmgpu.bpe.encoding.matching import NO_RANK, BpeMatcher, pair_ranks
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import insert_pairs, library
@@ -51,10 +51,9 @@ def all_cuts(tokens: list[bytes]) -> list[tuple[int, int, int]]:
 
 def assert_all_cuts(tokens: list[bytes]) -> None:
     pairs = pair_ranks(make_vocabulary(tokens))
-    found = zip(pairs.left.tolist(), pairs.right.tolist(), pairs.ranks.tolist(), strict=True)
-    assert list(found) == all_cuts(tokens)
-    assert {pairs.left.dtype, pairs.right.dtype, pairs.ranks.dtype} == {np.dtype(np.int32)}
-    assert pairs.results.tolist() == list(range(len(tokens)))
+    assert [tuple(pair) for pair in pairs[:, [0, 1, 3]].tolist()] == all_cuts(tokens)
+    assert (pairs[:, 2] == pairs[:, 3]).all()
+    assert pairs.dtype == np.uint32
     if library() is not None:
         engine_pairs = make_c_vocabulary(make_vocabulary(tokens)).pairs()
         assert [tuple(pair) for pair in engine_pairs.tolist()] == all_cuts(tokens)
@@ -70,7 +69,7 @@ def test_no_more_tokens_than_ranks(monkeypatch: pytest.MonkeyPatch, merges: int)
     table = np.array([[97, 98, 256]] * merges, np.uint32).reshape(-1, 3)
     vocabulary = replace(vocabulary, merges=table)
     monkeypatch.setattr(ranking, "NO_RANK", 257)
-    assert len(pair_ranks(vocabulary).left) == 1
+    assert len(pair_ranks(vocabulary)) == 1
     monkeypatch.setattr(ranking, "NO_RANK", 256)
     with pytest.raises(VocabularyError, match="more than 256 tokens or merges"):
         pair_ranks(vocabulary)
@@ -88,11 +87,11 @@ def test_long_tokens() -> None:
 
 def test_look_up() -> None:
     """Also of pairs below and above all that there are, and of bytes without a token."""
-    pairs = pair_ranks(make_vocabulary([*BYTES, b"ab", b"bc", b"abc"]))
+    matcher = BpeMatcher(make_vocabulary([*BYTES, b"ab", b"bc", b"abc"]))
     left, right = np.array(
         [[0, 97, 97, 256, 98, -1, 97, 258], [0, 98, 257, 99, 97, 98, -1, 258]], np.int32
     )
-    ranks = pairs.look_up(left, right)
+    ranks = matcher.look_up(left, right)
     assert ranks.tolist() == [NO_RANK, 256, 258, 258, NO_RANK, NO_RANK, NO_RANK, NO_RANK]
     assert ranks.dtype == np.int32
 
