@@ -31,6 +31,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -70,35 +71,18 @@ _TOOL = "llama.cpp"
 _DEFAULT_END = 11  # the end-of-text id that llama.cpp assumes if a file names none
 
 
-@dataclass(frozen=True)
-class _Split:
-    """llama.cpp's name for a pattern, and the texts that llama.cpp cuts differently.
-
-    merging: the name for vocabularies that always merge. whole: the name for vocabularies in which
-    a pre-token that spells a token becomes this token; None if llama.cpp has no such name. differs:
-    describes the texts that get other ids, for a note; None if all texts get the same ids.
-    """
-
-    merging: str
-    whole: str | None = None
-    differs: str | None = None
-
-
-_LLAMA3 = ("dbrx", "llama-bpe")
 _NEW_CHARACTERS = "letters and numbers that are new in Unicode 16, since it uses the classes of 15"
 _LONG_S = "the long s (U+017F) after an apostrophe"
-_SPLITS = {
-    "gpt2": _Split("gpt-2"),
-    "llama3": _Split(*_LLAMA3, _LONG_S),
-    "rustbpe": _Split(*_LLAMA3, _LONG_S),
-    "cl100k": _Split(
-        *_LLAMA3, f"{_LONG_S}, and a text that ends in white space with a line break in it"
-    ),
-    "qwen2": _Split("qwen2", None, _LONG_S),
-    "o200k": _Split(
-        "gpt-4o", None, "words that mix upper and lower case beyond ASCII, and combining marks"
-    ),
+# The texts that llama.cpp cuts differently, by pattern; "" if there are none.
+_DIFFERENCES = {
+    "gpt2": "",
+    "llama3": _LONG_S,
+    "rustbpe": _LONG_S,
+    "cl100k": f"{_LONG_S}, and a text that ends in white space with a line break in it",
+    "qwen2": _LONG_S,
+    "o200k": "words that mix upper and lower case beyond ASCII, and combining marks",
 }
+_AS_LLAMA3 = ("rustbpe", "cl100k")  # patterns that llama.cpp cuts by its names for llama3
 
 
 def outputs(path: str | Path) -> list[Output]:
@@ -177,27 +161,30 @@ def describe(
 
     Raises VocabularyError if llama.cpp can't give the same ids.
     """
-    # Choose llama.cpp's names for tokens and pattern, and the ids around a text.
+    # List the text and the kind of every id. No two texts may be equal, so an id without a token
+    # gets [PADn].
+    texts, kinds = _describe_tokens(vocabulary)
+    numbers = range(max(rows, vocabulary.size))
+    texts = {number: texts.get(number, f"[PAD{number}]") for number in numbers}
+    kinds = {number: kinds.get(number) or UNUSED for number in numbers}
     if vocabulary.pieces is None:
-        texts, kinds, model = _describe_bytes(vocabulary)
+        model = _describe_merges(vocabulary)
     else:
-        texts, kinds, model = _describe_pieces(vocabulary, rows, note)
+        model = describe_llama(vocabulary, texts, kinds, note)
+    if len({*texts.values()}) < len(texts):
+        raise VocabularyError("a token has the text of an id without a token, [PAD...]: rename it")
+    # Choose the ids around a text.
     end = find_end_of_text(vocabulary.special_tokens)
     bos_id, eos_id = _ids_around(vocabulary, bos_id, eos_id, note)
     if eos_id is None and end is not None:
         eos_id = vocabulary.special_tokens[end]
-    # List the text of every id. No two texts may be equal, so an id without a token gets [PADn].
-    numbers = range(max(rows, vocabulary.size))
-    names = [texts.get(number, f"[PAD{number}]") for number in numbers]
-    if len(set(names)) < len(names):
-        raise VocabularyError("a token has the text of an id without a token, [PAD...]: rename it")
     _note_differences(vocabulary, note, eos_id)
     chat = vocabulary.chat
     described = {
         "tokenizer_model": model.pop("tokenizer_model"),
         "tokenizer_pre": model.pop("tokenizer_pre"),
-        "token_list": names,
-        "token_types": [kinds.get(number, UNUSED) for number in numbers],
+        "token_list": [*texts.values()],
+        "token_types": [*kinds.values()],
         **model,  # merges or scores
         "bos_token_id": eos_id if bos_id is None else bos_id,
         "eos_token_id": eos_id,
@@ -208,37 +195,25 @@ def describe(
     return {name: value for name, value in described.items() if value is not None}
 
 
-def _describe_bytes(
-    vocabulary: Vocabulary,
-) -> tuple[dict[int, str], dict[int, int], dict[str, Any]]:
-    """Return texts and kinds by id, and further metadata, of a byte-level vocabulary."""
-    ids = exportable_ids(vocabulary, _TOOL)
+def _describe_tokens(vocabulary: Vocabulary) -> tuple[dict[int, str], dict[int, int]]:
+    """Return texts and kinds by id."""
+    if (rules := vocabulary.pieces) is not None:
+        plain = replace(vocabulary, normalized_tokens=()) if rules.ranks else vocabulary
+        refuse_added_flags(plain, f"{_TOOL} does not support")
+        return name_pieces(vocabulary), dict(enumerate(rules.kinds))
+    texts = {number: text for text, number in exportable_ids(vocabulary, _TOOL).items()}
+    special = {*vocabulary.special_tokens.values()}
+    return texts, {number: CONTROL if number in special else NORMAL for number in texts}
+
+
+def _describe_merges(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the metadata of a byte-level vocabulary's pattern and merges."""
     merges = listed_merges(vocabulary)
-    special = set(vocabulary.special_tokens.values())
-    kinds = {number: CONTROL if number in special else NORMAL for number in ids.values()}
-    model = {
+    return {
         "tokenizer_model": "gpt2",
-        "tokenizer_pre": _name_split(vocabulary, len(set(merges[:, 2].tolist()))),
+        "tokenizer_pre": _name_cut(vocabulary, len(set(merges[:, 2].tolist()))),
         "token_merges": [f"{left} {right}" for left, right in name_pairs(vocabulary, merges)],
     }
-    return {number: text for text, number in ids.items()}, kinds, model
-
-
-def _describe_pieces(
-    vocabulary: Vocabulary, rows: int, note: Note
-) -> tuple[dict[int, str], dict[int, int], dict[str, Any]]:
-    """Return texts and kinds by id, and further metadata, of a vocabulary of SentencePiece's kind.
-
-    The further metadata has scores in place of merges.
-    """
-    assert vocabulary.pieces is not None
-    plain = replace(vocabulary, normalized_tokens=()) if vocabulary.pieces.ranks else vocabulary
-    refuse_added_flags(plain, f"{_TOOL} does not support")
-    named = name_pieces(vocabulary)
-    numbers = range(max(rows, vocabulary.size))
-    names = {number: named.get(number, f"[PAD{number}]") for number in numbers}
-    texts, kinds, model = describe_llama(vocabulary, names, note)
-    return texts, kinds, {"tokenizer_model": "llama", "tokenizer_pre": "default"} | model
 
 
 def _ids_around(
@@ -257,7 +232,7 @@ def _ids_around(
     return found[0], found[1]
 
 
-def _name_split(vocabulary: Vocabulary, made: int) -> str:
+def _name_cut(vocabulary: Vocabulary, made: int) -> str:
     """Return llama.cpp's name for the pattern.
 
     The name also tells llama.cpp whether a pre-token that spells a token becomes this token without
@@ -267,9 +242,8 @@ def _name_split(vocabulary: Vocabulary, made: int) -> str:
 
     Raises VocabularyError if there is no such name, or llama.cpp would give other ids.
     """
-    split = _SPLITS.get(vocabulary.pattern)
-    if split is None:
-        known = ", ".join(_SPLITS)
+    if vocabulary.pattern not in _DIFFERENCES:
+        known = ", ".join(_DIFFERENCES)
         raise VocabularyError(
             f"{_TOOL} can't cut text by the pattern {quote(vocabulary.pattern)}; it can by {known}"
         )
@@ -282,20 +256,23 @@ def _name_split(vocabulary: Vocabulary, made: int) -> str:
     if made == 0:
         raise VocabularyError(f"the vocabulary has no merges, which {_TOOL} needs")
     longer = int((vocabulary.token_lengths[vocabulary.ordinary_ids] > 1).sum())
+    # names: llama.cpp's names for the pattern, by `_Cut.whole`.
+    pattern = "llama3" if vocabulary.pattern in _AS_LLAMA3 else vocabulary.pattern
+    names = {cut.whole: known.split()[0] for known, cut in _NAMES.items() if cut.pattern == pattern}
     if not vocabulary.takes_whole_tokens:
-        return split.merging
-    if split.whole is None and (len(vocabulary.merges) or made < longer):
+        return names[False]
+    if True not in names and (len(vocabulary.merges) or made < longer):
         raise VocabularyError(
             f"with pattern {vocabulary.pattern}, {_TOOL} always applies merges, but this "
             "vocabulary takes a pre-token that is a token as it is (ignore_merges)"
         )
-    return split.whole or split.merging
+    return names.get(True, names[False])
 
 
 def _note_differences(vocabulary: Vocabulary, note: Note, eos_id: int | None) -> None:
-    differs: list[str | None] = []
+    differs = []
     if vocabulary.pieces is None:
-        differs += [_NEW_CHARACTERS, _SPLITS[vocabulary.pattern].differs]
+        differs = [_NEW_CHARACTERS, _DIFFERENCES[vocabulary.pattern]]
     if vocabulary.normalizer is not None and vocabulary.pieces is None:
         name = get_normalizer(vocabulary.normalizer).name
         differs.append(f"text that the normalizer {name} changes, which it does not have")
@@ -342,7 +319,8 @@ class _Cut:
 
 
 _DIGITS = _Cut(expressions=(_DIGIT, GPT2))
-# Ways to cut text, by llama.cpp's names. A key has all names of one way, separated by spaces.
+# Ways to cut text, by llama.cpp's names. A key has all names of one way, separated by spaces; files
+# are written with the first.
 _NAMES = {
     "gpt-2 phi-2 mpt olmo jina-es jina-de jina-v2-es jina-v2-de": _Cut("gpt2"),
     "llama-bpe llama3 llama-v3 falcon3 pixtral": _Cut("llama3", whole=True),
@@ -395,9 +373,8 @@ def _read_bytes(content: Content, texts: list[str], kinds: list[int], note: Note
     chosen = get_pattern(cut.pattern or pattern_of_expressions(cut.expressions, note))
     # For "tekken", the notes on o200k apply: the expressions differ in numbers and contractions
     # only.
-    split = _SPLITS.get("o200k" if name == "tekken" else cut.pattern)
-    if split and split.differs:
-        note(f"{_TOOL} gives different ids for {split.differs}")
+    if differs := _DIFFERENCES.get("o200k" if name == "tekken" else cut.pattern):
+        note(f"{_TOOL} gives different ids for {differs}")
     merges = _list(content, "tokenizer.ggml.merges", str)
     pairs = []
     for number, merge in enumerate(merges, 1):
@@ -494,63 +471,56 @@ def read_metadata(data: bytes) -> dict[str, Any]:
     """
     if data[:4] != b"GGUF" or int.from_bytes(data[4:8], "little") not in _VERSIONS:
         raise VocabularyError(f"not a GGUF file of version {' or '.join(map(str, _VERSIONS))}")
-    parts = _Parts(data)
-    parts.take("<Q")  # the kind and the version
-    parts.take("<Q")  # the number of tensors
+    stream = BytesIO(data)
+    _number(stream, "<Q")  # the kind and the version
+    _number(stream, "<Q")  # the number of tensors
     kept: dict[str, Any] = {}
-    for _ in range(parts.take("<Q")):
-        name = parts.string()
-        value = parts.value(parts.take("<I"))
+    for _ in range(_number(stream, "<Q")):
+        name = _text(stream)
+        value = _value(stream, _number(stream, "<I"))
         if name.startswith(_KEPT):
             kept[name] = value.tolist() if isinstance(value, np.ndarray) else value
     return kept
 
 
-class _Parts:
-    """Parses a file from its beginning; VocabularyError if the file ends too early."""
+def _value(stream: BytesIO, kind: int) -> Any:
+    """Parse a value: a number, a text, an array of numbers (n,), or a list of texts."""
+    if kind == _STRING:
+        return _text(stream)
+    if kind in _NUMBERS:
+        return _number(stream, _NUMBERS[kind])
+    if kind != _ARRAY:
+        raise VocabularyError(f"the GGUF file has a value of the unknown type {kind}")
+    kind, count = _number(stream, "<I"), _number(stream, "<Q")
+    if kind in _NUMBERS:
+        form = _NUMBERS[kind]
+        return np.frombuffer(_take(stream, count * struct.calcsize(form)), form)
+    if kind != _STRING:
+        raise VocabularyError(f"the GGUF file has an array of the unsupported type {kind}")
+    return [_text(stream) for _ in range(count)]
 
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
 
-    def take(self, form: str) -> Any:
-        """Parse a number; form: the number's format in `struct`."""
-        (value,) = struct.unpack(form, self._bytes(struct.calcsize(form)))
-        return value
+def _number(stream: BytesIO, form: str) -> Any:
+    """Parse a number; form: the number's format in `struct`."""
+    (value,) = struct.unpack(form, _take(stream, struct.calcsize(form)))
+    return value
 
-    def string(self) -> str:
-        data = self._bytes(self.take("<Q"))
-        try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            raise VocabularyError(f"a text that is not UTF-8: {data[:40]!r}") from error
 
-    def value(self, kind: int) -> Any:
-        """Parse a value: a number, a text, an array of numbers (n,), or a list of texts."""
-        if kind == _STRING:
-            return self.string()
-        if kind in _NUMBERS:
-            return self.take(_NUMBERS[kind])
-        if kind != _ARRAY:
-            raise VocabularyError(f"the GGUF file has a value of the unknown type {kind}")
-        kind, count = self.take("<I"), self.take("<Q")
-        if kind in _NUMBERS:
-            data = self._bytes(count * struct.calcsize(_NUMBERS[kind]))
-            return np.frombuffer(data, _NUMBERS[kind])
-        if kind != _STRING:
-            raise VocabularyError(f"the GGUF file has an array of the unsupported type {kind}")
-        # Each string takes at least the 8 bytes of its length, which limits the count.
-        if count > (len(self._data) - self._at) // 8:
-            raise self._cut()
-        return [self.string() for _ in range(count)]
+def _text(stream: BytesIO) -> str:
+    data = _take(stream, _number(stream, "<Q"))
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise VocabularyError(f"a text that is not UTF-8: {data[:40]!r}") from error
 
-    def _bytes(self, count: int) -> bytes:
-        if count > len(self._data) - self._at:
-            raise self._cut()
-        self._at += count
-        return self._data[self._at - count : self._at]
 
-    def _cut(self) -> VocabularyError:
-        return VocabularyError(
+def _take(stream: BytesIO, count: int) -> bytes:
+    """Return the next `count` bytes; VocabularyError if there are fewer."""
+    at = stream.tell()
+    data = stream.read(min(count, _MOST))
+    if len(data) < count:
+        raise VocabularyError(
             f"the GGUF file is cut short or damaged, or its metadata is longer than {_MOST >> 20} "
-            f"MiB: at byte {self._at}"
+            f"MiB: at byte {at}"
         )
+    return data

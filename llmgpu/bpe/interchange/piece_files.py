@@ -487,12 +487,12 @@ def _listed_pairs(vocabulary: Vocabulary, names: Mapping[int, str]) -> list[tupl
 
 
 def describe_llama(
-    vocabulary: Vocabulary, names: Mapping[int, str], note: Note
-) -> tuple[dict[int, str], dict[int, int], dict[str, Any]]:
-    """Return texts and kinds by id, and the metadata of merges, for a GGUF file.
+    vocabulary: Vocabulary, texts: dict[int, str], kinds: dict[int, int], note: Note
+) -> dict[str, Any]:
+    """Return the metadata of merges for a GGUF file, and change texts and kinds for llama.cpp.
 
-    names: see `name_pieces`; may also have texts for ids without a token. note: called with a note
-    on texts that get other ids.
+    texts: see `name_pieces`; also has texts for ids without a token. kinds: by id. note: called
+    with a note on texts that get other ids.
 
     Raises VocabularyError if llama.cpp can't give the same ids.
     """
@@ -508,8 +508,6 @@ def describe_llama(
     has_prefix = steps[0] == _PREFIX
     if has_prefix and rules.ranks:
         _refuse_symbols(vocabulary, f"{_LLAMA} would put")
-    texts, known = dict(names), dict(enumerate(rules.kinds))
-    kinds = {number: known.get(number) or UNUSED for number in names}
     for number in rules.ids_of(UNUSED):
         # Rename an unused token of one character. Otherwise llama.cpp would use the token's id for
         # this character in a text.
@@ -518,22 +516,19 @@ def describe_llama(
     ranks = _ranks_for_llama(vocabulary, texts, kinds)
     if rules.ranks:  # llama.cpp searches for symbols before it turns spaces into U+2581
         for number in rules.ids_of(USER):
-            texts[number] = texts[number].replace(SPACE_MARK, " ")
-            if texts[number] != names[number]:
+            if SPACE_MARK in texts[number]:
+                texts[number] = texts[number].replace(SPACE_MARK, " ")
                 note(f"{_LLAMA} finds {quote(texts[number])} in spaces only, not in U+2581")
     _refuse_overlaps([texts[number] for number in rules.ids_of(USER)])
     if vocabulary.unknown_token is not None:
         kinds[vocabulary.unknown_token] = UNKNOWN
-    scores = [-float(ranks[number]) for number in sorted(ranks)]
-    return (
-        texts,
-        kinds,
-        {
-            "token_scores": scores,
-            "add_space_prefix": has_prefix,
-            "unk_token_id": vocabulary.unknown_token,
-        },
-    )
+    return {
+        "tokenizer_model": "llama",
+        "tokenizer_pre": "default",
+        "token_scores": [-float(ranks[number]) for number in sorted(ranks)],
+        "add_space_prefix": has_prefix,
+        "unk_token_id": vocabulary.unknown_token,
+    }
 
 
 def _ranks_for_llama(
