@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,21 @@ _ADDED_FLAGS = {  # for each flag in the file, the field of a vocabulary that li
     "single_word": "single_word_tokens",
     "lstrip": "lstrip_tokens",
     "rstrip": "rstrip_tokens",
+    "normalized": "normalized_tokens",
 }
+# The supported types of components, in byte-level files and in files of SentencePiece's kind.
+_BYTES_COMPONENTS = {
+    "pre_tokenizer": PRE_TOKENIZERS,
+    "normalizer": STEPS,
+    "decoder": {"ByteLevel"},
+    "post_processor": POST_PROCESSORS,
+}
+_PIECES_COMPONENTS = {
+    **_BYTES_COMPONENTS,
+    "pre_tokenizer": piece_files.PRE_TOKENIZERS,
+    "decoder": piece_files.DECODERS,
+}
+_Steps = list[tuple[str, dict[str, Any]]]  # the type and content of each component of one kind
 
 
 def recognizes(data: bytes) -> bool:
@@ -155,38 +169,33 @@ def read_content(
 
     Raises VocabularyError for content that can't be read exactly.
     """
-    model = _model_of(content)
-    if piece_files.is_of_pieces(content):
-        return _read_pieces(content, model, chat(), note)
-    # Read the components other than the model.
-    steps = _steps("pre_tokenizer", content.get("pre_tokenizer"), PRE_TOKENIZERS)
-    cut = get_pattern(read_pattern(steps, note))
-    steps = _steps("normalizer", content.get("normalizer"), STEPS)
-    normalizer = spell_normalizer([step for _, step in steps])
-    _steps("decoder", content.get("decoder"), {"ByteLevel"})
-    steps = _steps("post_processor", content.get("post_processor"), POST_PROCESSORS)
-    prefix_ids, suffix_ids = read_around(steps, note)
+    # Read what both kinds of files have. rules: further fields of Vocabulary.
+    model, is_pieces = _model_of(content), piece_files.is_of_pieces(content)
+    supported = _PIECES_COMPONENTS if is_pieces else _BYTES_COMPONENTS
+    parts = {what: _steps(what, content.get(what), known) for what, known in supported.items()}
+    prefix_ids, suffix_ids = read_around(parts["post_processor"], note)
+    added, plain, rules = _read_added(content.get("added_tokens"))
+    rules |= {"prefix_ids": prefix_ids, "suffix_ids": suffix_ids, "chat": chat()}
+    if is_pieces:
+        return _read_pieces(model, parts, added, plain, rules)
+    # Read the other parts of a byte-level file.
     for part in ("truncation", "padding"):
         if content.get(part) is not None:
             note(f"{part} is not applied")
-    # Read the added tokens. Hugging Face's library searches for each token either before or after
-    # the normalizer runs.
-    added, normalized, flagged = _read_added(content.get("added_tokens"), note)
+    if plain:
+        note(
+            "added tokens that are not special are matched here only where special tokens are "
+            f"allowed, not in any text: {listed(plain)}"
+        )
+    cut = get_pattern(read_pattern(parts["pre_tokenizer"], note))
+    normalizer = spell_normalizer([step for _, step in parts["normalizer"]])
+    # Hugging Face's library searches for each added token before or after the normalizer runs.
+    normalized = rules["normalized_tokens"]
     if normalizer is not None:
         _check_different(added, normalized, get_normalizer(normalizer).apply)
     elif len(normalized) == len(added):
-        normalized = ()  # without a normalizer, the searches before and after it see the same text
-    vocabulary = _read_bytes(
-        model,
-        added,
-        cut,
-        normalizer=normalizer,
-        normalized_tokens=normalized,
-        prefix_ids=prefix_ids,
-        suffix_ids=suffix_ids,
-        **flagged,
-        chat=chat(),
-    )
+        rules["normalized_tokens"] = ()  # without a normalizer, both searches see the same text
+    vocabulary = _read_bytes(model, added, cut, normalizer=normalizer, **rules)
     note_missing_bytes(vocabulary, note)
     return vocabulary
 
@@ -347,7 +356,6 @@ def _model_ids(vocabulary: Vocabulary, ids: Mapping[str, int]) -> Mapping[str, i
 
 
 def _describe_added(vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    late = set(vocabulary.normalized_tokens)
     special = sorted(vocabulary.special_tokens.items(), key=lambda item: item[1])
     flagged = {flag: set(getattr(vocabulary, field)) for flag, field in _ADDED_FLAGS.items()}
     return [
@@ -355,7 +363,6 @@ def _describe_added(vocabulary: Vocabulary) -> list[dict[str, Any]]:
             "id": i,
             "content": text,
             **{flag: i in ids for flag, ids in flagged.items()},
-            "normalized": i in late,
             "special": True,
         }
         for text, i in special
@@ -396,7 +403,7 @@ def _typed(what: str, component: object) -> tuple[str, dict[str, Any]]:
     return content["type"], content
 
 
-def _steps(what: str, component: object, supported: Set[str]) -> list[tuple[str, dict[str, Any]]]:
+def _steps(what: str, component: object, supported: Set[str]) -> _Steps:
     """Return the type and content of a component, or of each component of a Sequence.
 
     component: content of the file; None gives no components. Raises VocabularyError for a type that
@@ -429,27 +436,23 @@ def _model_of(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_pieces(
-    content: Mapping[str, Any], model: Mapping[str, Any], chat: ChatTemplate | None, note: Note
+    model: Mapping[str, Any],
+    parts: Mapping[str, _Steps],
+    added: dict[str, int],
+    plain: Sequence[str],
+    rules: dict[str, Any],
 ) -> Vocabulary:
-    """Return the vocabulary of a file of SentencePiece's kind; see `piece_files`."""
-    # Read the components other than the model.
-    before = _steps("normalizer", content.get("normalizer"), STEPS)
-    cut = _steps("pre_tokenizer", content.get("pre_tokenizer"), piece_files.PRE_TOKENIZERS)
-    decoder = _steps("decoder", content.get("decoder"), piece_files.DECODERS)
-    around = _steps("post_processor", content.get("post_processor"), POST_PROCESSORS)
-    prefix_ids, suffix_ids = read_around(around, note)
-    # Read the added tokens. plain: texts of the added tokens that are not special.
-    added, normalized, flagged = _read_added(content.get("added_tokens"), note, always=True)
-    plain = [
-        entry["content"]
-        for entry in content.get("added_tokens") or ()
-        if entry.get("special") is not True
-    ]
+    """Return the vocabulary of a file of SentencePiece's kind; see `piece_files`.
+
+    parts: components by kind. rules: further fields of Vocabulary. Other arguments: see
+    `piece_files.make_vocabulary`.
+    """
     # Combine the normalizer and the Metaspace, which may be missing, into one normalizer.
-    steps, space = piece_files.read_steps(before, cut)
-    scheme, has_normalizer = piece_files.scheme_of(space), bool(before)
+    before = parts["normalizer"]
+    steps, space = piece_files.read_steps(before, parts["pre_tokenizer"])
+    scheme, normalized = piece_files.scheme_of(space), rules["normalized_tokens"]
     steps, late = piece_files.check_prefix(
-        steps, scheme, added, normalized, has_normalizer=has_normalizer
+        steps, scheme, added, normalized, has_normalizer=bool(before)
     )
     spelled = spell_normalizer(steps)
     assert spelled is not None
@@ -464,28 +467,19 @@ def _read_pieces(
         model,
         normalizer=spelled,
         splits=space is not None and space.get("split", True) is True,
-        decoder=piece_files.read_decoder(decoder),
-        normalized_tokens=late,
-        prefix_ids=prefix_ids,
-        suffix_ids=suffix_ids,
-        **flagged,
-        chat=chat,
+        decoder=piece_files.read_decoder(parts["decoder"]),
+        **(rules | {"normalized_tokens": late}),
     )
 
 
-def _read_added(
-    content: object, note: Note, *, always: bool = False
-) -> tuple[dict[str, int], tuple[int, ...], dict[str, tuple[int, ...]]]:
-    """Return the added tokens: ids by text, ids of the normalized tokens, and ids by flag.
+def _read_added(content: object) -> tuple[dict[str, int], list[str], dict[str, Any]]:
+    """Return the added tokens: ids by text, texts of those that are not special, and ids by flag.
 
-    A flag is a field of Vocabulary in _ADDED_FLAGS. always: whether the vocabulary matches added
-    tokens that are not special in any text, as Hugging Face's library does. If not, a note reports
-    the difference.
+    A flag is a field of Vocabulary in _ADDED_FLAGS.
     """
     added: dict[str, int] = {}
-    normalized: list[int] = []
     plain: list[str] = []
-    flagged: dict[str, list[int]] = {}
+    flagged: dict[str, list[int]] = {field: [] for field in _ADDED_FLAGS.values()}
     for entry in _as_list("added_tokens", [] if content is None else content):
         text = _as_map("an added token", entry).get("content")
         if not isinstance(text, str) or not text:
@@ -495,18 +489,10 @@ def _read_added(
         added[text] = check_id(f"added token {quote(text)}", entry.get("id"))
         if entry.get("special") is not True:
             plain.append(text)
-        if entry.get("normalized"):
-            normalized.append(added[text])
         for flag, field in _ADDED_FLAGS.items():
             if entry.get(flag):
-                flagged.setdefault(field, []).append(added[text])
-    if plain and not always:
-        note(
-            "added tokens that are not special are matched here only where special tokens are "
-            f"allowed, not in any text: {listed(plain)}"
-        )
-    fields = {field: tuple(sorted(ids)) for field, ids in flagged.items()}
-    return added, tuple(sorted(normalized)), fields
+                flagged[field].append(added[text])
+    return added, plain, {field: tuple(sorted(ids)) for field, ids in flagged.items()}
 
 
 def _check_different(
@@ -567,7 +553,7 @@ def _read_bytes(
         pattern,
         normalizer=rules["normalizer"],
         normalized=rules["normalized_tokens"],
-        single_words=rules.get("single_word_tokens", ()),
+        single_words=rules["single_word_tokens"],
     )
     return imported_vocabulary(
         "huggingface",
