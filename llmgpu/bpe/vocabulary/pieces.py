@@ -252,36 +252,28 @@ class PieceSymbols:
 
         Merges are uint32 (n, 4): left and right symbol, result, rank.
         """
-        # Number the symbols of the 256 bytes.
+        # Every byte has a symbol of its own. If the byte is a token, the token is used instead.
         size = len(self.tokens)
         symbols = {bytes([value]): size + value for value in range(256)}
+        items = [[number] for number in range(size)] + [self._items_of(byte) for byte in symbols]
         merges: list[tuple[int, int, int, int]] = []
         # Make each character of several bytes by merges of rank 0. The beginnings of a character,
         # and a character without a token, get new symbols.
         alphabet = {*"".join(self.texts)} if self.rules.ranks else set(self.texts)
         for character in sorted(c for c in alphabet if len(c) == 1):
             data, token = character.encode(), self.texts.get(character)
-            if len(data) == 1:
-                symbols[data] = symbols[data] if token is None else token
-                continue
+            if len(data) == 1 and token is not None:
+                symbols[data] = token
             for end in range(2, len(data) + 1):
                 part = data[:end]
-                if part not in symbols:
-                    is_token = end == len(data) and token is not None
-                    symbols[part] = token if is_token else -1  # type: ignore[assignment]
-                    if not is_token:
-                        symbols[part] = size + 256 + len(merges)
-                    merges.append((symbols[part[:-1]], symbols[part[-1:]], symbols[part], 0))
-        # Set the items of all symbols.
-        items = [[number] for number in range(size)]
-        items += [[] for _ in range(256 + len(merges))]
-        for data, symbol in symbols.items():
-            if symbol >= size:
-                items[symbol] = self._items_of(data)
-        # Every byte has a symbol of its own. If the byte is a token, the token is used instead, but
-        # `items` needs an entry for the byte's symbol, too.
-        for value in range(256):
-            items[size + value] = self._items_of(bytes([value]))
+                if part in symbols:
+                    continue
+                if end == len(data) and token is not None:
+                    symbols[part] = token
+                else:
+                    symbols[part] = len(items)
+                    items.append(self._items_of(part))
+                merges.append((symbols[part[:-1]], symbols[part[-1:]], symbols[part], 0))
         # Add the merges that make tokens.
         if self.rules.ranks:
             self._rank_cuts(symbols, merges, items)
