@@ -29,12 +29,13 @@ from llmgpu.bpe.interchange.token_tables import (
     refuse_normalizing,
     stands_for_bytes,
     to_bytes,
+    write_files,
 )
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.building import listed_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
-from llmgpu.files import atomic_output, output_errors, require_name
+from llmgpu.files import require_name
 from llmgpu.input_files import (
     Note,
     decode_text,
@@ -45,7 +46,7 @@ from llmgpu.input_files import (
     quote,
     read_limited,
 )
-from llmgpu.outputs import MERGES_TXT, VOCAB_JSON, Output, check_outputs
+from llmgpu.outputs import MERGES_TXT, VOCAB_JSON, Output
 
 VOCAB_NAME = "vocab.json"
 MERGES_NAME = "merges.txt"
@@ -114,16 +115,8 @@ def write(
     merges = listed_merges(vocabulary)
     _check_expressible(vocabulary, len(set(merges[:, 2].tolist())))
     lines = [f"{left} {right}\n" for left, right in name_pairs(vocabulary, merges)]
-    check_outputs(outputs(path), force=force)
-    folder = Path(path)
-    with output_errors(str(path)):
-        folder.mkdir(exist_ok=True)
-    with (
-        atomic_output(folder / VOCAB_NAME) as vocab_stream,
-        atomic_output(folder / MERGES_NAME) as merges_stream,
-    ):
-        vocab_stream.write(json.dumps(ids).encode())
-        merges_stream.write((_HEADER + "".join(lines)).encode())
+    contents = [json.dumps(ids).encode(), (_HEADER + "".join(lines)).encode()]
+    write_files(outputs(path), contents, force=force, folder=path)
     note_unicode(vocabulary, note)
     note_around(vocabulary, note)
 

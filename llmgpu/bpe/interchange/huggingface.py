@@ -33,7 +33,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +73,7 @@ from llmgpu.bpe.interchange.token_tables import (
     stands_for_bytes,
     to_bytes,
     to_text,
+    write_files,
 )
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
@@ -82,7 +82,6 @@ from llmgpu.bpe.vocabulary.file import ChatTemplate
 from llmgpu.bpe.vocabulary.pieces import USER, PieceRules
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
-from llmgpu.files import atomic_output, output_errors
 from llmgpu.input_files import (
     Note,
     decode_text,
@@ -98,7 +97,6 @@ from llmgpu.outputs import (
     TOKENIZER_CONFIG,
     TOKENIZER_JSON,
     Output,
-    check_outputs,
 )
 from llmgpu.text.chat import plain_template
 from llmgpu.text.normalizing import (
@@ -217,16 +215,11 @@ def write(
     content = describe(vocabulary)
     ids = content["model"]["vocab"]
     tokens = name_tokens(vocabulary)
-    contents = [content, describe_config(vocabulary, tokens), tokens]
+    described = content, describe_config(vocabulary, tokens), tokens
+    texts = [json.dumps(each, ensure_ascii=False, indent=1) + "\n" for each in described]
     files = outputs(path)
-    check_outputs(files, force=force)
-    if len(files) > 1:
-        with output_errors(str(path)):
-            Path(path).mkdir(exist_ok=True)
-    with ExitStack() as stack:
-        for file, described in zip(files, contents, strict=False):
-            data = json.dumps(described, ensure_ascii=False, indent=1)
-            stack.enter_context(atomic_output(file.path)).write(data.encode() + b"\n")
+    folder = path if len(files) > 1 else None
+    write_files(files, [*map(str.encode, texts)], force=force, folder=folder)
     note_unicode(vocabulary, note)
     if vocabulary.chat and len(files) == 1:
         note("the chat template is not in a tokenizer.json: export to a folder")

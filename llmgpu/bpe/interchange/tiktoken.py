@@ -45,15 +45,16 @@ from llmgpu.bpe.interchange.token_tables import (
     refuse_normalizing,
     require_merging,
     require_package,
+    write_files,
 )
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.building import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
-from llmgpu.files import OutputFile, atomic_output, output_errors, writes_directly
+from llmgpu.files import writes_directly
 from llmgpu.input_files import Note, naming, no_notes, number_of, parse_json, quote, read_limited
-from llmgpu.outputs import RANKS, RANKS_SIDE_FILE, Output, check_outputs
+from llmgpu.outputs import RANKS, RANKS_SIDE_FILE, Output
 from llmgpu.spelling import spelled
 from llmgpu.text.normalizing import NFC
 
@@ -198,21 +199,9 @@ def write(
     Raises the errors of `llmgpu.bpe.interchange.formats.Format.write`.
     """
     ranks = exportable_ranks(vocabulary)
-    data = _dump_ranks(ranks)
-    side = _describe(vocabulary, data)
-    check_outputs(outputs(path), force=force)
-    output = OutputFile(path)
-    try:
-        with output_errors(output.path):
-            output.stream.write(data)
-        if not output.is_direct:
-            with atomic_output(side_path(path)) as stream:
-                stream.write(side)
-    except BaseException:
-        output.discard()
-        raise
-    output.commit()
-    where = "not in the ranks" if output.is_direct else f"in {side_path(path)}, not in the ranks"
+    data, files = _dump_ranks(ranks), outputs(path)
+    write_files(files, [data, _describe(vocabulary, data)], force=force)
+    where = f"in {side_path(path)}, not in the ranks" if len(files) > 1 else "not in the ranks"
     note(
         f"the pattern and {number_of(len(vocabulary.special_tokens), 'special token')} are {where}"
     )

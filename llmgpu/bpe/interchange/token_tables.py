@@ -24,7 +24,8 @@ Patterns are written as regular expressions:
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import wraps
 from itertools import chain
 from pathlib import Path
@@ -39,7 +40,9 @@ from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.vocabulary.building import ALPHABET
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
+from llmgpu.files import atomic_output, output_errors
 from llmgpu.input_files import Note, listed, naming, no_notes, quote
+from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.normalizing import get_normalizer
 
 # Special tokens that end a text. If a vocabulary has several, the first in this list is used.
@@ -315,6 +318,29 @@ def note_around(vocabulary: Vocabulary, note: Note) -> None:
     """Write a note if a vocabulary adds tokens around a text, which a format can't express."""
     if vocabulary.prefix_ids or vocabulary.suffix_ids:
         note("the format can't hold the tokens that --add-special-tokens adds around a text")
+
+
+def write_files(
+    files: Sequence[Output],
+    contents: Sequence[bytes],
+    *,
+    force: bool,
+    folder: str | Path | None = None,
+) -> None:
+    """Write files as one output: a file gets its name when all files are written.
+
+    contents: the bytes of each file, and possibly of further files, which are not written. force:
+    see `formats.Writer.write`. folder: created if it is missing.
+
+    Raises OutputError for files that can't be written.
+    """
+    check_outputs(files, force=force)
+    if folder is not None:
+        with output_errors(str(folder)):
+            Path(folder).mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        for file, content in zip(files, contents, strict=False):
+            stack.enter_context(atomic_output(file.path)).write(content)
 
 
 def _spellings(engine: str) -> dict[str, str]:
