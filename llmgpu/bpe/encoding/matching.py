@@ -42,7 +42,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,13 +83,6 @@ Matches = tuple[NDArray[np.uint32], NDArray[np.int64]]
 Pairs = NDArray[np.uint32]
 # The number of the word of each symbol, int64, and the id of each symbol, int32.
 _Symbols = tuple[NDArray[np.int64], NDArray[np.int32]]
-
-
-class Matcher(Protocol):
-    """Finds the tokens of words by one of the match rules."""
-
-    def match(self, words: Sequence[bytes]) -> Matches:
-        """Return the tokens of words, with NO_TOKEN for a byte without a token."""
 
 
 class BpeMatcher:
@@ -508,3 +501,6 @@ class GreedyMatcher:
             ids.append(token)
             at = end
         return at
+
+
+Matcher = BpeMatcher | PieceMatcher | GreedyMatcher

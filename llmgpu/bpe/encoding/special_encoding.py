@@ -210,8 +210,8 @@ class _SpecialEncoder:
                 error = NoTokenError(error.byte, offset)
                 raise InputError(f"in the normalized text, {error}") from None
             raise NoTokenError(error.byte, offset + early.cut_before(offset)) from None
-        if (last := insertion.finish()) is not None:
-            yield last
+        if len(last := insertion.finish()):
+            yield EncodedSlice(last, np.empty(0, np.int64), closed=True)
 
     def _filtered(
         self,
@@ -269,22 +269,15 @@ class _Insertion:
         before = np.cumsum(present.sum(axis=1)) - len(self._bos) * begins
         ids = np.insert(piece.ids, np.repeat(starts, sum(widths))[present.ravel()], values[present])
         self._is_open |= bool(begins.any())
-        if piece.closed and (last := self.finish()) is not None:
-            ids = np.concatenate([ids, last.ids])
-        elif piece.closed:
-            self._is_open = False
+        if piece.closed and len(last := self.finish()):
+            ids = np.concatenate([ids, last])
         return EncodedSlice(ids, (starts + before)[begins], piece.text_bytes, piece.closed)
 
-    def finish(self) -> EncodedSlice | None:
-        """End the last document, and return a slice with the ids of `eos`.
-
-        Returns None if no document is open, or if `eos` is empty.
-        """
-        if not (self._is_open and self._eos):
-            return None
+    def finish(self) -> NDArray[np.uint32]:
+        """End the last document; return the ids of `eos`, no ids if no document is open."""
+        ids = self._eos if self._is_open else ()
         self._is_open = False
-        ids = np.array(self._eos, np.uint32)
-        return EncodedSlice(ids, np.empty(0, np.int64), 0, closed=True)
+        return np.array(ids, np.uint32)
 
 
 class _Boundaries:
