@@ -285,11 +285,10 @@ class ChatEncoder:
         """
         self._vocabulary, self._encode = vocabulary, encode
         self._lock = threading.Lock()
-        self._process = 0  # id of the process that filled `_conversations` and `_closing`
-        # Renderers by template; None is the vocabulary's template.
-        self._conversations: dict[str | None, Conversations] = {}
-        # Functions that close the renderers of given templates, by template.
-        self._closing: dict[str, Callable[[], object]] = {}
+        self._process = 0  # id of the process that filled `_opened`
+        # Renderers, and the functions that close them, by template; None is the vocabulary's
+        # template.
+        self._opened: dict[str | None, tuple[Conversations, Callable[[], object]]] = {}
 
     def encode(
         self,
@@ -331,13 +330,13 @@ class ChatEncoder:
         """Return the renderer of the template, and the texts of a conversation."""
         given = [dict(m) if isinstance(m, Mapping) else m for m in messages]
         tools = None if tools is None else list(tools)
-        conversations = self._opened(template)
+        conversations = self._open(template)
         return conversations, conversations.read(given, tools, "the conversation", prompt=prompt)
 
-    def _opened(self, template: str | None) -> Conversations:
+    def _open(self, template: str | None) -> Conversations:
         if self._process != os.getpid():
-            self._conversations, self._closing, self._process = {}, {}, os.getpid()
-        if template not in self._conversations:
+            self._opened, self._process = {}, os.getpid()
+        if template not in self._opened:
             vocabulary = self._vocabulary
             if template is not None:
                 # Imported only here, because the module loads slowly.
@@ -346,13 +345,11 @@ class ChatEncoder:
                 vocabulary = replace(
                     vocabulary, chat=ChatTemplate(template, name_tokens(vocabulary))
                 )
-            conversations = Conversations(vocabulary)
-            close = close_with(self, conversations.close)
+            made = Conversations(vocabulary)
+            close = close_with(self, made.close)
             # Close the renderers of other given templates, because each has a process.
-            if template is not None:
-                for other in [*self._closing]:
-                    self._closing.pop(other)()
-                    del self._conversations[other]
-                self._closing[template] = close
-            self._conversations[template] = conversations
-        return self._conversations[template]
+            for other in [*self._opened] if template is not None else ():
+                if other is not None:
+                    self._opened.pop(other)[1]()
+            self._opened[template] = made, close
+        return self._opened[template][0]
