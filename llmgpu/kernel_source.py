@@ -29,7 +29,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
@@ -119,6 +119,7 @@ def _root() -> Traversable:
     return packaged if packaged.is_dir() else files("llmgpu") / ".." / "wgsl"
 
 
+@cache
 def read_wgsl(name: str) -> str:
     """Return the text of a file below wgsl/; raise DeviceError for a missing file."""
     path = _root() / name
@@ -168,20 +169,32 @@ def _tokens(expression: str) -> tuple[str, ...]:
 
 
 @cache
-def _split(text: str) -> tuple[str, ...]:
-    """Split a text at its braces: text outside of braces alternates with text inside."""
-    return tuple(_FILLED.split(text))
+def _split(text: str) -> tuple[tuple[str, ...], bool]:
+    """Split a text at its braces: text outside of braces alternates with text inside.
+
+    Also return whether some of what is split lies in further braces.
+    """
+    parts = tuple(_FILLED.split(text))
+    return parts, len(parts) > 1 and _NESTED.search(text) is not None
 
 
 def _evaluate(expression: str, names: Mapping[str, int | str]) -> int:
     """Return the value of u32 arithmetic or of a condition; 1 is true and 0 false.
 
-    Python's own parser, `ast`, is not used: several threads compile kernels at a time, and `ast`
-    sometimes fails when several threads use it.
-
     Raises ValueError for anything but names, numbers, parentheses, ``!`` and the keys of
     _OPERATORS.
     """
+    return _value_of(expression, tuple(map(names.get, _tokens(expression))))
+
+
+@lru_cache(1 << 13)  # loops and similar kernels have the same expressions with the same values
+def _value_of(expression: str, known: tuple[int | str | None, ...]) -> int:
+    """Evaluate an expression; known: the value of each token that is a name, None for the others.
+
+    Python's own parser, `ast`, is not used: several threads compile kernels at a time, and `ast`
+    sometimes fails when several threads use it.
+    """
+    names = dict(zip(_tokens(expression), known, strict=True))
     tokens = [*_tokens(expression), ""]  # the functions below remove tokens from the front
 
     def operand() -> int:
@@ -193,8 +206,8 @@ def _evaluate(expression: str, names: Mapping[str, int | str]) -> int:
             if tokens.pop(0) != ")":
                 raise ValueError("a parenthesis is not closed")
             return value
-        known = names.get(token)
-        return int(token.removesuffix("u"), 0) if known is None else int(known)
+        named = names.get(token)
+        return int(token.removesuffix("u"), 0) if named is None else int(named)
 
     def chain(least: int) -> int:
         """Evaluate an operand and all following operators with a precedence of at least `least`."""
@@ -384,7 +397,7 @@ class _Expansion:
             place = line.place if isinstance(line, _Directive) else line[1:]
             try:
                 if isinstance(line, _Directive):
-                    self._obey(self._filled(line.rest), line)
+                    self._obey(self._filled(line.rest) if "{" in line.rest else line.rest, line)
                 elif "{" not in line[0] or line[0].lstrip().startswith("//"):
                     self.lines.append(line)
                 else:
@@ -431,11 +444,12 @@ class _Expansion:
 
     def _filled(self, text: str) -> str:
         """Return a text with names and expressions in braces replaced, inner braces first."""
-        while len(parts := _split(text)) > 1:
-            filled = "".join(self._value(part) if k % 2 else part for k, part in enumerate(parts))
-            if not _NESTED.search(text):
-                return filled
-            text = filled
+        nested = True
+        while nested:
+            parts, nested = _split(text)
+            filled = list(parts)
+            filled[1::2] = map(self._value, parts[1::2])
+            text = "".join(filled)
         return text
 
     def _value(self, expression: str) -> str:
