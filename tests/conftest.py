@@ -17,6 +17,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import gc
 import importlib.metadata
+import logging
 import random
 import signal
 import sys
@@ -180,6 +181,18 @@ def open_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="llmgpu-") as name:
         os.chmod(name, 0o777)
         yield Path(name)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """The messages of all warnings and errors that are logged."""
+    messages: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(handler, "emit", lambda record: messages.append(record.getMessage()))
+        logging.root.addHandler(handler)
+        yield messages
+        logging.root.removeHandler(handler)
 
 
 @cache

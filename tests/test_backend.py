@@ -129,7 +129,7 @@ def test_auto_encodes_on_a_discrete_gpu_alone(
 
 
 def test_a_device_that_auto_can_not_open_leaves_encoding_to_the_cpu(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
     def refuse(wanted: str, **how: object) -> Backend:
         raise DeviceError("can't open it")
@@ -139,7 +139,7 @@ def test_a_device_that_auto_can_not_open_leaves_encoding_to_the_cpu(
     opening = Opening("auto", encodes=True)
     opening.begin()
     assert opening.backend() == NUMPY
-    assert caplog.messages == ["can't open it; using the CPU"]
+    assert logged == ["can't open it; using the CPU"]
     for others in Opening("auto"), Opening("gpu", encodes=True):
         others.begin()
         for _ in range(2):

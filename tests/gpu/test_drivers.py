@@ -186,7 +186,7 @@ def refuse(driver: str) -> NoReturn:
 
 
 def test_where_dawn_refuses_wgpu_takes_its_place_with_a_line(
-    device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    device: Device, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
     monkeypatch.setenv("LLMGPU_DRIVER", "dawn")
     monkeypatch.setattr(adapters, "has_dawn", lambda: True)
@@ -202,7 +202,7 @@ def test_where_dawn_refuses_wgpu_takes_its_place_with_a_line(
     opening = backend.Opening("gpu")
     opening.begin()
     assert opening.backend().driver == "wgpu"
-    assert caplog.messages == notes
+    assert logged == notes
 
 
 def test_a_run_that_began_on_dawn_is_resumed_on_dawn_only(

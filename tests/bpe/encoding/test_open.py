@@ -100,7 +100,7 @@ def test_a_device_is_opened_for_the_length_of_the_text(
 
 
 def test_greedy_on_an_optional_device_falls_back_to_the_cpu(
-    device: Device, caplog: pytest.LogCaptureFixture
+    device: Device, logged: list[str]
 ) -> None:
     longest = 1 << 14
     if device.max_loop_iterations >= STEPS_PER_BYTE * longest:
@@ -114,7 +114,7 @@ def test_greedy_on_an_optional_device_falls_back_to_the_cpu(
     text = b"b" + b"a" * (longest + 3)
     [piece] = open_encoder(vocabulary, chosen).encode(corpus_from_bytes([text]))
     assert piece.ids.tolist() == [98, 269, 256, 97]
-    assert "longest token" in caplog.text and "; using the CPU" in caplog.text
+    assert any("longest token" in line and line.endswith("; using the CPU") for line in logged)
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_words_start_around_the_last_characters_of_each_length(
 
 @pytest.mark.parametrize("name", CASES)
 def test_files_of_other_kinds(
-    any_device: Device, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    any_device: Device, name: str, tmp_path: Path, logged: list[str]
 ) -> None:
     """Listed merges, unknown characters that fuse, special tokens and normalizers."""
     path = tmp_path / "tokenizer.json"
@@ -160,7 +160,7 @@ def test_files_of_other_kinds(
     special = SpecialOptions(["all"])
     ours = open_encoder(vocabulary, Backend(any_device, "a device"), special=special)
     assert encode(ours, texts) == encode(open_encoder(vocabulary, NUMPY, special=special), texts)
-    assert ("encoded on the CPU" in caplog.text) == (name == "whole")
+    assert any("encoded on the CPU" in line for line in logged) == (name == "whole")
 
 
 @pytest.mark.parametrize("seed", range(2))
