@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import settings
 
 from llmgpu.backend import list_adapters
@@ -112,6 +113,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Let the garbage collector pass over thousands of tests that stay until the end."""
     gc.freeze()
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Let a worker of pytest-xdist send one report of a test that passes instead of three.
+
+    Sending a report and reading it take as long as all else of a phase. Reports of passed set-ups
+    and teardowns are used by ``--durations`` alone.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ or item.config.getoption("durations") is not None:
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 @pytest.hookimpl(wrapper=True)
