@@ -46,27 +46,20 @@ def split_groups(groups: int) -> tuple[int, int]:
 class Commands:
     """A list of commands being recorded. `Device.record` begins the list, `submit` ends it.
 
-    times: receives the seconds of each kernel, by label; None turns timing off. A query set times
-    only `MAX_TIMED` dispatches, so a longer list of timed commands is submitted in several steps.
+    times: receives the seconds of each kernel, by label; None turns timing off.
     """
 
     def __init__(self, opened: OpenedAdapter, times: dict[str, float] | None = None) -> None:
         self._opened = opened
         self._times = times if "timestamp-query" in opened.features else None
         self._submitted = False
-        self._begin_part()
-
-    def _begin_part(self) -> None:
-        handle = self._opened.handle
-        self._encoder: Any = handle.create_command_encoder(label="llmgpu")
+        self._encoder: Any = opened.handle.create_command_encoder(label="llmgpu")
         self._pass: Any = None
         self._kept: list[object] = []  # objects that must stay alive until the submission
         # Functions that return whether staging memory is mapped.
         self.still_mapped: list[Callable[[], bool]] = []
         self._timed_labels: list[str] = []
-        if self._times is not None:
-            create = handle.create_query_set
-            self._queries = self._opened.call(create, type="timestamp", count=2 * MAX_TIMED)
+        self._queries: list[Any] = []  # a query set for each MAX_TIMED dispatches
 
     def dispatch(self, kernel: BoundKernel, groups: int) -> None:
         """Run `groups` workgroups of a kernel, in two dimensions if one is too short."""
@@ -110,17 +103,13 @@ class Commands:
         """
         if self._submitted:
             raise RuntimeError("these commands were already submitted; record new ones")
-        submission = self._submit_part()
-        self._submitted = True
-        return submission
-
-    def _submit_part(self) -> object:
         if any(is_mapped() for is_mapped in self.still_mapped):
             raise RuntimeError("staging memory is still mapped")
         self._end_pass()
         timestamps = self._resolve_timestamps() if self._timed_labels else None
         finished = self._opened.call(self._encoder.finish)
         submission = self._opened.webgpu.submit(self._opened.handle, finished)
+        self._submitted = True
         if timestamps is not None:
             self._collect_times(timestamps)
         return submission
@@ -133,13 +122,14 @@ class Commands:
         """
         writes = None
         if self._times is not None:
-            if len(self._timed_labels) == MAX_TIMED:
-                self._submit_part()
-                self._begin_part()
             self._end_pass()
+            place = len(self._timed_labels) % MAX_TIMED
+            if place == 0:
+                create = self._opened.handle.create_query_set
+                self._queries += [self._opened.call(create, type="timestamp", count=2 * MAX_TIMED)]
             names = ("beginning_of_pass_write_index", "end_of_pass_write_index")
-            writes = {name: 2 * len(self._timed_labels) + k for k, name in enumerate(names)}
-            writes["query_set"] = self._queries
+            writes = {name: 2 * place + k for k, name in enumerate(names)}
+            writes["query_set"] = self._queries[-1]
             self._timed_labels.append(kernel.label)
         if self._pass is None:
             begin = self._encoder.begin_compute_pass
@@ -162,7 +152,9 @@ class Commands:
         usage, create = BufferUsage, self._opened.create_handle
         ticks = create("ticks", 8 * count, usage.QUERY_RESOLVE | usage.COPY_SRC)
         mapped = create("timestamps", 8 * count, usage.MAP_READ | usage.COPY_DST)
-        self._encoder.resolve_query_set(self._queries, 0, count, ticks, 0)
+        for first, queries in zip(range(0, count, 2 * MAX_TIMED), self._queries, strict=True):
+            resolved = min(count - first, 2 * MAX_TIMED)
+            self._encoder.resolve_query_set(queries, 0, resolved, ticks, 8 * first)
         self.copy(ticks, mapped, 8 * count)
         return mapped
 

@@ -59,10 +59,14 @@ Read = Callable[[], tuple[FloatArray, Callable[[], None]]]
 
 @dataclass
 class Program:
-    """Recorded operations on fixed tensors, in order."""
+    """Recorded operations on fixed tensors, in order.
+
+    prepared: the device's commands for the next run, if `GpuRecorder.prepare` has recorded them.
+    """
 
     name: str
     steps: list[Step] = field(default_factory=list)
+    prepared: Commands | None = None
 
 
 def recorded(
@@ -368,8 +372,7 @@ class GpuTransfers(Transfers):
         self._device = device
         self._nbytes = 4 * numbers
         self._idle: list[Download] = []
-        self._staged: deque[Staging] = deque()  # in the order in which the device reads them
-        self._stagings = 0  # number of `_staged`, and of `Staging` objects being filled
+        self._stagings: deque[Staging] = deque()  # in the order in which they were filled last
 
     def start_reading(self, tensors: Sequence[Tensor]) -> Read:
         from llmgpu.gpu.commands import Download
@@ -392,9 +395,11 @@ class GpuTransfers(Transfers):
     def start_writing(self, tensors: Sequence[Tensor]) -> tuple[FloatArray, Callable[[], None]]:
         from llmgpu.gpu.commands import Staging
 
-        is_full = self._stagings == STAGED
-        staging = self._staged.popleft() if is_full else Staging(self._device, self._nbytes)
-        self._stagings += not is_full
+        if len(self._stagings) < STAGED:
+            self._stagings.append(Staging(self._device, self._nbytes))
+        else:
+            self._stagings.rotate(-1)
+        staging = self._stagings[-1]
         size = sum(tensor.nbytes for tensor in tensors)
 
         def write() -> None:
@@ -404,7 +409,6 @@ class GpuTransfers(Transfers):
                 staging.copy_to(commands, tensor.buffer, tensor.nbytes, source_offset=offset)
                 offset += tensor.nbytes
             commands.submit()
-            self._staged.append(staging)
 
         return staging.array()[:size].view(np.float32), write
 
@@ -470,7 +474,6 @@ class GpuRecorder(Recorder):
         self._uniforms: dict[bytes, Buffer] = {}
         self._runs: deque[object] = deque()
         self._commands: Commands  # steps append dispatches to these commands
-        self._prepared: dict[int, tuple[Program, Commands]] = {}  # keys: `id` of programs
 
     def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
         if tensor.is_half:
@@ -540,9 +543,8 @@ class GpuRecorder(Recorder):
         self.append(step)
 
     def prepare(self, program: Program) -> None:
-        # A device that times kernels submits commands while they are recorded: prepare none.
-        if not self.device.timing and id(program) not in self._prepared:
-            self._prepared[id(program)] = program, self._commands_of(program)
+        if program.prepared is None and not self.device.timing:
+            program.prepared = self._commands_of(program)
 
     def single(self, name: str, tensor: Tensor) -> Tensor:
         """Return a float32 tensor unchanged, or scratch memory with a copy of a float16 tensor."""
@@ -565,11 +567,9 @@ class GpuRecorder(Recorder):
             self.round_to_half(single, out)
 
     def run(self, program: Program) -> None:
-        prepared = self._prepared.pop(id(program), None)
-        if prepared is None or self.device.timing:  # see `prepare`
+        commands, program.prepared = program.prepared, None
+        if commands is None or self.device.timing:  # prepared commands are not timed
             commands = self._commands_of(program)
-        else:
-            commands = prepared[1]
         self._runs.append(commands.submit())
 
     def _commands_of(self, program: Program) -> Commands:
