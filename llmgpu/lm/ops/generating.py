@@ -217,10 +217,8 @@ class GpuGenerating(GpuActivations, GpuLayers, GpuProducts, GenerationOperations
         if not _takes_few_rows(norm):
             super().heads_to_cache(norm, epsilon, weight, rotation, heads)
             return
-        params = _head_params(weight, rotation, heads, norm.x.shape[1] // FOUR, epsilon)
-        pairs = (heads.q.shape[1] + heads.cache.shape[1]) // 2
-        bindings = _places_of(rotation, heads)
-        self._normed_rows("13_normed_heads", norm, weight, pairs, {}, **bindings, params=params)
+        bindings = _head_bindings(weight, rotation, heads, norm.x.shape[1] // FOUR, epsilon)
+        self._normed_rows("13_normed_heads", norm, weight, heads.pairs, {}, **bindings)
 
     def feed_forward(
         self,
@@ -269,14 +267,9 @@ class GpuGenerating(GpuActivations, GpuLayers, GpuProducts, GenerationOperations
         self, products: Tensor, weight: Packed, rotation: Rotation, heads: HeadTensors
     ) -> None:
         rows, width = products.shape
-        pairs = (heads.q.shape[1] + heads.cache.shape[1]) // 2
-        self.dispatch(
-            "lm/13_rotate_to_cache.wgsl",
-            workgroups(rows * pairs),
-            x=products,
-            params=_head_params(weight, rotation, heads, width, 0),
-            **_places_of(rotation, heads),
-        )
+        groups = workgroups(rows * heads.pairs)
+        bindings = _head_bindings(weight, rotation, heads, width, 0)
+        self.dispatch("lm/13_rotate_to_cache.wgsl", groups, x=products, **bindings)
 
     def cache_append(self, x: Tensor, cache: Tensor, places: Tensor, column: int) -> None:
         self.dispatch(
@@ -353,15 +346,13 @@ def _takes_few_rows(norm: Norm) -> bool:
     return norm.x.shape[0] <= FEW_ROWS and not norm.out.is_half
 
 
-def _places_of(rotation: Rotation, heads: HeadTensors) -> dict[str, Tensor]:
-    tables = {"cosines": rotation.cosines, "sines": rotation.sines}
-    return tables | {"places": rotation.positions, "q": heads.q, "cache": heads.cache}
-
-
-def _head_params(
+def _head_bindings(
     weight: Packed, rotation: Rotation, heads: HeadTensors, width: int, epsilon: float
-) -> NDArray[np.void]:
+) -> dict[str, Tensor | AnyArray]:
+    """Return the bindings of kernels that rotate queries and keys, and write the cache."""
     rows, dim = heads.q.shape
     kv_heads = heads.cache.shape[1] // 2 // rotation.head_dim
     counts = (rows, dim // rotation.head_dim, kv_heads, rotation.head_dim // 2)
-    return np.array([(*counts, *weight.starts[1:], width, epsilon)], HEADS)
+    params = np.array([(*counts, *weight.starts[1:], width, epsilon)], HEADS)
+    tables = {"cosines": rotation.cosines, "sines": rotation.sines}
+    return {**tables, "places": rotation.positions, **vars(heads), "params": params}

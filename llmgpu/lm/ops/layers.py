@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,27 +57,6 @@ HALF_ROW_THREADS = 8  # least threads of a row
 HALF_PARTIALS = 512  # most workgroups of the backward kernel
 MATRICES_AT_ONCE = constant("lm/03_add_columns.wgsl", "MATRICES")  # matrices in a dispatch
 PARTS_BYTES = 1 << 26  # most bytes of parts that wait to be added up, unless a norm has more
-
-
-@dataclass
-class _Parts:
-    """Parts of gradients of norms' weights, which wait to be added up.
-
-    tensor: scratch (places, parts, width). columns: see `COLUMNS`. gradients: those of the first
-    places, (width,) each, in one buffer.
-    """
-
-    tensor: Tensor
-    columns: int
-    gradients: list[Tensor]
-
-    def takes(self, gradient: Tensor, columns: int) -> bool:
-        """Whether one dispatch can add up the waiting parts and the parts of `gradient`."""
-        memory = spanning([*self.gradients, gradient])
-        if memory is None or columns != self.columns:
-            return False
-        # One dispatch must not add to a gradient twice.
-        return len(set(memory[1])) == len(memory[1]) <= self.tensor.shape[0]
 
 
 def rotary_frequencies(head_dim: int, theta: float) -> NDArray[np.float64]:
@@ -228,7 +207,9 @@ class GpuLayers(GpuRecorder, LayerOperations):
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self._late = 1  # most gradients whose parts wait
-        self._waiting: dict[tuple[int, int], _Parts] = {}  # by the shape of a gradient's parts
+        # `COLUMNS` and gradients of norms' weights, (C,) each, whose parts wait to be added up, by
+        # the scratch (places, parts, C) of the parts. The parts of gradient k are at place k.
+        self._waiting: dict[Tensor, tuple[int, list[Tensor]]] = {}
 
     def rms_norm(self, norm: Norm, epsilon: float) -> None:
         rows, width = norm.x.shape
@@ -313,25 +294,26 @@ class GpuLayers(GpuRecorder, LayerOperations):
         self, groups: int, width: int, columns: int, gradient: Tensor
     ) -> tuple[Tensor, int]:
         """Return the scratch for `groups` parts of a gradient, and the gradient's place there."""
-        places = min(self._late, MATRICES_AT_ONCE, PARTS_BYTES // (4 * groups * width))
-        parts = self._waiting.get((groups, width))
-        if parts is not None and not parts.takes(gradient, columns):
-            self._add_parts(parts)
-            parts = None
-        if parts is None:
-            scratch = self.scratch("rms_norm_backward", (max(places, 1), groups, width))
-            parts = self._waiting[groups, width] = _Parts(scratch, columns, [])
-        parts.gradients.append(gradient)
-        return parts.tensor, len(parts.gradients) - 1
+        places = max(min(self._late, MATRICES_AT_ONCE, PARTS_BYTES // (4 * groups * width)), 1)
+        parts = self.scratch("rms_norm_backward", (places, groups, width))
+        before, gradients = self._waiting.get(parts, (columns, []))
+        memory = spanning([*gradients, gradient])
+        # One dispatch adds to different gradients in one buffer, with one number of columns.
+        different = 0 if memory is None or columns != before else len(set(memory[1]))
+        if not len(gradients) < different <= places:
+            self._add_parts(parts, before, gradients)
+            gradients = []
+        self._waiting[parts] = columns, [*gradients, gradient]
+        return parts, len(gradients)
 
     def _add_waiting_parts(self) -> None:
-        for parts in self._waiting.values():
-            self._add_parts(parts)
+        for parts, (columns, gradients) in self._waiting.items():
+            self._add_parts(parts, columns, gradients)
         self._waiting.clear()
 
-    def _add_parts(self, parts: _Parts) -> None:
-        vectors = FOUR if parts.tensor.shape[2] % FOUR == 0 else 1
-        self._add_columns(parts.tensor, parts.gradients, parts.columns, vectors)
+    def _add_parts(self, parts: Tensor, columns: int, gradients: Sequence[Tensor]) -> None:
+        numbers = FOUR if parts.shape[2] % FOUR == 0 else 1
+        self._add_columns(parts, gradients, columns, numbers)
 
     def add_bias(self, x: Tensor, bias: Tensor) -> None:
         sizes = dims(x.size, x.shape[1])

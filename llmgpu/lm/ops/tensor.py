@@ -172,6 +172,11 @@ class HeadTensors:
     q: Tensor
     cache: Tensor
 
+    @property
+    def pairs(self) -> int:
+        """Number of pairs of elements of a row's queries, keys and values."""
+        return (self.q.shape[1] + self.cache.shape[1]) // 2
+
 
 @dataclass(frozen=True)
 class NewRows:
@@ -307,19 +312,18 @@ def adjacent_runs(rows: Sequence[Sequence[Tensor]]) -> list[list[int]]:
     In a run, the tensors of each column are contiguous in memory. All rows have the same number of
     tensors. Returns the row numbers of each run. On the CPU, each run has one row.
     """
+    if rows and isinstance(rows[0][0].data, np.ndarray):
+        return [[number] for number in range(len(rows))]
     runs: list[list[int]] = []
     ends: dict[tuple[int, int], list[int]] = {}  # runs, by the end of their first column in memory
     for number, row in enumerate(rows):
-        run: list[int] = []
-        if not isinstance(row[0].data, np.ndarray):
-            buffer = row[0].buffer
-            before = ends.get((id(buffer.handle), buffer.offset))
-            if before and all(map(_follows, row, rows[before[-1]])):
-                run = before
-            ends[id(buffer.handle), buffer.offset + row[0].nbytes] = run
-        if not run:
+        buffer = row[0].buffer
+        run = ends.get((id(buffer.handle), buffer.offset), [])
+        if not run or not all(map(_follows, row, rows[run[-1]])):
+            run = []
             runs.append(run)
         run.append(number)
+        ends[id(buffer.handle), buffer.offset + row[0].nbytes] = run
     return runs
 
 
