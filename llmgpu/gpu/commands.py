@@ -106,7 +106,7 @@ class Commands:
         if any(is_mapped() for is_mapped in self.still_mapped):
             raise RuntimeError("staging memory is still mapped")
         self._end_pass()
-        timestamps = self._resolve_timestamps() if self._timed_labels else None
+        timestamps = self._copy_timestamps() if self._timed_labels else None
         finished = self._opened.call(self._encoder.finish)
         submission = self._opened.webgpu.submit(self._opened.handle, finished)
         self._submitted = True
@@ -146,25 +146,21 @@ class Commands:
             self._kept.append(self._pass)
             self._pass = None
 
-    def _resolve_timestamps(self) -> Any:
-        """Record the copy of the timestamps to memory that the host can map; return its handle."""
-        count = 2 * len(self._timed_labels)
-        usage, create = BufferUsage, self._opened.create_handle
-        ticks = create("ticks", 8 * count, usage.QUERY_RESOLVE | usage.COPY_SRC)
-        mapped = create("timestamps", 8 * count, usage.MAP_READ | usage.COPY_DST)
+    def _copy_timestamps(self) -> Download:
+        """Record the copy of the timestamps to the host."""
+        count, usage = 2 * len(self._timed_labels), BufferUsage.QUERY_RESOLVE | BufferUsage.COPY_SRC
+        ticks = self._opened.create_handle("ticks", 8 * count, usage)
         for first, queries in zip(range(0, count, 2 * MAX_TIMED), self._queries, strict=True):
             resolved = min(count - first, 2 * MAX_TIMED)
             self._encoder.resolve_query_set(queries, 0, resolved, ticks, 8 * first)
-        self.copy(ticks, mapped, 8 * count)
-        return mapped
+        download = Download(self._opened)
+        download.record(self, Buffer("ticks", 8 * count, ticks), 8 * count)
+        return download
 
-    def _collect_times(self, timestamps: Any) -> None:
-        count = 2 * len(self._timed_labels)
-        pending = self._opened.map_buffer(timestamps, write=False, nbytes=8 * count)
-        if not pending.wait():
-            raise DeviceError(f"{self._opened.name} can't map its timestamps for reading")
-        ticks = np.frombuffer(pending.memory(), np.uint64).copy()
-        self._opened.call(pending.unmap)
+    def _collect_times(self, timestamps: Download) -> None:
+        ticks = np.empty(2 * len(self._timed_labels), np.uint64)
+        timestamps.begin()
+        timestamps.finish(ticks.view(np.uint8))
         period = self._opened.webgpu.timestamp_period(self._opened.handle)
         spans = (ticks[1::2] - ticks[::2]).astype(np.float64) * period
         times = self._times if self._times is not None else {}
