@@ -25,6 +25,7 @@ from llmgpu.lm.ops.recording import (
     as_single,
     dims,
     recorded,
+    row_blocks,
     workgroups,
 )
 from llmgpu.lm.ops.tensor import (
@@ -162,7 +163,7 @@ class GpuAttention(GpuRecorder, AttentionOperations):
 
     def attention(self, t: AttentionTensors, starts: Tensor, shape: AttentionShape) -> None:
         units = self._units(t, shape, gradients=False)
-        rows = BLOCK_ROWS if units is None else units.tile.rows
+        rows = BLOCK_ROWS if units is None else units.rows
         groups = shape.batch * shape.heads * -(-shape.seq // rows)
         if units is None:
             self._over_tiles("05_attention", groups, shape, **vars(t), starts=starts)
@@ -225,7 +226,7 @@ class GpuAttention(GpuRecorder, AttentionOperations):
         heads, offsets = _as_one_binding(HALVES, t.q, t.k, t.v)
 
         def dispatch(kernel: str, groups: int, more: dict[str, int], **inputs: Tensor) -> None:
-            groups *= shape.batch * -(-shape.seq // units.tile.rows)
+            groups *= shape.batch * -(-shape.seq // units.rows)
             params = attention_params(shape, shape.seq, groups, [*offsets, *places])
             file, constants = f"lm/10_attention_backward_{kernel}_units.wgsl", units.settings | more
             bound = {"heads": heads, "gradients": gradients[kernel != "q"], **tensors, **inputs}
@@ -248,7 +249,7 @@ class GpuAttention(GpuRecorder, AttentionOperations):
 
         The weights of a score are its probability and its gradient, two float16.
         """
-        step = units.tile.step
+        step = units.step
         steps = -(-shape.seq // step)
         sizes = (shape.batch * shape.heads, steps, shape.seq, 2 * step)
         has_room = units.stored_memory <= self.device.limits["max-compute-workgroup-storage-size"]
@@ -335,9 +336,7 @@ def _by_head(shape: AttentionShape, group: int, batch: slice, *tensors: Tensor) 
 
 def _blocks(shape: AttentionShape) -> Iterator[slice]:
     """Yield slices of queries: as many queries as have BLOCK_SCORES scores, but at least one."""
-    rows = max(1, BLOCK_SCORES // max(1, shape.batch * shape.heads * shape.seq))
-    for start in range(0, shape.seq, rows):
-        yield slice(start, min(start + rows, shape.seq))
+    return row_blocks(shape.seq, shape.batch * shape.heads * shape.seq, BLOCK_SCORES)
 
 
 def _scores(

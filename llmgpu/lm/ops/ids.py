@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from llmgpu.lm.ops.recording import (
     FOUR,
-    WORKGROUP_SIZE,
     GpuRecorder,
     Recorder,
     as_single,
@@ -240,8 +239,7 @@ def lanes_of_row(width: int) -> int:
     least a subgroup, and a very long row a whole workgroup. The number is a power of two.
     """
     vectors = width // FOUR
-    wanted = max(-(-vectors // VECTORS_UNDER_WAY), min(vectors, SUBGROUP), 1)
-    return min(1 << (wanted - 1).bit_length(), WORKGROUP_SIZE)
+    return thread_count(max(-(-vectors // VECTORS_UNDER_WAY), min(vectors, SUBGROUP), 1))
 
 
 def _parts(table: Tensor | Sequence[Tensor]) -> list[tuple[Tensor, int]]:

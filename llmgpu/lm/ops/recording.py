@@ -680,11 +680,12 @@ def thread_count(items: int, least: int = 1) -> int:
     return min(max(1 << (items - 1).bit_length(), least), WORKGROUP_SIZE)
 
 
-def row_blocks(rows: int, width: int) -> Iterator[slice]:
+def row_blocks(rows: int, width: int, elements: int | None = None) -> Iterator[slice]:
     """Yield slices of one row or more that cover the rows of a (rows, width) array in order.
 
-    All slices but the last have BLOCK_ELEMENTS // width rows, but at least one.
+    elements: all slices but the last have elements // width rows, but at least one; by default,
+        BLOCK_ELEMENTS.
     """
-    step = max(BLOCK_ELEMENTS // max(width, 1), 1)
+    step = max((elements or BLOCK_ELEMENTS) // max(width, 1), 1)
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
