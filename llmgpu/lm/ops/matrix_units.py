@@ -57,36 +57,24 @@ class MatrixUnits:
         return {**vars(tile), **sizes, **_unit_settings(self.unit, self.lanes)}
 
 
+# Tiles of attention: rows, step and subgroup_rows of `AttentionUnits`. The first is the fastest:
+# docs/recorded/kernels/nvidia-h100-attention.json.
+ATTENTION_TILES = (128, 16, 32), (64, 32, 16), (32, 32, 16)
+
+
 @dataclass(frozen=True)
-class AttentionTile:
-    """The division of a block of attention scores among subgroups.
+class AttentionUnits:
+    """The matrix units of a device, for attention, and the division of scores among subgroups.
 
     rows: number of queries of a workgroup. subgroup_rows: rows of each subgroup. step: number of
     keys that a workgroup loads at a time. In the kernel for the gradients of keys and values, keys
     and queries are exchanged.
+    lanes: threads of a subgroup. head_dim: width of the heads.
     """
 
     rows: int
     step: int
     subgroup_rows: int
-
-
-# The first is the fastest: docs/recorded/kernels/nvidia-h100-attention.json.
-ATTENTION_TILES = (
-    AttentionTile(128, 16, 32),
-    AttentionTile(64, 32, 16),
-    AttentionTile(32, 32, 16),
-)
-
-
-@dataclass(frozen=True)
-class AttentionUnits:
-    """The matrix units of a device, for attention with heads `head_dim` wide.
-
-    lanes: threads of a subgroup.
-    """
-
-    tile: AttentionTile
     unit: Unit
     lanes: int
     head_dim: int
@@ -94,26 +82,26 @@ class AttentionUnits:
     @property
     def threads(self) -> int:
         """Number of threads of a workgroup."""
-        return self.tile.rows // self.tile.subgroup_rows * self.lanes
+        return self.rows // self.subgroup_rows * self.lanes
 
     @property
     def fits(self) -> bool:
         """Whether tile and heads consist of whole matrices, and threads share them evenly."""
-        (rows, columns, inner), tile = self.unit, self.tile
+        rows, columns, inner = self.unit
         # In the kernels of gradients, `row_threads` threads share a row of scores.
-        row_threads = self.lanes // tile.subgroup_rows
+        row_threads = self.lanes // self.subgroup_rows
         return not (
-            tile.subgroup_rows % rows
+            self.subgroup_rows % rows
             or rows % HALVES
-            or tile.rows % tile.step
+            or self.rows % self.step
             or columns % HALVES
             or inner % HALVES
             or any(
-                width % size for width in (tile.step, self.head_dim) for size in (columns, inner)
+                width % size for width in (self.step, self.head_dim) for size in (columns, inner)
             )
-            or self.lanes % tile.subgroup_rows
-            or tile.step % (HALVES * row_threads)
-            or tile.step // row_threads % inner
+            or self.lanes % self.subgroup_rows
+            or self.step % (HALVES * row_threads)
+            or self.step // row_threads % inner
         )
 
     @property
@@ -129,24 +117,25 @@ class AttentionUnits:
     @property
     def settings(self) -> dict[str, int]:
         """Settings of lm/05_attention_units.wgsl and of lm/10_attention_backward_*_units.wgsl."""
+        tile = {"rows": self.rows, "step": self.step, "subgroup_rows": self.subgroup_rows}
         heads = {"head_dim": self.head_dim, "column_sets": self.column_sets}
-        return {**vars(self.tile), **_unit_settings(self.unit, self.lanes), **heads}
+        return {**tile, **_unit_settings(self.unit, self.lanes), **heads}
 
     def memory(self, *, gradients: bool) -> int:
         """Return the most bytes of workgroup memory of a kernel that computes scores."""
-        rows, step = self.tile.rows, self.tile.step
-        return self._shared + (12 * step if gradients else rows * (2 * step + 16) + 4)
+        own = 12 * self.step if gradients else self.rows * (2 * self.step + 16) + 4
+        return self._shared + own
 
     @property
     def stored_memory(self) -> int:
         """Bytes of workgroup memory of lm/10_attention_backward_kv_stored_units.wgsl."""
-        return self._shared + self.tile.step * (4 * self.tile.rows + 16)
+        return self._shared + self.step * (4 * self.rows + 16)
 
     @property
     def _shared(self) -> int:
         """Bytes of workgroup memory for a step's rows of two inputs, and for scores."""
-        rows, step = self.tile.rows, self.tile.step
-        return 2 * step * (2 * self.head_dim + 16) + rows * (4 * step + 16)
+        inputs = 2 * self.step * (2 * self.head_dim + 16)
+        return inputs + self.rows * (4 * self.step + 16)
 
 
 def matrix_units(device: Device) -> MatrixUnits | None:
@@ -177,7 +166,7 @@ def attention_units(device: Device, head_dim: int, *, gradients: bool) -> Attent
     The largest matrix size of the device that divides a tile of `ATTENTION_TILES` is chosen.
     """
     for unit, tile in product(_units(device), ATTENTION_TILES):
-        made = AttentionUnits(tile, unit, device.subgroup_size, head_dim)
+        made = AttentionUnits(*tile, unit, device.subgroup_size, head_dim)
         if made.fits and _holds(device, made.threads, made.memory(gradients=gradients)):
             return made
     return None

@@ -19,7 +19,6 @@ from llmgpu.lm.ops.attention import PARAMS, attention_params
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.matrix_units import (
     ATTENTION_TILES,
-    AttentionTile,
     AttentionUnits,
     attention_units,
 )
@@ -60,7 +59,7 @@ KINDS_OF_GRADIENTS = [
 
 def small(head_dim: int, *, lanes: int = 8, rows: int = 8) -> AttentionUnits:
     """Two subgroups of `rows` rows each."""
-    return AttentionUnits(AttentionTile(2 * rows, 16, rows), SMALL_UNIT, lanes, head_dim)
+    return AttentionUnits(2 * rows, 16, rows, SMALL_UNIT, lanes, head_dim)
 
 
 def source_of(file: str, a: AttentionUnits, settings: Mapping[str, int]) -> KernelSource:
@@ -148,7 +147,7 @@ class Case:
         shape = self.shape
         expected, sums = reference.attention(self.q, self.k, self.v, shape, self.starts)
         outputs = {"out": expected.astype(np.float16), "log_sum_exp": sums.astype(np.float32)}
-        groups = shape.batch * shape.heads * -(-shape.seq // a.tile.rows)
+        groups = shape.batch * shape.heads * -(-shape.seq // a.rows)
         out, found = self.run(a, FORWARD, groups, outputs)
         assert_near(out, expected)
         np.testing.assert_allclose(found, sums, rtol=1e-5, atol=1e-4)
@@ -163,12 +162,12 @@ class Case:
         inputs["out"] = out.astype(np.float16)
         gradients, places, tables = self.outputs(packed=packed)
         inputs |= tables
-        steps = -(-shape.seq // a.tile.step)
+        steps = -(-shape.seq // a.step)
         kept: NDArray[Any] = np.empty(sums.shape, np.float32)
         if stores:
-            sizes = shape.batch * shape.heads, steps, shape.seq, 2 * a.tile.step
+            sizes = shape.batch * shape.heads, steps, shape.seq, 2 * a.step
             kept = np.empty(sizes, np.float16)
-        blocks = shape.batch * -(-shape.seq // a.tile.rows)
+        blocks = shape.batch * -(-shape.seq // a.rows)
         settings = {"stores": int(stores), "packed": int(packed)}
         # The kernel for keys and values computes weights again, or reads stored ones.
         outputs = {"gradients": gradients, "kept": kept}
@@ -274,13 +273,13 @@ def test_three_sets_of_columns_by_first_lanes(
     case, a = Case(device, shape), small(48)
     assert a.fits and a.column_sets == 3
     # Draw p and ds of all pairs of a query and a key that the query sees.
-    steps, step = -(-shape.seq // a.tile.step), a.tile.step
+    steps, step = -(-shape.seq // a.step), a.step
     sizes = 2, shape.batch, shape.heads, shape.seq, steps * step
     weights = np.tril(np.random.default_rng(3).standard_normal(sizes)).astype(np.float16)
     vectors = weights.reshape(*sizes[:4], steps, step // 8, 8)
     stored = np.ascontiguousarray(vectors.transpose(1, 2, 4, 0, 5, 3, 6))
     like, places, inputs = case.outputs(packed=packed)
-    groups = shape.batch * shape.kv_heads * -(-shape.seq // a.tile.rows) * a.column_sets
+    groups = shape.batch * shape.kv_heads * -(-shape.seq // a.rows) * a.column_sets
     settings, outputs = {"packed": int(packed)}, {"gradients": like}
     (found,) = case.run(
         a, BACKWARD_KV_STORED, groups, outputs, places, settings, weights=stored, **inputs
@@ -317,8 +316,10 @@ def test_the_largest_score_grows(device: Device) -> None:
 
 @pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128])
 @pytest.mark.parametrize("tile", ATTENTION_TILES, ids=str)
-def test_tint_compiles_every_kind(null_device: Any, tile: AttentionTile, head_dim: int) -> None:
-    a = AttentionUnits(tile, (16, 16, 16), 32, head_dim)
+def test_tint_compiles_every_kind(
+    null_device: Any, tile: tuple[int, int, int], head_dim: int
+) -> None:
+    a = AttentionUnits(*tile, (16, 16, 16), 32, head_dim)
     assert a.fits
     for file, settings in product(KINDS, KINDS_OF_GRADIENTS):
         source = source_of(file, a, settings)
@@ -419,7 +420,7 @@ class Recording(GpuOperations):
         self, device: Device, monkeypatch: pytest.MonkeyPatch, shape: AttentionShape, order: str
     ) -> None:
         super().__init__(device)
-        self.units = AttentionUnits(AttentionTile(32, 16, 32), (16, 16, 16), 32, shape.head_dim)
+        self.units = AttentionUnits(32, 16, 32, (16, 16, 16), 32, shape.head_dim)
         assert self.units.fits
         monkeypatch.setattr(attention, "attention_units", lambda *_, gradients: self.units)
         self.dispatched: list[tuple[str, int, Mapping[str, int | str], dict[str, Any]]] = []

@@ -143,7 +143,7 @@ def test_gradients_of_heads_with_norms_are_not_one_tensor(
     unit, width = (16, 16, 16), 32
 
     def attention_units(_: Device, head_dim: int, *, gradients: bool) -> AttentionUnits:
-        return AttentionUnits(ATTENTION_TILES[0], unit, 32, head_dim)
+        return AttentionUnits(*ATTENTION_TILES[0], unit, 32, head_dim)
 
     monkeypatch.setattr(attention, "attention_units", attention_units)
     monkeypatch.setattr(linear, "matrix_units", lambda _: MatrixUnits(unit, 32, MATRIX_TILES))
