@@ -94,7 +94,7 @@ def file_size(path: str) -> int | None:
         raise InputError(f"can't read {path}: {error.strerror}") from error
 
 
-_unfinished: set[UnfinishedFile] = set()
+_unfinished: set[OutputFile] = set()
 
 
 @atexit.register
@@ -103,75 +103,7 @@ def remove_unfinished() -> None:
     for file in list(_unfinished):
         if file.process == os.getpid():
             with suppress(OSError):
-                os.unlink(file.path)
-
-
-class UnfinishedFile:
-    """A temporary file in the folder of its target.
-
-    path: temporary name. descriptor: open for writing and reading; the caller closes it.
-    process: id of the process that made the file.
-    """
-
-    def __init__(self, target: str) -> None:
-        """Make the file; OSError on failure."""
-        self.process = os.getpid()
-        self.path = ""
-        self.descriptor = self._lock = -1
-        folder, name = os.path.split(target)
-        names = (os.path.join(folder, f".{name[:_NAME_LENGTH]}.{n:012x}.tmp") for n in count())
-        try:
-            while not self._make(next(names)):
-                pass
-        except BaseException:
-            if self.descriptor >= 0:
-                os.close(self.descriptor)
-            self.remove()
-            raise
-        for _ in range(_LOOKED_AT):
-            _remove_left(next(names))
-
-    def rename(self, target: str) -> None:
-        """Rename the closed file to `target`; OSError on failure."""
-        os.replace(self.path, target)
-        self._forget()
-
-    def remove(self) -> None:
-        """Remove the file, ignoring errors."""
-        with suppress(OSError):
-            os.unlink(self.path)
-        self._forget()
-
-    def _make(self, path: str) -> bool:
-        """Create and lock a file of this name; return False if another process uses the name."""
-        if not _remove_left(path):
-            return False
-        self.path = path
-        _unfinished.add(self)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        try:
-            self.descriptor = os.open(path, flags, 0o666)
-        except FileExistsError:
-            _unfinished.discard(self)
-            return False
-        if os.name == "nt":  # Windows needs no lock: it can't remove open files
-            return True
-        # The copy keeps the lock after the caller has closed the descriptor.
-        self._lock = os.dup(self.descriptor)
-        with suppress(OSError):  # the file system may have no locks
-            try_lock(self._lock)
-        if has_name(self._lock, path):
-            return True
-        os.close(self.descriptor)  # another process took the file for a leftover and removed it
-        self.descriptor = -1
-        self._forget()
-        return False
-
-    def _forget(self) -> None:
-        _unfinished.discard(self)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+                os.unlink(file.temporary)
 
 
 def _remove_left(path: str) -> bool:
@@ -232,25 +164,22 @@ class OutputFile:
     path: the given name, as text.
     is_direct: whether the file is a device, a pipe or standard output. Bytes written to such a file
         stay, and seeking may be impossible. Any other file appears under its name at `commit`.
+    temporary: the name until `commit` or `discard`; "" after them, and for a direct file.
+    process: id of the process that made the file.
     """
 
     def __init__(self, path: str | Path) -> None:
         """Open `path` ("-": standard output); OutputError if that fails."""
         require_name(path)
         self.path = str(path)
-        self._unfinished: UnfinishedFile | None = None
-        self._target = ""
+        self.temporary = self._target = ""
+        self.process = os.getpid()
+        self._descriptor = self._lock = -1
         self._is_discarded = False
         with output_errors(self.path):
             direct = _open_direct(self.path)
             self.stream = self._open_temporary() if direct is None else direct
         self.is_direct = direct is not None
-
-    @property
-    def temporary(self) -> str:
-        """The temporary name of a file that is not written directly."""
-        assert self._unfinished is not None
-        return self._unfinished.path
 
     def finish(self) -> None:
         """Flush the buffer, sync the file and close the stream."""
@@ -259,7 +188,7 @@ class OutputFile:
                 self.stream.flush()
             elif not self.stream.closed:
                 self.stream.flush()
-                if self._unfinished is not None:
+                if self.temporary:
                     os.fsync(self.stream.fileno())
                 self.stream.close()
 
@@ -282,10 +211,10 @@ class OutputFile:
             # other files of the same output.
             if self._is_discarded:
                 raise OutputError(f"can't write {self.path}: it was given up")
-            if self._unfinished is not None:
+            if self.temporary:
                 with output_errors(self.path):
-                    self._unfinished.rename(self._target)
-                self._unfinished = None
+                    os.replace(self.temporary, self._target)
+                    self._forget()
                 if is_last:
                     sync(os.path.dirname(self._target))
 
@@ -294,24 +223,67 @@ class OutputFile:
         if self.path != STANDARD_OUTPUT:
             with suppress(OSError):
                 self.stream.close()
-        if self._unfinished is not None:
+        if self.temporary:
             self._is_discarded = True
-            self._unfinished.remove()
-            self._unfinished = None
+            self._remove()
 
     def _open_temporary(self) -> BinaryIO:
+        """Make a file with a temporary name in the folder of the target."""
         self._target = os.path.realpath(self.path)
         mode = _replaced_mode(self._target)
-        self._unfinished = UnfinishedFile(self._target)
+        folder, name = os.path.split(self._target)
+        names = (os.path.join(folder, f".{name[:_NAME_LENGTH]}.{n:012x}.tmp") for n in count())
         try:
+            while not self._make(next(names)):
+                pass
+            for _ in range(_LOOKED_AT):
+                _remove_left(next(names))
             if mode is not None:
                 os.chmod(self.temporary, mode)
-            return os.fdopen(self._unfinished.descriptor, "wb")
+            return os.fdopen(self._descriptor, "wb")
         except BaseException:
-            with suppress(OSError):  # after an interrupt, fdopen has closed the descriptor
-                os.close(self._unfinished.descriptor)
-            self._unfinished.remove()
+            with suppress(OSError):  # no file is open; or fdopen, interrupted, has closed it
+                os.close(self._descriptor)
+            self._remove()
             raise
+
+    def _make(self, path: str) -> bool:
+        """Create and lock a file of this name; return False if another process uses the name."""
+        if not _remove_left(path):
+            return False
+        self.temporary = path
+        _unfinished.add(self)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        try:
+            self._descriptor = os.open(path, flags, 0o666)
+        except FileExistsError:
+            self._forget()
+            return False
+        if os.name == "nt":  # Windows needs no lock: it can't remove open files
+            return True
+        # The copy keeps the lock after `finish` has closed the stream.
+        self._lock = os.dup(self._descriptor)
+        with suppress(OSError):  # the file system may have no locks
+            try_lock(self._lock)
+        if has_name(self._lock, path):
+            return True
+        os.close(self._descriptor)  # another process took the file for a leftover and removed it
+        self._descriptor = -1
+        self._forget()
+        return False
+
+    def _remove(self) -> None:
+        with suppress(OSError):
+            os.unlink(self.temporary)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Unlock a file that no longer has its temporary name."""
+        _unfinished.discard(self)
+        self.temporary = ""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgpu.files import UnfinishedFile, atomic_output
+from llmgpu.files import OutputFile, atomic_output
 from tests.cli.conftest import environment
 
 # Writes a file until somebody says something, or kills it.
@@ -98,8 +98,7 @@ def test_a_file_that_was_removed_before_it_was_locked(
         return real_dup(descriptor)
 
     monkeypatch.setattr(os, "dup", dup)
-    file = UnfinishedFile(str(tmp_path / "out"))
-    os.close(file.descriptor)
-    assert removed and os.listdir(tmp_path) == [os.path.basename(file.path)]
-    file.rename(str(tmp_path / "out"))
+    file = OutputFile(tmp_path / "out")
+    assert removed and os.listdir(tmp_path) == [os.path.basename(file.temporary)]
+    file.commit()
     assert os.listdir(tmp_path) == ["out"]
