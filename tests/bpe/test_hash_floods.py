@@ -21,7 +21,7 @@ from llmgpu.bpe.plain import recount_gpu
 from llmgpu.bpe.training import batched_gpu
 from llmgpu.bpe.training.batched_gpu import Capacities
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.symbols import SymbolWords
+from llmgpu.bpe.training.symbols import MergeTask, SymbolWords
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.cpu.library import insert_pairs, library
 from llmgpu.gpu.device import Device
@@ -107,15 +107,15 @@ def test_new_pairs_flood_the_table_of_a_batch_under_the_known_key_alone(
     symbols = np.array([[symbol, 256, 257] for symbol in chosen], np.uint32).reshape(-1)
     lengths = np.ones(max(chosen) + 1, np.uint32)
     options = TrainingOptions(256, min_frequency=1)
-    sizes = Capacities(pairs=1 << 16, listed=1 << 16, entries=slots, candidates=1 << 12)
+    sizes = Capacities(1 << 16, 1 << 16, entry_capacity=slots, candidate_capacity=1 << 12)
     runs = []
     for key in (KNOWN, OTHER):
         use_key(monkeypatch, key)
         offsets = np.arange(0, len(symbols) + 1, 3)
         words = SymbolWords(symbols, offsets, np.ones(pairs, np.int64), lengths, len(symbols))
-        loop = batched_gpu._BatchedLoop(device, words, 1, 64, sizes)
+        loop = batched_gpu._BatchedLoop(device, words, MergeTask(merges=1), 64, sizes)
         loop.load(options)
-        assert loop.run(lambda *_: None, None).pairs.tolist() == [[256, 257]]
+        assert loop.run().pairs.tolist() == [[256, 257]]
         entries = device.read(loop._buffers["entries"], 5 * slots, np.uint32).reshape(-1, 5)
         taken = entries[:, 0] != 0
         assert taken.sum() == pairs

@@ -10,22 +10,20 @@ the buffer and resumes at the same batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import concatenate_ranges
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.symbols import Merges, MergeTask, OnMerges, SymbolWords
+from llmgpu.bpe.training.symbols import Merges, MergeTask, SymbolWords
 from llmgpu.errors import CapacityError
 from llmgpu.gpu.commands import Commands
 from llmgpu.gpu.device import Device, hash_key_buffer, paced_states
 from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.machine import Costs
-from llmgpu.progress import Progress
 from llmgpu.spelling import spelled
 
 _STATE_FILE, _RANK_FILE = "batched/state.wgsl", "batched/rank.wgsl"
@@ -59,14 +57,13 @@ SELECTING = ("lower_threshold", "select_batch")  # kernels that run as a single 
 COSTS = Costs(fixed=64 << 20, per_byte=56, per_word=56)  # memory of all buffers and uploads
 
 
-@dataclass(frozen=True)
-class Capacities:
-    """Sizes of the growing buffers, as numbers of elements."""
+class Capacities(NamedTuple):
+    """Sizes of the growing buffers, as numbers of elements, by fields of the kernels' state."""
 
-    pairs: int = 1 << 18
-    listed: int = 1 << 20
-    entries: int = 1 << 16
-    candidates: int = 1 << 16
+    pair_capacity: int = 1 << 18
+    list_capacity: int = 1 << 20
+    entry_capacity: int = 1 << 16
+    candidate_capacity: int = 1 << 16
 
 
 def train(
@@ -89,10 +86,9 @@ def train(
     if len(words.counts) == 0 or task.merges == 0:
         none = np.empty(0, np.int64)
         return Merges(np.empty((0, 2), np.uint32), none, words.total, 0)
-    capacities = first_capacities or _suitable(words)
-    loop = _BatchedLoop(device, words, task.merges, workgroup_size, capacities)
+    loop = _BatchedLoop(device, words, task, workgroup_size, first_capacities or _suitable(words))
     loop.load(options)
-    return loop.run(task.progress, task.on_merges)
+    return loop.run()
 
 
 def compile_kernels(device: Device, workgroup_size: int = 256) -> dict[str, Kernel]:
@@ -126,10 +122,10 @@ def _suitable(words: SymbolWords) -> Capacities:
     positions = words.positions
     candidates = 1 << max(16, (positions // 8).bit_length())
     return Capacities(
-        pairs=max(1 << 18, positions // 4),
-        listed=2 * positions + (1 << 16),
-        entries=1 << max(16, (candidates // 4).bit_length()),
-        candidates=candidates,
+        pair_capacity=max(1 << 18, positions // 4),
+        list_capacity=2 * positions + (1 << 16),
+        entry_capacity=1 << max(16, (candidates // 4).bit_length()),
+        candidate_capacity=candidates,
     )
 
 
@@ -169,12 +165,12 @@ class _BatchedLoop:
         self,
         device: Device,
         words: SymbolWords,
-        merges: int,
+        task: MergeTask,
         workgroup_size: int,
         capacities: Capacities,
     ) -> None:
         self._device = device
-        self._words, self._merges = words, merges
+        self._words, self._task = words, task
         self._capacities = capacities
         self._groups = SOFTWARE_GROUPS if device.is_software else GROUPS
         self._wg = workgroup_size
@@ -184,8 +180,8 @@ class _BatchedLoop:
             "units": UNIT_BYTES * self._positions,
             "links": LINK_BYTES * self._positions,
             "slots": 4 * self._positions,
-            "lengths": 4 * (len(words.lengths) + merges + MAX_BATCH),
-            "merge_log": LOG_BYTES * merges,
+            "lengths": 4 * (len(words.lengths) + task.merges + MAX_BATCH),
+            "merge_log": LOG_BYTES * task.merges,
             "bins": 4 * BINS,
             "hot_list": HOT_BYTES * HOT_CAPACITY,
             "state": STATE.itemsize,
@@ -200,14 +196,10 @@ class _BatchedLoop:
         """Upload the words, and store the symbols as linked positions with their pairs."""
         device, kernels, words = self._device, self._kernels, self._words
         numbers, first_pairs = _first_pairs(words)
-        sizes = self._capacities
         self._make_buffers(
-            Capacities(
-                pairs=max(sizes.pairs, len(first_pairs) + 1),
-                listed=max(sizes.listed, self._positions),
-                entries=max(sizes.entries, 1 << (len(first_pairs) - 1).bit_length()),
-                candidates=sizes.candidates,
-            )
+            pair_capacity=len(first_pairs) + 1,
+            list_capacity=self._positions,
+            entry_capacity=1 << (len(first_pairs) - 1).bit_length(),
         )
         self._write_state(options)
         device.write(self._buffers["lengths"], words.lengths)
@@ -236,33 +228,37 @@ class _BatchedLoop:
         commands.clear(buffers["entries"])
         commands.submit()
 
-    def _make_buffers(self, sizes: Capacities) -> None:
+    def _make_buffers(self, **least: int) -> None:
         """Create or enlarge the growing buffers, and bind the kernels.
 
         The buffers of one batch are empty afterwards; all other buffers keep their contents.
+
+        least: the least of each capacity; a larger capacity does not change.
         """
-        self._capacities, create = sizes, self._device.create_buffer
+        old, create = self._capacities, self._device.create_buffer
+        larger = {name: max(number, getattr(old, name)) for name, number in least.items()}
+        self._capacities = sizes = old._replace(**larger)
         lasting = {
-            "pairs": PAIR_BYTES * sizes.pairs,
-            "pair_counts": 4 * sizes.pairs,
-            "position_list": 4 * sizes.listed,
+            "pairs": PAIR_BYTES * sizes.pair_capacity,
+            "pair_counts": 4 * sizes.pair_capacity,
+            "position_list": 4 * sizes.list_capacity,
         }
         for name, nbytes in lasting.items():
-            old = self._buffers.get(name)
-            if old is None or nbytes > old.nbytes:
-                self._buffers[name] = larger = create(name.replace("_", " "), nbytes)
-                if old is not None:
+            kept = self._buffers.get(name)
+            if kept is None or nbytes > kept.nbytes:
+                self._buffers[name] = made = create(name.replace("_", " "), nbytes)
+                if kept is not None:
                     commands = self._device.record()
-                    commands.copy(old.handle, larger.handle, old.nbytes)
+                    commands.copy(kept.handle, made.handle, kept.nbytes)
                     commands.submit()
-        self._buffers["entries"] = create("entries", ENTRY_BYTES * sizes.entries)
-        self._buffers["changes"] = create("changes", CHANGE_BYTES * sizes.candidates)
+        self._buffers["entries"] = create("entries", ENTRY_BYTES * sizes.entry_capacity)
+        self._buffers["changes"] = create("changes", CHANGE_BYTES * sizes.candidate_capacity)
         self._bound = [self._kernels[name].bind_from(self._buffers) for name in ROUND_KERNELS]
 
     def _write_state(self, options: TrainingOptions) -> None:
         state = np.zeros(1, STATE)
         state["status"], state["digit_width"] = REFILL, NONE
-        state["merge_limit"] = self._merges
+        state["merge_limit"] = self._task.merges
         # A pair count has 32 bits, so a larger minimum has the effect of the largest 32-bit number.
         state["min_frequency"] = min(max(options.min_frequency, 1), NONE)
         state["first_symbol"] = len(self._words.lengths)
@@ -272,11 +268,8 @@ class _BatchedLoop:
         self._write_capacities(state)
 
     def _write_capacities(self, state: NDArray[Any]) -> None:
-        sizes = self._capacities
-        state["pair_capacity"] = sizes.pairs
-        state["list_capacity"] = sizes.listed
-        state["entry_capacity"] = sizes.entries
-        state["candidate_capacity"] = sizes.candidates
+        for name, number in self._capacities._asdict().items():
+            state[name] = number
         self._device.write(self._buffers["state"], state)
 
     def _record_round(self, commands: Commands) -> None:
@@ -297,9 +290,9 @@ class _BatchedLoop:
             for stage in stages:
                 commands.dispatch(stage, self._groups)
 
-    def run(self, progress: Progress, on_merges: OnMerges | None) -> Merges:
+    def run(self) -> Merges:
         """Run batches until all merges are made or no pair is frequent enough."""
-        reported = 0
+        task, reported = self._task, 0
         for state, is_idle in paced_states(
             self._device,
             self._buffers["state"],
@@ -311,10 +304,10 @@ class _BatchedLoop:
             most_rounds=MAX_ROUNDS,
         ):
             done = int(state["merged"][0])
-            progress("merging", done, self._merges)
-            if on_merges is not None and done > reported:
+            task.progress("merging", done, task.merges)
+            if task.on_merges is not None and done > reported:
                 log = self._read_log(done)[reported:]
-                on_merges(log[:, :2], log[:, 2].astype(np.int64))
+                task.on_merges(log[:, :2], log[:, 2].astype(np.int64))
                 reported = done
             # Later submissions that are already queued change nothing after a halt: wait for their
             # end.
@@ -325,17 +318,14 @@ class _BatchedLoop:
     def _grow(self, state: NDArray[Any]) -> None:
         """Enlarge full buffers to twice the next pair's need, and set the state to RUNNING."""
         # Each occurrence of the pair changes two more pairs: on its left and on its right.
-        needed, old = int(state["needed"][0]), self._capacities
-        changes = 2 * needed
-        if state["list_length"][0] + changes > old.listed:
+        changes = 2 * int(state["needed"][0])
+        if state["list_length"][0] + changes > self._capacities.list_capacity:
             state["list_length"] = self._compact_list(state)
         self._make_buffers(
-            Capacities(
-                pairs=max(old.pairs, 2 * (int(state["pair_count"][0]) + changes)),
-                listed=max(old.listed, 2 * (int(state["list_length"][0]) + changes)),
-                entries=max(old.entries, 1 << (4 * changes - 1).bit_length()),
-                candidates=max(old.candidates, 2 * needed),
-            )
+            pair_capacity=2 * (int(state["pair_count"][0]) + changes),
+            list_capacity=2 * (int(state["list_length"][0]) + changes),
+            entry_capacity=1 << (4 * changes - 1).bit_length(),
+            candidate_capacity=changes,
         )
         state["status"], state["used"], state["used_before"] = RUNNING, 0, 0
         self._write_capacities(state)

@@ -22,14 +22,13 @@ from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import struct_dtype
-from llmgpu.progress import no_progress
 from tests.bpe.word_lists import byte_ids
 from tests.reference import bpe as reference
 
 REPEATED = TrainingOptions(256)  # merge pairs that occur twice or more
 ALL_PAIRS = TrainingOptions(256, min_frequency=1)
 
-TINY = Capacities(pairs=4, listed=8, entries=2, candidates=1)  # everything has to grow
+TINY = Capacities(4, 8, 2, 1)  # everything has to grow
 # Counts full of ties; words that are runs, single letters, or hold byte 0.
 WORD = st.one_of(
     st.lists(st.sampled_from(b"ab"), min_size=1, max_size=12).map(bytes),
@@ -236,10 +235,10 @@ def test_compaction_keeps_the_list_short(device: Device) -> None:
     words = random_words(4, 2000, b"abcdef")
 
     def room() -> int:
-        sizes = Capacities(listed=len(words.symbols) + 10)
-        loop = batched_gpu._BatchedLoop(device, words, 150, 256, sizes)
+        sizes = Capacities(list_capacity=len(words.symbols) + 10)
+        loop = batched_gpu._BatchedLoop(device, words, MergeTask(merges=150), 256, sizes)
         loop.load(ALL_PAIRS)
-        assert len(loop.run(no_progress, None).pairs) == 150
+        assert len(loop.run().pairs) == 150
         return loop._buffers["position_list"].nbytes
 
     def keep_all(loop: object, state: NDArray[Any]) -> int:
@@ -255,7 +254,7 @@ def test_compaction_keeps_the_list_short(device: Device) -> None:
 def test_a_list_that_can_not_grow_is_compacted(device: Device) -> None:
     """Room for hardly more positions than the words have: merged pairs have to give theirs up."""
     words = random_words(4, 2000, b"abcdef")
-    sizes = Capacities(listed=len(words.symbols) + 10)
+    sizes = Capacities(list_capacity=len(words.symbols) + 10)
     assert_same(
         batched_gpu.train(device, words, ALL_PAIRS, MergeTask(merges=1000), first_capacities=sizes),
         batched_numpy.train(words, ALL_PAIRS, MergeTask(merges=1000)),
@@ -265,7 +264,7 @@ def test_a_list_that_can_not_grow_is_compacted(device: Device) -> None:
 def test_pairs_of_the_least_count_survive_compaction(device: Device) -> None:
     """Merged until no pair is left, in a list that has to be compacted on the way."""
     words = random_words(4, 600, b"abcdef")
-    sizes = Capacities(listed=len(words.symbols) + 10)
+    sizes = Capacities(list_capacity=len(words.symbols) + 10)
     expected = batched_numpy.train(words, REPEATED, MergeTask(merges=1 << 14))
     assert expected.counts[-1] == 2
     found = batched_gpu.train(
