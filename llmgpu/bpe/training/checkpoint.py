@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.training.options import UNICODE_FACT
+from llmgpu.closing import undoing
 from llmgpu.errors import InputError, OutputError
 from llmgpu.files import FileLock, atomic_output, file_size, output_errors, require_name, sync
 from llmgpu.input_files import read_whole
@@ -52,10 +53,7 @@ _HEAD = np.dtype([("merges", "<u4"), ("crc", "<u4")])
 
 def checkpoint_files(folder: str | Path) -> list[Path]:
     """Return the folder of a checkpoint, then all files that may be in it."""
-    return [
-        Path(folder),
-        *(Path(folder) / name for name in (_RUN, _COUNTS, _MERGES, _LOCK, _OPTIONS)),
-    ]
+    return [Path(folder, name) for name in ("", _RUN, _COUNTS, _MERGES, _LOCK, _OPTIONS)]
 
 
 class Checkpoint:
@@ -89,12 +87,9 @@ class Checkpoint:
             folder.mkdir(exist_ok=is_finished)
         sync(folder.absolute().parent)
         checkpoint = cls(folder)
-        try:
+        with undoing(checkpoint.remove):
             checkpoint._clear()  # remove the files of a finished run
             checkpoint._write_run(run)
-        except BaseException:
-            checkpoint.remove()
-            raise
         return checkpoint
 
     @classmethod
@@ -119,12 +114,9 @@ class Checkpoint:
                     "resume it with the one that wrote it, or start a new run"
                 )
         checkpoint = cls(folder)
-        try:
+        with undoing(checkpoint.close):
             if is_unused:
                 checkpoint._write_run(run)
-        except BaseException:
-            checkpoint.close()
-            raise
         return checkpoint
 
     @classmethod

@@ -18,7 +18,7 @@ from llmgpu.bpe.vocabulary.building import byte_ranks, byte_vocabulary, listed_m
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.errors import InputError, LlmgpuError, VocabularyError
-from llmgpu.input_files import number_of, quote
+from llmgpu.input_files import number_of, quote, require_known
 
 MAX_VOCABULARY = 1 << 20
 UNICODE_FACT = "Unicode version"
@@ -61,13 +61,10 @@ class TrainingOptions(DeclaredOptions):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pattern", get_pattern(self.pattern, self.unicode).name)
-        for what, value, known in (
-            ("tie rule", self.tie, TIE_RULES),
-            ("engine", self.engine, ENGINES),
-            ("match rule", "bpe" if self.match is None else self.match, MATCH_RULES),
-        ):
-            if value not in known:
-                raise LlmgpuError(f"unknown {what} {quote(value)}: use one of {', '.join(known)}")
+        require_known("tie rule", self.tie, TIE_RULES, LlmgpuError)
+        require_known("engine", self.engine, ENGINES, LlmgpuError)
+        if self.match is not None:
+            require_known("match rule", self.match, MATCH_RULES, LlmgpuError)
         # Check the types and ranges of numbers and texts.
         self._make_ints()
         for text in self.special_tokens:
