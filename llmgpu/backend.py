@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from llmgpu.closing import Closing, undoing
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.forking import delaying_forks
+from llmgpu.input_files import naming
 from llmgpu.machine import Growth, has_limited_address_space, usable_processors
 from llmgpu.spelling import parse_bytes, spelled
 
@@ -355,10 +356,8 @@ def gpu_from(least: int) -> int:
     value = os.environ.get("LLMGPU_GPU_FROM")
     if not value:
         return least
-    try:
+    with naming("LLMGPU_GPU_FROM", InputError):
         return parse_bytes(value)
-    except InputError as error:
-        raise InputError(f"LLMGPU_GPU_FROM: {error}") from error
 
 
 def _may_have_gpu() -> bool:

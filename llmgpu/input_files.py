@@ -124,12 +124,12 @@ def read_head(path: str | Path, nbytes: int) -> bytes:
 
 
 @contextmanager
-def naming(path: str | Path) -> Iterator[None]:
-    """Put the name of the file in front of the message of a VocabularyError of the block."""
+def naming(path: str | Path, kind: type[LlmgpuError] = VocabularyError) -> Iterator[None]:
+    """Put the name of the file in front of the message of an error of this kind of the block."""
     try:
         yield
-    except VocabularyError as error:
-        raise VocabularyError(f"{path}: {error}") from error
+    except kind as error:
+        raise kind(f"{path}: {error}") from error
 
 
 def read_whole(

@@ -24,8 +24,8 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -170,14 +170,6 @@ class Checkpoint:
             pairs, counts, length = _parse_log(read_whole(path, "log of merges"))
             os.truncate(path, length)
         return pairs, counts
-
-    @contextmanager
-    def naming(self) -> Iterator[None]:
-        """Put the folder's name in front of the message of an InputError raised in the block."""
-        try:
-            yield
-        except InputError as error:
-            raise InputError(f"{self.folder}: {error}") from error
 
     def add_merges(self, pairs: NDArray[np.uint32], counts: NDArray[np.int64]) -> None:
         """Append merges to the log: pairs of symbols (k, 2), and counts (k,)."""

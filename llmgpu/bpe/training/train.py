@@ -47,7 +47,7 @@ from llmgpu.bpe.words.count_host import count_words
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.bpe.words.spilling import WordAccumulator
 from llmgpu.errors import CapacityError, InputError, LlmgpuError
-from llmgpu.input_files import number_of
+from llmgpu.input_files import naming, number_of
 from llmgpu.machine import USUAL_GROWTH, Memory, OnMemory, no_memory
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
@@ -210,7 +210,7 @@ class Training:
             rest = words = merge_host.apply_merges(words, seed.merges, progress)
             # Replay the merges that an interrupted execution logged.
             if checkpoint:
-                with checkpoint.naming():
+                with naming(checkpoint.folder, InputError):
                     pairs, counts = checkpoint.read_merges()
                     check_logged(pairs, counts, seed, self._options.min_frequency)
                     merges = np.column_stack([pairs, spellings.results(pairs)])
