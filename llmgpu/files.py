@@ -242,7 +242,7 @@ class OutputFile:
                 os.chmod(self.temporary, mode)
             return os.fdopen(self._descriptor, "wb")
         except BaseException:
-            with suppress(OSError):  # no file is open; or fdopen, interrupted, has closed it
+            with suppress(OSError):  # no file is open, or an interrupted fdopen has closed it
                 os.close(self._descriptor)
             self._remove()
             raise

@@ -124,12 +124,15 @@ def read_head(path: str | Path, nbytes: int) -> bytes:
 
 
 @contextmanager
-def naming(path: str | Path, kind: type[LlmgpuError] = VocabularyError) -> Iterator[None]:
-    """Put the name of the file in front of the message of an error of this kind of the block."""
+def naming(name: str | Path, kind: type[LlmgpuError] = VocabularyError) -> Iterator[None]:
+    """Put a name in front of the message of an error that the block raises.
+
+    name: of a file or variable. kind: class of the error, also of the new error.
+    """
     try:
         yield
     except kind as error:
-        raise kind(f"{path}: {error}") from error
+        raise kind(f"{name}: {error}") from error
 
 
 def read_whole(

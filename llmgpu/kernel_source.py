@@ -172,7 +172,7 @@ def _tokens(expression: str) -> tuple[str, ...]:
 def _split(text: str) -> tuple[tuple[str, ...], bool]:
     """Split a text at its braces: text outside of braces alternates with text inside.
 
-    Also return whether some of what is split lies in further braces.
+    Also return whether the text has braces inside braces, and so must be split again.
     """
     parts = tuple(_FILLED.split(text))
     return parts, len(parts) > 1 and _NESTED.search(text) is not None

@@ -302,7 +302,7 @@ def test_losses_of_small_are_those_of_the_recorded_runs() -> None:
         for loss in (value if isinstance(value, list) else [value])
     ]
     page = " ".join(BENCHMARKS.read_text("utf-8").split())
-    told = page[page.index("With version 7 and another vocabulary") :]
+    told = page[page.index("With version 7 of the arithmetic and a vocabulary") :]
     assert sorted(re.findall(r"\d\.\d{4}", told)[:5]) == sorted(map(str, losses))
 
 

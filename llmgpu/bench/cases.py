@@ -239,12 +239,13 @@ class Sizes:
         return 0, self.config.dim, self.config.dim + self.config.kv_dim
 
     def shape(self, letters: str) -> tuple[int, ...]:
-        """Return the shape that letters spell: one letter for each dimension.
+        """Return the shape that a text spells: a letter or a number for each dimension.
 
         N: rows. V: rows of the table. C: width. K: width of keys. F: width of the feed-forward
         network. H: heads. T: positions. P: width of queries, keys and values side by side. G: width
         of gate and up side by side. B: width of keys and values side by side. M: rows of many new
-        tokens. S: partial sums of a norm. A dimension may also be a number, as in 1x8 and 9S.
+        tokens. S: partial sums of a norm. x separates two numbers: 1x8 is
+        (1, 8), and 9S is (9, NORM_PARTIALS).
         """
         config = self.config
         letter = {"N": self.rows, "V": self.vocabulary, "C": config.dim, "K": config.kv_dim}
@@ -268,8 +269,8 @@ class Sizes:
         operands: ``name:SHAPE`` is an input of random numbers; after SHAPE, ``:h`` stands for half
             precision, ``:a`` for numbers that are not negative, and ``:u`` for zeros in uint32.
             ``+name:SHAPE`` is written, ``*name:SHAPE`` is read and written.
-        given: returns the content of other operands, which need no shape. A name in `KNOWN` without
-            a shape has the same content in all cases.
+        given: returns the content of other operands, which need no shape. An operand without a
+            shape that `given` does not return comes from `DEFAULT_OPERANDS`.
         more: fields of the case by name. Any other name becomes an entry of `KernelCase.values`.
             The default of the field `sizes` is the shape of the first operand.
         """
@@ -288,9 +289,9 @@ class Sizes:
         return KernelCase(name, make=make, operations=operations, values=values, **more)
 
     def _operand(self, role: str, name: str, letters: str, kind: str, skip: int) -> Array:
-        """Return the first content of an operand, see `case`."""
+        """Return the initial content of an operand, see `case`."""
         if not letters:
-            return KNOWN[name](self)
+            return DEFAULT_OPERANDS[name](self)
         shape, dtype = self.shape(letters), np.float16 if kind == "h" else np.float32
         if kind == "u":
             return np.zeros(shape, np.uint32)
@@ -300,19 +301,19 @@ class Sizes:
         return np.abs(numbers) if kind == "a" else numbers.astype(dtype)
 
 
-def _angles(s: Sizes, which: int) -> Array:
+def _rotary_table(s: Sizes, which: int) -> Array:
     return rotary_tables(s.config.seq_len, scaled_frequencies(s.config))[which]
 
 
-# Operands that are equal in all cases. places: position of a new token, and start of its sequence.
-# hyper: numbers of a step. stats: of finite gradients, which clipping halves.
-KNOWN: dict[str, Callable[[Sizes], Array]] = {
+# Functions for operands without a shape, by name. places: position of a new token, and start of
+# its sequence. hyper: numbers of a step. stats: finite gradients, which clipping halves.
+DEFAULT_OPERANDS: dict[str, Callable[[Sizes], Array]] = {
     "tokens": Sizes.tokens,
     "targets": Sizes.tokens,
     "positions": Sizes.positions,
     "places": lambda s: np.array([[s.config.seq_len - 1], [0]], np.uint32),
-    "cosines": partial(_angles, which=0),
-    "sines": partial(_angles, which=1),
+    "cosines": partial(_rotary_table, which=0),
+    "sines": partial(_rotary_table, which=1),
     "hyper": lambda _: hyper_parameters(TrainOptions(), STEP, LEARNING_RATE, 1.0, 0),
     "stats": lambda _: np.array([0.5, 2.0, 0.0, 1.0], np.float32),
 }
@@ -421,8 +422,8 @@ class CaseBench:
     """Measures cases on engines and in torch, in turns.
 
     what: the part of the benchmark. cold: whether to evict a GPU's caches before each run.
-    medians: seconds of the first case of each `KernelCase.key`, by the engine's name or torch's
-        device, and the key.
+    medians: median seconds by program and `KernelCase.key`. Program is an engine's name or
+        torch's device. Only the first case of a key is stored.
     """
 
     what: str

@@ -195,7 +195,8 @@ def _cpu_name() -> str:
 class ProgramTimes:
     """Times of several runs of a program.
 
-    clock: "gpu" or "host". runs: the seconds of each run; the host's clock tells no kernels apart.
+    clock: "gpu" or "host". runs: seconds of each run. `KernelTimes.seconds` is empty if the clock
+    is "host", and for torch.
     """
 
     clock: str
@@ -243,7 +244,7 @@ def time_program(
 
 
 def time_run(device: Device | None, function: Callable[[], object]) -> KernelTimes:
-    """Call a function; return its seconds by kernel, or without timestamps its seconds alone."""
+    """Call a function; return its seconds, by kernel if the device has timestamps."""
     return kernel_times(device, function) or KernelTimes({}, timed(function)[0])
 
 

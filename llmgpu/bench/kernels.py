@@ -18,7 +18,7 @@ import numpy as np
 
 from llmgpu.bench import KERNELS, BenchOptions
 from llmgpu.bench.cases import (
-    KNOWN,
+    DEFAULT_OPERANDS,
     Array,
     Arrays,
     CaseBench,
@@ -448,7 +448,7 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
                 arrays[f"{name} {k}"] = s.normal(*weight.shape, skip=skip)
             arrays[f"second {k}"] = np.abs(arrays[f"second {k}"])
             arrays[f"mirror {k}"] = empty(*weight.shape, dtype=np.float16)
-        return arrays | {name: KNOWN[name](s) for name in ("stats", "hyper")}
+        return arrays | {name: DEFAULT_OPERANDS[name](s) for name in ("stats", "hyper")}
 
     def record_in(ops: Operations, t: Tensors, *, fused: bool) -> None:
         for k, weight in enumerate(weights):

@@ -252,7 +252,7 @@ class TrainBench:
     def _time(self, result: Result, own: OwnSteps, torch: TorchSteps | None) -> Result:
         """Add times, speed-ups, and the share of the least possible time to a result.
 
-        The runs of both take turns, so that changes of the clocks affect both.
+        Runs of llmgpu and of torch take turns, so that changes of the clocks affect both programs.
         """
         engine, job = own.engine, own.job
         both: list[OwnSteps | TorchSteps] = [own] if torch is None else [own, torch]

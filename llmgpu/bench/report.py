@@ -586,7 +586,10 @@ def _by_key(record: Record) -> _Results:
 
 
 def _why_not(key: _Key, before: _Results, now: _Results, old: Record, new: Record) -> str | None:
-    """Return why two results are not compared; None if they are, or if there are no times."""
+    """Return why the results of a key are not compared.
+
+    None if they are compared, have no times, or have new sizes, of which the new key's line tells.
+    """
     then, result = before.get(key), now.get(key)
     if then is None or result is None:
         others, which = (before, "new") if then is None else (now, "old")

@@ -87,7 +87,10 @@ class Times:
 
 
 def times_by_name(runs: Sequence[Mapping[str, float]]) -> dict[str, Times]:
-    """Summarize the seconds of several runs, each of which has seconds by name."""
+    """Return the times of each name over several runs, each of which has seconds by name.
+
+    runs: one run or more. Only the names of the first run count; a run without a name counts as 0.
+    """
     return {name: Times.of([run.get(name, 0.0) for run in runs]) for name in runs[0]}
 
 

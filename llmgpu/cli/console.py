@@ -46,7 +46,7 @@ BYTE_PHASES = frozenset({"counting words", "reading", "tokenizing"})
 
 
 class Reporter(Closing):
-    """Prints lines and progress on stderr. A reporter is also a `llmgpu.progress.Progress`.
+    """Prints lines and progress on stderr, and the summary. A reporter is also a `Progress`.
 
     The end of a `with` block removes the bars.
 
@@ -55,7 +55,7 @@ class Reporter(Closing):
     """
 
     def __init__(self, *, quiet: bool, as_json: bool = False, log_format: str = "text") -> None:
-        """Begin without bars."""
+        """Store the options; bars appear at the first report of progress."""
         self.quiet, self.as_json, self.log_format = quiet, as_json, log_format
         self.shows_progress = not quiet
         # Only a terminal needs rich, and a dumb terminal can't redraw a bar.
@@ -138,7 +138,11 @@ class Reporter(Closing):
         self.note(*summary.get("notes", ()))
 
     def summarize(self, summary: dict[str, Any], *, to_stderr: bool = False) -> None:
-        """Print a command's summary as one line of JSON if --json asks for it."""
+        """Print a summary, or a row of a list, as a line of JSON; without --json, print nothing.
+
+        to_stderr: whether standard output carries data. Raises OutputError if standard output is
+        closed.
+        """
         if not self.as_json:
             return
         # `printable` writes control characters as escapes that are valid in JSON.

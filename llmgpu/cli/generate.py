@@ -45,8 +45,8 @@ from llmgpu.tokenizer import Tokenizer
 from llmgpu.tokenizer.encoders import ChatEncoder
 
 JSON_ENDINGS = (".jsonl", ".ndjson")
-# The line of JSON that is printed for a prompt, without the text that continues it. The text to be
-# continued is in the field PROMPT, and the conversation to be answered in the field MESSAGES.
+# The fields of a prompt. PROMPT has a text to continue, MESSAGES a conversation to answer. The line
+# of JSON for the prompt repeats all fields, and adds the continuation.
 Prompt = dict[str, Any]
 PROMPT = "prompt"
 
@@ -242,7 +242,7 @@ def _encoded(
     """
     tokenizer = Tokenizer(vocabulary, device="cpu")
     if chat:
-        # Errors of ChatEncoder name options, and errors of Tokenizer's own method arguments.
+        # Errors of ChatEncoder name options. Errors of Tokenizer's method name its arguments.
         encoder = ChatEncoder(vocabulary, partial(tokenizer.encode, allowed_special=("all",)))
         return [encoder.encode(each[MESSAGES], None, True)[0].tolist() for each in prompts]
     before, start = model.vocabulary.prefix_ids, [] if model.eos_id is None else [model.eos_id]

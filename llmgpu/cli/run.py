@@ -134,9 +134,9 @@ def make_job(command: Sequence[str], cpus: int) -> Job:
 
 
 def _written(command: click.Command, given: Mapping[str, Any], *left_out: str) -> list[str]:
-    """Return the options of a command line as the user wrote them, without those in `left_out`.
+    """Return arguments for the options that the user gave, without the options in `left_out`.
 
-    given: the values on the command line by parameter.
+    given: unparsed values of the command line, by the name of the parameter.
     """
     options = {each.name: each for each in command.params if isinstance(each, click.Option)}
     written: list[str] = []

@@ -533,8 +533,8 @@ def files_of_ids(names: Sequence[str], format: str | None) -> list[tuple[str, st
 def _decode(asked: TokenizeCommand, report: Reporter) -> dict[str, Any]:
     """Decode files of ids and manifests; return the summary.
 
-    The output receives the text of the documents in order. If its name ends like JSON Lines, each
-    document becomes a line with an object, and a separator is an error.
+    The output receives the text of the documents in order. If its suffix is that of
+    JSON Lines, each document becomes an object on a line, and --doc-separator is a UsageError.
     """
     # Check options, resolve the names, and check output files.
     refuse_given(_OF_TEXT, "is for text, not for --decode")

@@ -222,7 +222,7 @@ class _Job:
         # Read the settings from the checkpoint, or choose the settings of a new run.
         checkpoint = self._find_checkpoint(folder) if given.resume else None
         if checkpoint is not None:
-            settings = self._take_settings(folder, checkpoint)
+            settings = self._resume_settings(folder, checkpoint)
             backend = self._select(settings, driver=settings.options.driver)
             announce_resuming(report, checkpoint, settings.options)
         else:
@@ -249,7 +249,7 @@ class _Job:
             self._announce(settings, backend, Memory(host_bytes, on_device))
         # Make the run. Open the data while threads draw the weights.
         has_weights = checkpoint is not None or self.model is not None
-        initial = None if has_weights else initial_weights(settings)
+        initial = None if has_weights else initial_weights(settings, backend)
         source, evaluated = self._open_sources(folder, backend, checkpoint)
         command = printable(shlex.join(["llmgpu", *sys.argv[1:]]))
         plan = RunPlan(
@@ -288,10 +288,11 @@ class _Job:
             return newest
         return load_checkpoint(steps[step])
 
-    def _take_settings(self, folder: RunFolder, checkpoint: Checkpoint) -> RunSettings:
-        """Return the settings of a checkpoint's run, and take its vocabulary and separator.
+    def _resume_settings(self, folder: RunFolder, checkpoint: Checkpoint) -> RunSettings:
+        """Return the settings of a checkpoint's run; store its vocabulary and separator in self.
 
-        Raises InputError for options of another run.
+        Raises InputError for options of another run, CheckpointError for another vocabulary or for
+        stored options that can't be read.
         """
         # Compare --init and --eos, if given, with the model and the token that the run began with.
         init, before = self.given.init, read_log(folder.log).facts.get("init")

@@ -45,11 +45,12 @@ STEPS_SECONDS = 0.02  # target duration of a submission
 
 
 class Chosen(NamedTuple):
-    """The ids that the device chose in a step's rows, and the logits that it drew them from.
+    """The ids that the device chose in a step, and the logits from which the ids were drawn.
 
-    drawn: (rows,), ids. ids, logits: (rows, k), the k largest logits of each row, descending; of
-    equal logits the smallest ids. decides: (rows,), whether these logits determine the draw; False
-    if there was no room for all equal logits, or if a logit is NaN.
+    drawn: integers (rows,), the chosen ids. ids, logits: (rows, k), the k largest logits of each
+    row and their ids, in descending order of logits; equal logits are in ascending order of ids.
+    With k = 0: (rows, 1), the chosen ids and zeros. decides: (rows,), whether these logits
+    determine the draw; False if there was no room for all equal logits, or if a logit is NaN.
     """
 
     drawn: AnyArray
@@ -384,7 +385,7 @@ class Generator:
     def _take_in(self, working: Sequence[_Sequence]) -> None:
         """Add all ids of each sequence except the last id to the cache, in blocks of rows.
 
-        Only the last half of a sequence that has become too long is kept, from position 0 on.
+        A sequence of more than seq_len ids keeps its last seq_len // 2 ids, from position 0 on.
         """
         length = self._config.seq_len
         rows: list[tuple[int, int, int]] = []
@@ -430,7 +431,8 @@ class Generator:
         itself, so it goes on to later steps without waiting for the host. The sampler repeats each
         draw, and its id is used. If the device drew another id, or if the sequence has ended, the
         device's later steps for that sequence are dropped. If the largest logits of a step do not
-        determine the id, all later steps are dropped, and `_drawn` draws the next ids.
+        determine the id of a sequence, this step and all later steps are dropped for all sequences,
+        and `_drawn` draws the next ids.
         """
         self._write_last(working)
         room = min(min(s.left, self._config.seq_len - len(s.ids) + 1) for s in working)

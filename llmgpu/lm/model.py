@@ -18,7 +18,7 @@ from itertools import accumulate, groupby
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from llmgpu.backend import Backend
+from llmgpu.backend import NUMPY, Backend
 from llmgpu.errors import DeviceError
 from llmgpu.lm.checkpoints.huggingface import SavedModel
 from llmgpu.lm.config import EMBEDDING, OUTPUT, ModelConfig, Weight
@@ -37,7 +37,7 @@ from llmgpu.machine import has_limited_address_space, usable_processors
 from llmgpu.pipeline import in_order
 
 DRAWING_THREADS = 8  # most threads that draw weights
-DRAWN_BYTES = 1 << 30  # memory for drawn weights, unless each thread's largest weight needs more
+DRAWN_BYTES = 1 << 30  # drawn ahead for a GPU; more if one weight per thread needs more
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,11 @@ class InitialWeights:
     """
 
     def __init__(
-        self, config: ModelConfig, seed: int, initialisation: Initialisation = "normal"
+        self,
+        config: ModelConfig,
+        seed: int,
+        initialisation: Initialisation = "normal",
+        backend: Backend = NUMPY,
     ) -> None:
         """Begin to draw. At most `drawn_ahead` weights are in memory before `take` returns them."""
         weights = list(config.weights())
@@ -193,7 +197,7 @@ class InitialWeights:
         # The first job does nothing, so that its result comes at once while threads draw weights.
         threads = min(DRAWING_THREADS, usable_processors())
         jobs = range(-1, len(weights))
-        self._drawn = in_order(jobs, draw, drawn_ahead(config), threads=threads)
+        self._drawn = in_order(jobs, draw, drawn_ahead(config, backend), threads=threads)
         next(self._drawn)
 
     def take(self, name: str) -> NDArray[np.float32]:
@@ -207,13 +211,16 @@ class InitialWeights:
         return values
 
 
-def drawn_ahead(config: ModelConfig) -> int:
-    """Return the most weights that are drawn and not used: 1 if the address space is limited."""
+def drawn_ahead(config: ModelConfig, backend: Backend) -> int:
+    """Return how many weights may be drawn ahead: 1 if the address space is limited."""
     if has_limited_address_space():
         return 1
+    ahead = min(DRAWING_THREADS, usable_processors())
+    if backend.is_software:
+        return ahead  # the model's own tensors need the host's memory
     sizes = sorted((4 * weight.size for weight in config.weights()), reverse=True)
     fitting = sum(together <= DRAWN_BYTES for together in accumulate(sizes))
-    return max(fitting, min(DRAWING_THREADS, usable_processors()))
+    return max(fitting, ahead)
 
 
 def make_weights(

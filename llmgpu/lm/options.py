@@ -226,14 +226,14 @@ class TrainOptions:
                 f"{self.learning_rate}"
             )
 
-    def _require_optimizer(self, name: str, suits: Callable[[Optimizer], object]) -> None:
-        """Raise InputError unless an option has its default, or the chosen optimizer suits it.
+    def _require_optimizer(self, name: str, supports: Callable[[Optimizer], object]) -> None:
+        """Raise InputError if an option is set that the chosen optimizer does not support.
 
-        suits: whether an optimizer suits the option; the message names all optimizers that do.
+        supports: whether an optimizer supports the option; the message names all that do.
         """
         has_default = getattr(self, name) == getattr(TrainOptions, name)
-        if not (has_default or suits(OPTIMIZERS[self.optimizer])):
-            able = " or ".join(name for name, each in OPTIMIZERS.items() if suits(each))
+        if not (has_default or supports(OPTIMIZERS[self.optimizer])):
+            able = " or ".join(name for name, each in OPTIMIZERS.items() if supports(each))
             flag = flag_of(name, TrainOptions)
             raise InputError(f"{flag} needs --optimizer {able}, not {self.optimizer}")
 

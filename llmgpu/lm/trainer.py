@@ -176,8 +176,8 @@ class Trainer:
     def _record_gradients(self, *, accumulate: bool) -> list[Stage]:
         """Record the gradients of a batch, see `LossGraph.record_gradients`.
 
-        Returns stages that complete gradients. The last stage completes gradients that
-        `LossGraph.late` names, and the sums of losses.
+        Returns stages that complete gradients. The last stage completes all remaining gradients,
+        among them those that `LossGraph.late` names, and the sums of losses.
         """
         left, late = dict(self.updates.gradients), self.graph.late()
         stages: list[Stage] = []

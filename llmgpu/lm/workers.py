@@ -242,9 +242,9 @@ class BucketSums:
     """Changes tensors, one bucket after another, with their sums over all workers."""
 
     def __init__(self, operations: Operations, workers: Workers, numbers: int) -> None:
-        """Store what changes need. The first change opens `Sums`.
+        """Open the transfers of the tensors. The first change opens `Sums`.
 
-        numbers: the numbers of all changes together; a change has at most `BUCKET`.
+        numbers: limit of the numbers in one change, which also has at most `BUCKET` numbers.
         """
         self._open_sums = cache(workers.open_sums)
         self._transfers = operations.open_transfers(min(BUCKET, numbers))
@@ -272,10 +272,10 @@ class BucketSums:
     def _begin(
         self, change: Change, read: Read
     ) -> Callable[[], tuple[Callable[[], None], Callable[[], None]]]:
-        """Return a function that computes a change.
+        """Return a function that computes a change and returns two functions.
 
-        It returns two functions, to be called in this order: the first frees the memory of the old
-        numbers, the second copies the new numbers to the tensors.
+        Call the first to free the memory of the old numbers, then the second to copy the new
+        numbers to the tensors.
         """
         old, release = read()
         add_up = self._open_sums()(old[: change.summed])
@@ -293,15 +293,15 @@ def exchange_memory(parameters: int) -> int:
     return (_SLOTS + AHEAD + 2 + STAGED) * 4 * min(BUCKET, parameters + BUCKET // 8)
 
 
-def numbers_of(bucket: Sequence[Tensor]) -> int:
-    """Return how many numbers the tensors of a bucket have."""
-    return sum(tensor.size for tensor in bucket)
+def numbers_of(tensors: Sequence[Tensor]) -> int:
+    """Return how many numbers tensors have together."""
+    return sum(tensor.size for tensor in tensors)
 
 
 def buckets(tensors: Sequence[Tensor], most: int | None = None) -> Iterator[list[Tensor]]:
     """Yield lists of tensors, or parts of tensors, in order; a list has up to `most` numbers.
 
-    most: None: `BUCKET`.
+    most: limit of the numbers in a list; by default, `BUCKET`.
     """
     bucket: list[Tensor] = []
     most = room = BUCKET if most is None else most

@@ -441,7 +441,7 @@ class _Files:
 
 
 def _open_file(options: CorpusOptions, collector: Collector | None, source: Source) -> _File:
-    """Open a file by the class for its format and for the options of a corpus."""
+    """Open a file with the class for its format and for the options of a corpus."""
     kind, field = format_of(source), options.text_field
     if collector is not None:
         return _CHAT_FILES.get(kind, ChatFile)(source, field, collector)

@@ -476,8 +476,8 @@ def _standard_input_size() -> int | None:
         return None
 
 
-# A line of a .gitignore: an expression for absolute paths, where a folder ends with a slash, and
-# whether the line ignores what it matches. A line that begins with "!" does not.
+# A line of a .gitignore. The expression matches absolute paths; a folder's path ends with a slash.
+# The bool is False for a line with "!", whose paths are not ignored.
 Rule = tuple[re.Pattern[str], bool]
 
 
@@ -547,7 +547,7 @@ def _below(path: str, folder: str) -> str:
 
 
 def _with_slash(folder: str) -> str:
-    """Return the absolute path of a folder, with slashes and one at the end."""
+    """Return a folder's absolute path with slashes as separators and a slash at its end."""
     return os.path.join(os.path.abspath(folder), "").replace(os.sep, "/")
 
 

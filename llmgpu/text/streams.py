@@ -159,10 +159,10 @@ class DocumentFile(Protocol):
         """Close the file."""
 
 
-def as_found(source: Source, file: BinaryIO) -> Source:
-    """Return the source with the size and time of change that its open file had when it was found.
+def with_status(source: Source, file: BinaryIO) -> Source:
+    """Return the source with its size and time of change; the size is None for a pipe.
 
-    The size is None for a pipe.
+    Values that were stored when the file was found stay. Other values are those of the open file.
     """
     if source.remote is not None:
         return source
@@ -178,7 +178,7 @@ def as_found(source: Source, file: BinaryIO) -> Source:
 
 
 def check_unchanged(source: Source, file: BinaryIO | FileBytes) -> None:
-    """Raise InputError if a file has changed since it was found; source: see `as_found`."""
+    """Raise InputError if a file has changed since it was found; source: see `with_status`."""
     if source.remote is not None:
         source.remote.check()
     elif source.size is not None:
@@ -197,7 +197,8 @@ def read_at(
 ) -> None:
     """Fill `data` with the bytes of an open file from `offset` on. Any thread may call this.
 
-    source: see `as_found`. Raises InputError if the file can't be read, or is shorter than it was.
+    source: see `with_status`. Raises InputError if the file can't be read, or is shorter than
+    it was.
     """
     done = 0
     try:
@@ -232,7 +233,7 @@ class ByteStream(io.RawIOBase):
         try:
             with input_errors(self.name):
                 self._raw = source.open()
-                self._source = as_found(source, self._raw)
+                self._source = with_status(source, self._raw)
                 if source.path == STANDARD_INPUT and source.format != BYTES:
                     is_file = self._source.is_file
                     self._raw, self._compression = _begin_input(self._raw, is_file=is_file)

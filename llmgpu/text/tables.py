@@ -39,7 +39,7 @@ from llmgpu.text.documents import (
     field_hint,
 )
 from llmgpu.text.remote import PositionedFile
-from llmgpu.text.streams import Source, as_found, check_unchanged
+from llmgpu.text.streams import Source, check_unchanged, with_status
 
 _BATCH_BYTES = 1 << 22
 _BATCH_ROWS = 8192
@@ -96,7 +96,7 @@ class ParquetFile:
             self._raw = io.BufferedReader(cast(io.RawIOBase, source.open()), _BUFFER_BYTES)
         try:
             with self._damage():
-                self._source = as_found(source, self._raw)
+                self._source = with_status(source, self._raw)
                 self._size = self._raw.seek(0, os.SEEK_END)
                 # Small files are read without Arrow's buffer, which grows to the size that a page
                 # claims, up to 2 GB.

@@ -168,9 +168,9 @@ def _normalized_parts(parts: Parts) -> Parts:
 
 
 def _independent_edge(text: str, edge: int, *, before: bool) -> int:
-    """Return the position `edge`, moved if characters on both of its sides become one.
+    """Return `edge`, moved if normalizing joins the characters before and after it.
 
-    It is moved to before these characters if `before` is set, else to after them.
+    before: whether the edge moves to the front of these characters; else to their end.
     """
     first = last = edge
     while 0 < first < len(text) and not starts_unit(text[first]):

@@ -80,7 +80,7 @@ def first_tokens(slices: Slices, most: int, spans: NDArray[np.int64]) -> Slices:
     for piece in slices:
         if len(piece.ids) >= left:
             starts = piece.document_starts
-            yield _chosen(piece, slice(left), starts[starts < left], spans, closed=True)
+            yield _slice_of(piece, slice(left), starts[starts < left], spans, closed=True)
             return
         left -= len(piece.ids)
         yield piece
@@ -93,7 +93,7 @@ def in_chunks(slices: Slices, most: int, overlap: int, spans: NDArray[np.int64])
     `most`. spans: number of text bytes that each id replaces, (vocabulary size,).
     """
     step = most - overlap
-    # The last chunk of an open document, to which ids may be added. Without one, it has no start.
+    # The last chunk of an open document, which may grow. Without an open document, no starts.
     held = EncodedSlice(np.empty(0, np.uint32), _NO_STARTS, mask=np.empty(0, np.bool_))
     for piece in slices:
         ids = np.concatenate([held.ids, piece.ids])
@@ -108,7 +108,7 @@ def in_chunks(slices: Slices, most: int, overlap: int, spans: NDArray[np.int64])
         if is_open:
             start = int(starts[-1])
             rest = start + step * int(_chunks_before_last(np.array(rest - start), most, step))
-        held = _chosen(joined, slice(rest, None), _START if is_open else _NO_STARTS, spans)
+        held = _slice_of(joined, slice(rest, None), _START if is_open else _NO_STARTS, spans)
     if len(held.document_starts):
         yield from _cut(held, 1, most, step, spans)
 
@@ -119,17 +119,17 @@ def _chunks_before_last(lengths: NDArray[np.int64], most: int, step: int) -> NDA
 
 
 def _cut(
-    piece: EncodedSlice, closed: int, most: int, step: int, spans: NDArray[np.int64]
+    piece: EncodedSlice, complete: int, most: int, step: int, spans: NDArray[np.int64]
 ) -> Slices:
     """Yield the chunks of the documents that start in a slice as one slice.
 
-    closed: number of documents that are complete. Of an incomplete document, the last chunk is left
-    out.
+    complete: number of documents that are complete. Of an incomplete document, the last chunk is
+    left out.
     """
     starts = piece.document_starts
     lengths = np.diff(np.append(starts, len(piece.ids)))
     counts = _chunks_before_last(lengths, most, step)
-    counts[: max(closed, 0)] += 1
+    counts[: max(complete, 0)] += 1
     if not counts.any():
         return
     # numbers: index of each chunk in its document; begins, ends: positions in the slice's ids.
@@ -139,10 +139,10 @@ def _cut(
     sizes = ends - begins
     places = np.cumsum(sizes) - sizes  # starts of the chunks in the new slice
     at = np.arange(sizes.sum()) + np.repeat(begins - places, sizes)
-    yield _chosen(piece, at, places, spans, closed=True)
+    yield _slice_of(piece, at, places, spans, closed=True)
 
 
-def _chosen(
+def _slice_of(
     piece: EncodedSlice,
     at: slice | NDArray[Any],
     starts: NDArray[np.int64],
@@ -150,9 +150,10 @@ def _chosen(
     *,
     closed: bool = False,
 ) -> EncodedSlice:
-    """Return some ids of a slice, with their part of the mask, as a slice with its own starts.
+    """Return a slice of selected ids and their mask.
 
-    at: an index of NumPy, in the ids. spans: number of text bytes that each id replaces.
+    at: NumPy index of the ids. starts: document starts of the new slice. spans: number of text
+    bytes that each id replaces. closed: see EncodedSlice.
     """
     ids, mask = piece.ids[at], None if piece.mask is None else piece.mask[at]
     return EncodedSlice(ids, starts, replaced_bytes(spans, ids), closed, mask)
@@ -225,10 +226,10 @@ def _drawn_order(piece: EncodedSlice, seed: int, spans: NDArray[np.int64]) -> Sl
         inside = np.minimum(ends[low:high], end) - np.maximum(begins[low:high], begin)
         at = np.arange(begin, end) + np.repeat(shifts[low:high], np.maximum(inside, 0))
         first = np.searchsorted(begins, begin, "left")
-        yield _chosen(piece, at, begins[first:high] - begin, spans)
+        yield _slice_of(piece, at, begins[first:high] - begin, spans)
     # Yield the documents without ids at the end, which begin after the last id.
     empty = len(begins) - int(np.searchsorted(begins, size, "left"))
-    yield _chosen(piece, slice(0), np.zeros(empty, np.int64), spans)
+    yield _slice_of(piece, slice(0), np.zeros(empty, np.int64), spans)
 
 
 def uniform(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
@@ -331,7 +332,7 @@ class SplitSink(TokenSink):
             # before: the number of the sink's ids before each position of the slice.
             before = np.concatenate([[0], np.cumsum(mine)])
             closed = piece.closed and self._open == number
-            sink.write(_chosen(piece, mine, before[starts[own]], self._spans, closed=closed))
+            sink.write(_slice_of(piece, mine, before[starts[own]], self._spans, closed=closed))
         self._count(piece)
 
     def close(self) -> None:

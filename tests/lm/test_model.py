@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from llmgpu.backend import NUMPY, Backend
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import InitialWeights, drawn_ahead, initial_values
+from llmgpu.machine import usable_processors
 
 CONFIG = ModelConfig(vocab_size=300, dim=64, layers=2, heads=2, kv_heads=2, ffn_dim=256)
 
@@ -34,12 +36,22 @@ def test_weights_drawn_in_threads_are_those_drawn_one_by_one() -> None:
 
 def test_weights_drawn_ahead_take_bounded_memory() -> None:
     gigabyte = 1 << 30
-    assert drawn_ahead(CONFIG) == len(list(CONFIG.weights()))  # all weights fit
+
+    class Gpu(Backend):
+        is_software = False
+
+    gpu = Gpu(None, "a GPU")
+    assert drawn_ahead(CONFIG, gpu) == len(list(CONFIG.weights()))  # all weights fit
+    assert drawn_ahead(CONFIG, NUMPY) == min(8, usable_processors())
     large = ModelConfig(20_000, dim=4096, layers=32, heads=32, kv_heads=32, ffn_dim=4096)
     sizes = sorted((4 * weight.size for weight in large.weights()), reverse=True)
-    assert sum(sizes[: drawn_ahead(large)]) <= gigabyte < sum(sizes[: drawn_ahead(large) + 1])
+    assert (
+        sum(sizes[: drawn_ahead(large, gpu)])
+        <= gigabyte
+        < sum(sizes[: drawn_ahead(large, gpu) + 1])
+    )
     huge = ModelConfig(300_000, dim=4096, layers=32, heads=32, kv_heads=32, ffn_dim=4096)
-    assert drawn_ahead(huge) <= 8  # one for each thread, though one alone takes 4.6 GiB
+    assert drawn_ahead(huge, gpu) <= 8  # one for each thread, though one alone takes 4.6 GiB
 
 
 def test_weights_are_taken_in_their_order() -> None:

@@ -518,7 +518,10 @@ def insert_long_words(
 
 
 def ranked_pairs(vocabulary: Vocabulary) -> Pairs:
-    """Return `pair_ranks` of a vocabulary, computed on the CPU engine if possible."""
+    """Return `pair_ranks` of a vocabulary; the CPU engine finds pairs if no merges are listed.
+
+    Raises VocabularyError, as `pair_ranks` does.
+    """
     if library() is None or len(vocabulary.merges) or vocabulary.missing_bytes:
         return pair_ranks(vocabulary)
     pairs = make_c_vocabulary(vocabulary).pairs()

@@ -93,8 +93,8 @@ class BpeMatcher:
         self._whole = ordinary_ranks(vocabulary) if vocabulary.takes_whole_tokens else {}
         self._byte_ids, pairs = byte_ids(vocabulary), pair_ranks(vocabulary)
         self._long_words = LongWordMerger(pairs, self._byte_ids)
-        # The keys of the pairs in ascending order with their ranks, and at the end a key that no
-        # pair has. results: the id that the pairs of each rank become, int32 (ranks,).
+        # _keys: int64, keys of the pairs in ascending order, then a key that no pair has. _ranks:
+        # int32, the rank of each key. _results: int32 (ranks,), the result of each rank's pairs.
         keys = pair_keys(pairs[:, 0], pairs[:, 1])
         order = np.argsort(keys)
         self._keys = np.append(keys[order], np.iinfo(np.int64).max)
@@ -199,7 +199,7 @@ def pair_keys(left: NDArray[np.integer], right: NDArray[np.integer]) -> NDArray[
 
 
 def pair_table(pairs: Pairs) -> dict[int, int]:
-    """Return rank << 32 | result of each pair, by left << 32 | right."""
+    """Return a dict of pairs: key left << 32 | right, value rank << 32 | result."""
     high = pairs[:, [0, 3]].astype(np.uint64) << np.uint64(32)
     keys, merged = (high | pairs[:, [1, 2]]).T.tolist()
     return dict(zip(keys, merged, strict=True))
@@ -218,7 +218,7 @@ def pair_ranks(vocabulary: Vocabulary) -> Pairs:
 
 
 def last_listed(pairs: Pairs) -> Pairs:
-    """Return pairs in their order; of a pair that is listed several times, only the last entry."""
+    """Remove all but the last entry of a pair that is listed several times; keep the order."""
     _, last = np.unique(pair_keys(*pairs[::-1, :2].T), return_index=True)
     return pairs[np.sort(len(pairs) - 1 - last)]
 

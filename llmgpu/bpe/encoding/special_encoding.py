@@ -61,7 +61,7 @@ _DOCUMENT = -1  # a real document starts
 # Kinds of marks between boundaries.
 _END = -2  # a document ends
 _BLANK = -3  # white space was cut out
-_ENDED = np.array([[_END], [0], [0]])
+_ENDED = np.array([[_END], [0], [0]])  # cuts no bytes, so its offset has no effect
 
 
 def with_special_tokens(
@@ -180,8 +180,8 @@ class _SpecialEncoder:
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`.
 
-        Raises TextError also for a disallowed special token. With a normalizer, slices and offsets
-        count bytes of normalized text.
+        Raises TextError also for a disallowed special token, InputError if the text is normalized.
+        With a normalizer, slices and offsets count bytes of normalized text.
         """
         # Filter the text. searches: the boundaries of each search, the last search first.
         early, late = _Boundaries(), _Boundaries()
@@ -221,7 +221,10 @@ class _SpecialEncoder:
         *,
         is_normalized: bool = False,
     ) -> TextSource:
-        """Return a source of the text without `wanted`; is_normalized: see `Guard`."""
+        """Return a source of the text without `wanted`.
+
+        boundaries: receives the boundaries that the search finds. is_normalized: see `Guard`.
+        """
         guard = Guard(wanted.disallowed, is_normalized) if wanted.disallowed else None
         special_filter = _SpecialTokenFilter(wanted.allowed, self.flags, guard, boundaries)
         return _SpecialSource(source, special_filter, self.block_bytes)
@@ -229,7 +232,7 @@ class _SpecialEncoder:
     def _with_kinds(
         self, piece: EncodedSlice, searches: Iterable[_Boundaries]
     ) -> tuple[EncodedSlice, NDArray[np.int64]]:
-        """Return a slice that covers the special tokens in it, too, and its boundaries' kinds."""
+        """Add special tokens' bytes to a slice; also return boundaries' kinds, int64 (n,)."""
         kinds, closed = np.full(len(piece.document_starts), _DOCUMENT, np.int64), piece.closed
         for boundaries in searches:
             starts = np.flatnonzero(kinds == _DOCUMENT)
@@ -293,7 +296,7 @@ class _Boundaries:
     def __init__(self) -> None:
         # Boundaries and marks between them are int64 (3, n): their kinds, their offsets in the
         # filtered text, and the number of bytes that were cut out there.
-        self._found: deque[NDArray[np.int64]] = deque()  # those not yet moved to `_ahead`
+        self._found: deque[NDArray[np.int64]] = deque()  # columns not yet moved to `_ahead`
         self._ahead = np.empty((3, 0), np.int64)
         self._cut = 0  # number of bytes cut out at the boundaries and marks that were removed
         self.follows: deque[bool] | None = None
@@ -509,7 +512,7 @@ class _SpecialTokenFilter:
     ) -> list[_Match]:
         """Return a match for each span, with the white space that its token swallows.
 
-        taken: the end of the white space at the beginning of the data that is cut out.
+        taken: end of the white space that was already cut out at the beginning of the data.
         """
         matches: list[_Match] = []
         tokens = [self._ids[data[begin:end]] for begin, end in spans]
@@ -574,7 +577,7 @@ class _SpecialTokenFilter:
     def _cut(
         self, data: bytes, starts: NDArray[np.int64], matches: list[_Match], final: bool
     ) -> tuple[Piece, NDArray[np.int64]]:
-        """Cut `matches` out of `data`; return the rest, and its boundaries and marks."""
+        """Cut `matches` out of `data`; return the rest, and int64 (3, n) boundaries and marks."""
         text = np.frombuffer(data, np.uint8)
         found = np.zeros((3, len(starts) + len(matches)), np.int64)
         found[0] = _DOCUMENT

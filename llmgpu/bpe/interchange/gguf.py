@@ -472,7 +472,7 @@ def read_metadata(data: bytes) -> dict[str, Any]:
     if data[:4] != b"GGUF" or int.from_bytes(data[4:8], "little") not in _VERSIONS:
         raise VocabularyError(f"not a GGUF file of version {' or '.join(map(str, _VERSIONS))}")
     stream = BytesIO(data)
-    _number(stream, "<Q")  # the kind and the version
+    _number(stream, "<Q")  # the magic bytes "GGUF" and the version, 4 bytes each
     _number(stream, "<Q")  # the number of tensors
     kept: dict[str, Any] = {}
     for _ in range(_number(stream, "<Q")):

@@ -167,7 +167,7 @@ def read_content(
 
     Raises VocabularyError for content that can't be read exactly.
     """
-    # Read what both kinds of files have. rules: further fields of Vocabulary.
+    # Read the parts that files of both kinds have. rules: further fields of Vocabulary.
     model, is_pieces = _model_of(content), piece_files.is_of_pieces(content)
     supported = _PIECES_COMPONENTS if is_pieces else _BYTES_COMPONENTS
     parts = {what: _steps(what, content.get(what), known) for what, known in supported.items()}
@@ -466,9 +466,9 @@ def _read_pieces(
 
 
 def _read_added(content: object) -> tuple[dict[str, int], list[str], dict[str, Any]]:
-    """Return the added tokens: ids by text, texts of those that are not special, and ids by flag.
+    """Return ids of added tokens by text, texts that are not special, and ids by field.
 
-    A flag is a field of Vocabulary in _ADDED_FLAGS.
+    A field is one of Vocabulary in the values of `_ADDED_FLAGS`; its ids ascend.
     """
     added: dict[str, int] = {}
     plain: list[str] = []

@@ -329,7 +329,7 @@ def write_files(
 ) -> None:
     """Write files as one output: a file gets its name when all files are written.
 
-    contents: the bytes of each file, and possibly of further files, which are not written. force:
+    contents: bytes of each file; further entries are not written. force:
     see `formats.Writer.write`. folder: created if it is missing.
 
     Raises OutputError for files that can't be written.

@@ -233,7 +233,7 @@ class _BatchedLoop:
 
         The buffers of one batch are empty afterwards; all other buffers keep their contents.
 
-        least: the least of each capacity; a larger capacity does not change.
+        least: lower limits of capacities by name. A capacity above its limit does not change.
         """
         old, create = self._capacities, self._device.create_buffer
         larger = {name: max(number, getattr(old, name)) for name, number in least.items()}

@@ -6,8 +6,8 @@
 - adapter: with low-rank adapters, a folder for the library peft; model.safetensors has the weights
   with the adapters merged.
 - vocabulary.bin, optimizer.safetensors, training.json: the rest of a run's state. training.json has
-  the sums of all files that a resumed run reads, see `hash_file`, and the SHA-256 of its own
-  content.
+  the checksums of all files that a resumed run reads, see `hash_file`, and the SHA-256 of its
+  own content.
 - Each checkpoint is a folder named after its step. The folder is written under a temporary name,
   synced and renamed, so a folder with the name of a step is complete, even after a kill or a power
   failure. Old checkpoints are renamed before they are removed, for the same reason. The next run
@@ -69,7 +69,7 @@ Begin = Callable[[Callable[[], None]], object]  # calls a function, maybe in ano
 
 FORMAT_NAME = "llmgpu model checkpoint"
 FORMAT_VERSION = 2
-_WHOLE_FILES = 1  # version whose sums of files are the SHA-256 of whole files
+_WHOLE_FILES = 1  # version whose checksums are the SHA-256 of whole files
 
 OPTIMIZER = "optimizer.safetensors"
 VOCABULARY = "vocabulary.bin"
@@ -255,7 +255,7 @@ def _write_tokenizer(path: Path, vocabulary: Vocabulary, note: Note) -> bool:
 def _write_training(
     folder: Path, vocabulary: Vocabulary, state: TrainingState, written: Mapping[str, str]
 ) -> None:
-    """Write training.json; written: sums, by name, of files that were hashed while written."""
+    """Write training.json; written: checksums, by name, of files that were hashed while written."""
     with output_errors(str(folder)):
         hashes = {name: written.get(name) or hash_file(folder / name) for name in _READ_AGAIN}
     content = {
@@ -444,8 +444,8 @@ def _read_training(
         if (version := content.get("version")) not in (_WHOLE_FILES, FORMAT_VERSION):
             newer = isinstance(version, int) and version > FORMAT_VERSION
             raise CheckpointError(
-                f"version {quote(str(version))} of the format, but this llmgpu reads version "
-                f"{FORMAT_VERSION}{'; use a newer llmgpu' if newer else ''}"
+                f"version {quote(str(version))} of the format, but this llmgpu reads versions "
+                f"{_WHOLE_FILES} and {FORMAT_VERSION}{'; use a newer llmgpu' if newer else ''}"
             )
         if content.pop(_CHECKSUM, None) != _hash_json(content):
             raise CheckpointError(_DAMAGED)
@@ -455,12 +455,12 @@ def _read_training(
             if kind is int and content[name] < 0:
                 raise CheckpointError(f"damaged: {name} must not be negative")
 
-    # Compare the files with their recorded sums, side by side.
-    sum_of = _hash_whole_file if version == _WHOLE_FILES else hash_file
+    # Compare the files with their recorded checksums, side by side.
+    checksum = _hash_whole_file if version == _WHOLE_FILES else hash_file
 
     def check(name: str) -> None:
         with naming(folder / name):
-            if sum_of(folder / name) != content["files"].get(name):
+            if checksum(folder / name) != content["files"].get(name):
                 raise CheckpointError(_DAMAGED)
 
     if begin is not None:

@@ -39,7 +39,7 @@ _ALIGNMENT = 8
 _MAX_DIMENSIONS = 7
 _MAX_NUMBER = 1 << 48
 _PART = 1 << 24  # bytes of a file that a thread hashes at a time
-_HASHING_THREADS = 4  # a thread hashes about 1 GB/s, so that four do not delay a fast disk
+_HASHING_THREADS = 4  # a thread hashes about 1 GB/s, so four do not delay a fast disk
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
@@ -107,7 +107,7 @@ def write_tensors(
     sources: Mapping[str, TensorSource],
     metadata: Mapping[str, str] | None = None,
 ) -> str:
-    """Write a file atomically; return the sum of its parts, see `hash_file`.
+    """Write a file atomically; return its checksum, see `hash_file`.
 
     The order of `sources` and `metadata` does not change the bytes of the file. Tensors are read
     one by one. At most 96 MiB of the file and two tensors are in memory at a time.
@@ -133,10 +133,10 @@ def write_tensors(
 
 
 def hash_file(path: str | Path) -> str:
-    """Return the sum of a file's parts, in hexadecimal; OSError if the file can't be read.
+    """Return the checksum of a file, in hexadecimal; OSError if the file can't be read.
 
-    The sum is the SHA-256 of the digests of the file's parts: the SHA-256 of each 16 MiB, in order,
-    32 bytes each; the last part may be smaller. So threads hash the parts of a file side by side.
+    The file is cut into parts of 16 MiB; the last part may be smaller. The checksum is the SHA-256
+    of the SHA-256 digests of all parts, in order. So threads can hash parts side by side.
     """
     digest = hashlib.sha256()
     with open(path, "rb") as stream:

@@ -35,14 +35,15 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.input_files import input_errors
 from llmgpu.lm.options import TrainOptions
+from llmgpu.machine import has_limited_address_space
 from llmgpu.pipeline import in_order
 from llmgpu.progress import Progress, no_progress
 from llmgpu.tokens.bin import BinFile, describe_bin_file, matched_as
 from llmgpu.tokens.formats import mask_path
 from llmgpu.tokens.sinks import HEADER_BYTES
 
-_SCANNED_IDS = 1 << 22  # ids checked at a time
-_CHECKED_AHEAD = 3  # blocks of ids that threads read while the checksum of a block is computed
+_SCANNED_IDS = 1 << 20  # ids checked at a time
+_CHECKED_AHEAD = 3  # blocks in memory: one in a checksum, and two that threads read
 _NAMED_IDS = 5  # most invalid ids that a message names
 IGNORED_TARGET = 0xFFFFFFFF  # target that the loss ignores; larger than any id
 SEARCHED_SEQUENCES = 8  # sequences near a border that are searched for a separator
@@ -152,7 +153,8 @@ class TokenSource:
             for begin in range(0, whole.count, _SCANNED_IDS)
         )
         # Threads read and check pieces while this thread computes the checksums of earlier pieces.
-        for ids, mask in in_order(pieces, self._read_checked, _CHECKED_AHEAD):
+        ahead = 1 if has_limited_address_space() else _CHECKED_AHEAD
+        for ids, mask in in_order(pieces, self._read_checked, ahead):
             checksum = zlib.crc32(ids.data, checksum)
             if self.has_mask:
                 counts |= bool(mask.any())
@@ -176,7 +178,7 @@ class TokenSource:
                 f"beyond the vocabulary of {self.vocabulary.size} ids: the file is damaged"
             )
         mask = _read_mask(piece) if self.has_mask else np.empty(0, np.bool_)
-        return ids.astype("<u4"), mask
+        return ids.astype("<u4", copy=False), mask
 
 
 def open_token_files(

@@ -207,8 +207,9 @@ class GpuLayers(GpuRecorder, LayerOperations):
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self._late = 1  # most gradients whose parts wait
-        # `COLUMNS` and gradients of norms' weights, (C,) each, whose parts wait to be added up, by
-        # the scratch (places, parts, C) of the parts. The parts of gradient k are at place k.
+        # Gradients of norms' weights that wait for the sums of their parts. Key: the scratch
+        # (places, parts, C) with the parts; the parts of gradient k are at place k. Value: the
+        # setting `COLUMNS` of the kernel that adds up the parts, and the gradients, (C,) each.
         self._waiting: dict[Tensor, tuple[int, list[Tensor]]] = {}
 
     def rms_norm(self, norm: Norm, epsilon: float) -> None:
@@ -298,9 +299,9 @@ class GpuLayers(GpuRecorder, LayerOperations):
         parts = self.scratch("rms_norm_backward", (places, groups, width))
         before, gradients = self._waiting.get(parts, (columns, []))
         memory = spanning([*gradients, gradient])
-        # One dispatch adds to different gradients in one buffer, with one number of columns.
-        different = 0 if memory is None or columns != before else len(set(memory[1]))
-        if not len(gradients) < different <= places:
+        # One dispatch adds up parts of gradients that differ, are in one buffer, and share COLUMNS.
+        distinct_count = 0 if memory is None or columns != before else len(set(memory[1]))
+        if not len(gradients) < distinct_count <= places:
             self._add_parts(parts, before, gradients)
             gradients = []
         self._waiting[parts] = columns, [*gradients, gradient]

@@ -74,21 +74,21 @@ if sys.platform != "win32":
     _STOP_SIGNALS.append(signal.SIGHUP)
 # Names, in the log, of the engine that computes on the CPU.
 _IN_NUMPY, _IN_C = "NumPy", f"C (arithmetic {ARITHMETIC})"
-_THREAD_SECONDS = 2e-4  # longest time that a waiting thread leaves Python to another thread
+_SWITCH_SECONDS = 2e-4  # Python's switch interval during a run
 _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # fields of the summary
 
 
 def choose_arithmetic(
     backend: Backend, begun: Mapping[str, Any] | None
 ) -> tuple[Operations, dict[str, Any]]:
-    """Choose the hardware and libraries that determine the bits of a run.
+    """Choose the library and the kind of matrix products, on which the bits of a run depend.
 
-    A resumed run uses the arithmetic that its log records, so that it gets the same bits.
+    A resumed run uses the kind of products in its log, and the C engine only if the log names it.
 
-    begun: the facts in a resumed run's log; None for a new run. Returns operations, and the facts
-    about them for the log.
+    begun: the facts in a resumed run's log; None for a new run. Returns the operations, and facts
+    about the device, the engine and the products for the log.
 
-    Raises CheckpointError if the facts in the log do not name the arithmetic.
+    Raises CheckpointError if the log lacks fixed_products.
     """
     is_on_cpu = backend.device is None
     in_c = is_on_cpu and library() is not None
@@ -163,10 +163,10 @@ class RunPlan:
         return facts
 
 
-def initial_weights(settings: RunSettings) -> InitialWeights:
+def initial_weights(settings: RunSettings, backend: Backend) -> InitialWeights:
     """Return the random initial weights of a new run, which threads begin to draw."""
     options = settings.options
-    return InitialWeights(settings.config, options.seed, options.initialisation)
+    return InitialWeights(settings.config, options.seed, options.initialisation, backend)
 
 
 class TrainingRun:
@@ -221,7 +221,7 @@ class TrainingRun:
         elif plan.init is not None:
             self._trainer.load(plan.init.weights.__getitem__)
         else:
-            self._trainer.load((plan.initial or initial_weights(plan.settings)).take)
+            self._trainer.load((plan.initial or initial_weights(plan.settings, plan.backend)).take)
         # The first worker writes the log and the samples.
         self._samples = None
         if workers.is_first:
@@ -333,7 +333,7 @@ class TrainingRun:
         self._measured = self._paced = self._started, self._first_step
         number = 0  # number of the signal that stops the run
         log = self._log if self._workers.is_first else nullcontext()
-        with log, self._saving, self._saves_on_failure(), _short_turns(), stop_requests() as stop:
+        with log, self._saving, self._saves_on_failure(), _switch_fast(), stop_requests() as stop:
             while self._trainer.step < self._options.steps and not number:
                 step = self._trainer.step
                 if step == self._first_step:
@@ -621,14 +621,14 @@ class TrainingRun:
 
 
 @contextmanager
-def _short_turns() -> Iterator[None]:
-    """Let the thread that submits steps interrupt another thread after 0.2 ms.
+def _switch_fast() -> Iterator[None]:
+    """Set Python's switch interval to 0.2 ms.
 
-    Python's default is 5 ms, for each return from a function of the driver. While another thread
-    wrote tokenizer.json, the device waited 0.3 s for steps.
+    The thread that submits steps waits for Python's lock after each function of the driver, by
+    default up to 5 ms. A device then waits 0.3 s for steps while a thread writes tokenizer.json.
     """
     before = sys.getswitchinterval()
-    sys.setswitchinterval(_THREAD_SECONDS)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         yield
     finally:

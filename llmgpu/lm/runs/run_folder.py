@@ -53,8 +53,8 @@ _BEFORE_THE_LOG = {LOCK_NAME, TOKENS_NAME, EVALUATION_TOKENS_NAME, OPTIONS_NAME}
 FORMAT = "llmgpu-training-log"
 VERSION = 1
 
-# What a run does beside its steps. start: from the start of each process to its first step. data:
-# reading batches. evaluation: held-out batches, samples and the loss curve. saving: copying
+# The work of a run besides its steps. start: from the start of each process to its first step.
+# data: reading batches. evaluation: held-out batches, samples and the loss curve. saving: copying
 # tensors, and waiting for checkpoints.
 ACTIVITIES = ("start", "data", "evaluation", "saving")
 
@@ -193,7 +193,8 @@ def evaluation_results(
 ) -> tuple[float | None, float | None]:
     """Return the mean loss in nats per target, and the bits per byte of text.
 
-    None without targets, and without text. Losses of targets beyond the vocabulary are left out.
+    The loss is None without targets, the bits per byte are None without text. Losses of targets
+    beyond the vocabulary are left out.
 
     batches: targets and their losses in nats, both of one shape. token_bytes: bytes of text of each
     id, (vocabulary size,).
@@ -265,7 +266,10 @@ class StepRecord:
     saving_seconds: float | None = None
 
     def to_json(self) -> dict[str, int | float | None]:
-        """Return the record and the perplexity for JSON, without fields that are None."""
+        """Return the record and the perplexity for JSON, without fields that are None.
+
+        A number that is not finite becomes None.
+        """
         values = {name: value for name, value in asdict(self).items() if value is not None}
         if self.validation_loss is not None:
             values["perplexity"] = perplexity(self.validation_loss)
@@ -305,8 +309,8 @@ def begin_log(path: str | Path, facts: Mapping[str, Any]) -> BinaryIO:
 def resume_log(path: str | Path, step: int) -> BinaryIO:
     """Cut off the records of a log after `step`; return its file, to append records.
 
-    Raises InputError if the log can't be read or is damaged before that record, OutputError if the
-    log can't be written.
+    Raises InputError if the log can't be read or is damaged before the first record after `step`,
+    OutputError if the log can't be written.
     """
     _, lines = _read_lines(path)
     length = len(lines[0]) + 1
@@ -433,11 +437,11 @@ def model_card(config: ModelConfig, origin: Origin, last: StepRecord) -> str:
 def open_samples(
     path: Path, model: Model, vocabulary: Vocabulary, first: int | None, step: int
 ) -> Callable[[int], str]:
-    """Return a function that generates a text, appends it to a file of JSON lines and returns it.
+    """Return a function that generates a sample, appends it to `path`, and returns its text.
 
     The function receives the step of the sample. Samples of steps after `step`, which the run
-    repeats, are removed from the file. Raises OutputError if the file can't be written, as the
-    function does.
+    repeats, are removed from the file of JSON lines. Raises OutputError if the file can't be
+    written; so does the function.
 
     first: the first id of samples, which also ends a sample; None: samples begin with a newline.
     """

@@ -383,7 +383,7 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
     largest = max(weight.size for weight in config.weights())
     # Several weights are drawn ahead, but only one at a time is loaded or uploaded.
     sizes = (weight.size for weight in config.weights())
-    drawn = sum(nlargest(drawn_ahead(config), sizes))
+    drawn = sum(nlargest(drawn_ahead(config, backend), sizes))
     temporary = 4 * max(_WEIGHT_COPIES * largest, largest + drawn)
     if backend.device is None:
         row_scores = options.batch_size * config.heads * config.seq_len

@@ -284,11 +284,11 @@ def use_larger_vocabulary(folder: Path) -> None:
 MISFITS: list[tuple[Callable[[Path], None], str]] = [
     (
         lambda folder: damage_training(folder, lambda content: content.update(version=3)),
-        r"training\.json: version '3' of the format, .* reads version 2; use a newer llmgpu",
+        r"training\.json: version '3' of the format, .* reads versions 1 and 2; use a newer llmgpu",
     ),
     (
         lambda folder: damage_training(folder, lambda content: content.update(version="0")),
-        r"training\.json: version '0' of the format, but this llmgpu reads version 2$",
+        r"training\.json: version '0' of the format, but this llmgpu reads versions 1 and 2$",
     ),
     (
         lambda folder: damage_training(folder, lambda content: content.update(format="x")),

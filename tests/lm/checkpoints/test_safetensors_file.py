@@ -94,7 +94,7 @@ def test_the_order_of_tensors_does_not_change_the_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
 
 
-def test_one_tensor_is_held_at_a_time(tmp_path: Path) -> None:
+def test_the_array_of_one_source_is_held_at_a_time(tmp_path: Path) -> None:
     alive: list[str] = []
 
     class Tracked(np.ndarray):
