@@ -444,7 +444,7 @@ class Generator:
             # Submit steps while all sequences follow the device.
             while room and len(ahead) < self._ahead_most:
                 draws = np.zeros((min(self._steps, room), self._sequences, 4), np.float32)
-                for s in working:
+                for s in working if k else ():  # likeliest ids need no random numbers
                     draws[:, s.row] = s.request.sampler.draws_ahead(unread, len(draws))
                 ahead.append(self._step.choose(k, draws))
                 room -= len(draws)

@@ -476,9 +476,9 @@ def _standard_input_size() -> int | None:
         return None
 
 
-# A line of a .gitignore. The expression matches absolute paths; a folder's path ends with a slash.
-# The bool is False for a line with "!", whose paths are not ignored.
-Rule = tuple[re.Pattern[str], bool]
+# A line of a .gitignore: the length of its folder's absolute path, an expression for the rest of a
+# path, in which a folder ends with a slash, and False for a line with "!", whose paths are kept.
+Rule = tuple[int, re.Pattern[str], bool]
 
 
 def walk_folder(
@@ -553,7 +553,7 @@ def _with_slash(folder: str) -> str:
 
 def _is_ignored(rules: Sequence[Rule], path: str) -> bool:
     """Whether git would ignore a path: the last rule that matches decides."""
-    found = (ignores for expression, ignores in reversed(rules) if expression.fullmatch(path))
+    found = (ignores for begin, rest, ignores in reversed(rules) if rest.fullmatch(path, begin))
     return next(found, False)
 
 
@@ -567,15 +567,14 @@ def _read_rules(folder: str) -> tuple[Rule, ...]:
         open(name, encoding="utf-8", errors="surrogateescape") as file,
     ):
         lines = file.read().split("\n")
-    place = re.escape(_with_slash(folder)) if lines else ""
-    return tuple(rule for line in lines if (rule := _parse_rule(line.rstrip("\r"), place)))
+    begin = len(_with_slash(folder)) if lines else 0
+    found = (_parse_rule(line.rstrip("\r")) for line in lines)
+    return tuple((begin, *rule) for rule in found if rule)
 
 
-def _parse_rule(line: str, place: str) -> Rule | None:
-    """Parse a line of a .gitignore; None for an empty line or a comment.
-
-    place: an expression for the folder of the .gitignore.
-    """
+@cache
+def _parse_rule(line: str) -> tuple[re.Pattern[str], bool] | None:
+    """Parse a line of a .gitignore; None for an empty line or a comment."""
     if line.startswith("#"):
         return None
     while line.endswith(" ") and not line.endswith("\\ "):
@@ -588,12 +587,11 @@ def _parse_rule(line: str, place: str) -> Rule | None:
         return None
     inside = "" if "/" in pattern else "(?:.*/)?"  # a name is matched in any folder
     with suppress(re.error):  # an invalid class such as [z-a], which matches no name
-        expression = place + inside + _expression_of(pattern.removeprefix("/")) + end
+        expression = inside + _expression_of(pattern.removeprefix("/")) + end
         return re.compile(expression, re.DOTALL), ignores
     return None
 
 
-@cache
 def _expression_of(glob: str) -> str:
     """Translate a glob of git to a regular expression."""
     tokens = re.compile(r"(?s)^\*\*/|/\*\*/|/\*\*$|\*+|\?|\[[!^]?\]?(?:\\.|[^\]])*\]|\\.|.")

@@ -391,7 +391,8 @@ def _ranked_merges(vocabulary: Vocabulary) -> NDArray[np.uint32] | None:
     if vocabulary.match == "greedy":
         return None
     if len(merges):  # if a pair is listed several times, the engine uses the last rank
-        return np.column_stack([merges, np.arange(len(merges), dtype=np.uint32)])
+        ranks = np.arange(len(merges), dtype=np.uint32)
+        return np.ascontiguousarray(np.column_stack([merges, ranks]))  # the engine reads rows
     if not vocabulary.missing_bytes:
         return None
     from llmgpu.bpe.encoding.matching import pair_ranks

@@ -50,7 +50,8 @@ from llmgpu.bpe.encoding.special_search import (
     search_for,
 )
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import InputError
+from llmgpu.errors import InputError, VocabularyError
+from llmgpu.input_files import quote
 from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece, remove_spans
 from llmgpu.text.normalizing import Normalizer, get_normalizer
@@ -136,7 +137,10 @@ def special_matches(
 
 
 def normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
-    """Return the bytes to find in normalized text, by the text of each special token."""
+    """Return the bytes to find in normalized text, by the text of each special token.
+
+    Raises VocabularyError for a token whose normalized text is empty.
+    """
     texts = {number: text for text, number in vocabulary.special_tokens.items()}
     found = [texts[number] for number in vocabulary.normalized_tokens]
     if vocabulary.pieces is not None and vocabulary.pieces.ranks:
@@ -144,7 +148,10 @@ def normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
         return {text: vocabulary.tokens[vocabulary.special_tokens[text]] for text in found}
     name = vocabulary.normalizer
     change = str if name is None else get_normalizer(name).apply
-    return {text: change(text).encode() for text in found}
+    normalized = {text: change(text).encode() for text in found}
+    for text in (text for text, data in normalized.items() if not data):
+        raise VocabularyError(f"the special token {quote(text)} is empty once it is normalized")
+    return normalized
 
 
 class _Wanted(NamedTuple):

@@ -497,6 +497,10 @@ def _value(stream: BytesIO, kind: int) -> Any:
         return np.frombuffer(_take(stream, count * struct.calcsize(form)), form)
     if kind != _STRING:
         raise VocabularyError(f"the GGUF file has an array of the unsupported type {kind}")
+    # Each text takes at least the 8 bytes of its length, so a count that can't be true fails here.
+    at = stream.tell()
+    _take(stream, 8 * count)
+    stream.seek(at)
     return [_text(stream) for _ in range(count)]
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -650,18 +650,25 @@ def stop_requests() -> Iterator[list[int]]:
     to them at once. Outside the main thread the list stays empty.
     """
     asked: list[int] = []
-    with ExitStack() as former:  # restores the former handlers
+    former: dict[signal.Signals, Any] = {}
 
-        def note(number: int, frame: FrameType | None) -> None:
-            asked.append(number)
-            if len(asked) > 1:
-                former.close()
-                signal.raise_signal(number)
+    def restore() -> None:
+        """Restore the former handlers; a signal may interrupt this and call it again."""
+        for number, handler in former.items():
+            if handler is not None:  # None: a handler of C code, which Python can't restore
+                signal.signal(number, handler)
 
-        if threading.current_thread() is threading.main_thread():
-            for number in _STOP_SIGNALS:
-                if signal.getsignal(number) != signal.SIG_IGN:
-                    handler = signal.signal(number, note)
-                    if handler is not None:  # None: a handler of C code, which Python can't restore
-                        former.callback(signal.signal, number, handler)
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if len(asked) > 1:
+            restore()
+            signal.raise_signal(number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in _STOP_SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                former[number] = signal.signal(number, note)
+    try:
         yield asked
+    finally:
+        restore()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from llmgpu.bpe.encoding.encoder_c import LONG_TEXT, CSliceEncoder
 from llmgpu.cpu.library import library
+from llmgpu.tokenizer import Tokenizer
 from tests.bpe.vocabularies import build_vocabulary
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the CPU engine is not built")
@@ -41,3 +44,12 @@ def test_nobody_waits_for_cuts() -> None:
         assert not matching.has_cuts
     matching.find_cuts()
     assert matching.has_cuts
+
+
+def test_merges_in_any_order_of_memory_give_the_same_ids() -> None:
+    vocabulary = slices(3)._vocabulary
+    by_columns = dataclasses.replace(vocabulary, merges=np.asfortranarray(vocabulary.merges))
+    text = "\u00e9" * 13
+    expected = Tokenizer(vocabulary, device="cpu").encode(text)
+    np.testing.assert_array_equal(Tokenizer(by_columns, device="cpu").encode(text), expected)
+    assert len(expected) == 3  # 8, 4 and 1 characters

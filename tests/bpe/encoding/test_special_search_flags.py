@@ -28,6 +28,7 @@ from llmgpu.errors import VocabularyError
 from llmgpu.text.corpus import corpus_from_bytes
 from llmgpu.text.documents import Piece
 from llmgpu.tokenizer import Tokenizer as LlmgpuTokenizer
+from tests.bpe.vocabularies import build_vocabulary
 
 FLAGS = ("lstrip", "rstrip", "single_word")
 TEXTS = ("<a>", "<a>b", " b", "b ", "ab", "\n<", "a b", "<a> ", "  ", "\u3000", "_x")
@@ -292,3 +293,12 @@ def test_other_formats_refuse_flags(tmp_path: Path) -> None:
 def test_matches_of_a_document(tmp_path: Path) -> None:
     vocabulary = flagged(tmp_path, "lstrip")
     assert special_matches(vocabulary, ("<m>",), b"a  <m> <m>") == [(1, 3, 6, 6), (6, 7, 10, 10)]
+
+
+def test_a_token_without_normalized_text_is_refused() -> None:
+    """Its text would be found everywhere."""
+    remove = '[{"type":"Replace","pattern":{"String":"<x>"},"content":""}]'
+    vocabulary = build_vocabulary([], pattern="none", tie="hf", special_tokens=["<x>"], training={})
+    late = replace(vocabulary, normalizer=remove, normalized_tokens=(256,))
+    with pytest.raises(VocabularyError, match="token '<x>' is empty once it is normalized"):
+        LlmgpuTokenizer(late, device="cpu").encode("a <x> b", allowed_special="all")

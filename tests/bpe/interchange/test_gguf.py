@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -221,3 +222,12 @@ def test_llama_cpp_takes_ranks(tmp_path: Path) -> None:
             made = ours.encode(text, add_special_tokens=True, dtype=list)
             assert theirs.encode(text) == made, text
     theirs.close()
+
+
+def test_a_list_longer_than_the_file_is_refused_before_its_texts_are_read() -> None:
+    name = b"tokenizer.ggml.tokens"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(name)) + name
+    head += struct.pack("<IIQ", 9, 8, 5)  # an array of 5 texts
+    with pytest.raises(VocabularyError, match=rf"cut short .* at byte {len(head)}$"):
+        gguf.read_metadata(head + bytes(8 * 4))
+    assert gguf.read_metadata(head + bytes(8 * 5)) == {name.decode(): [""] * 5}

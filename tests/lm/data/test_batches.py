@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -17,6 +18,7 @@ from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
+from llmgpu.lm.data import batches as batches_module
 from llmgpu.lm.data.batches import (
     IGNORED_TARGET,
     ROUNDS,
@@ -77,6 +79,17 @@ def starts_of_epoch(batches: Batches, epoch: int) -> list[int]:
     for position in range(epoch * count, (epoch + 1) * count, size):
         starts += batches.training(position)[0][:, 0].tolist()
     return starts[:count]
+
+
+def test_ids_are_checked_without_threads_in_a_limited_address_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heap of a thread may be too large for the address space."""
+    started: list[object] = []
+    monkeypatch.setattr(threading.Thread, "start", started.append)
+    monkeypatch.setattr(batches_module, "has_limited_address_space", lambda: True)
+    checksum = source_of(tmp_path, 100).checksum
+    assert checksum == zlib.crc32(np.arange(100, dtype="<u4").tobytes()) and not started
 
 
 def test_a_loss_mask_leaves_targets_out(tmp_path: Path, source: TokenSource) -> None:

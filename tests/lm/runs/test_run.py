@@ -31,7 +31,7 @@ from llmgpu.lm.ops.recording import Snapshot
 from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs import run as run_module
 from llmgpu.lm.runs import settings as settings_module
-from llmgpu.lm.runs.run import RunPlan, TrainingRun
+from llmgpu.lm.runs.run import RunPlan, TrainingRun, stop_requests
 from llmgpu.lm.runs.run_folder import RunFolder, StepRecord, open_run_folder, read_log
 from llmgpu.lm.runs.settings import new_settings, training_memory
 from llmgpu.lm.trainer import Trainer
@@ -429,3 +429,27 @@ def test_a_run_that_fails_waits_for_the_checkpoint_being_written(
         with pytest.raises(ZeroDivisionError):
             run.run()
         assert load_checkpoint(folder.path).state.step == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_may_interrupt_the_restoring_of_handlers(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    restore = signal.signal
+    armed: list[signal.Signals] = []
+
+    def interrupted(which: signal.Signals, handler: Any) -> Any:
+        if which in armed:
+            armed.clear()
+            signal.raise_signal(which)
+        return restore(which, handler)
+
+    before = restore(number, signal.default_int_handler)
+    monkeypatch.setattr(signal, "signal", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt), stop_requests() as asked:
+            signal.raise_signal(number)
+            armed.append(number)
+        assert asked == [number, number] and signal.getsignal(number) is signal.default_int_handler
+    finally:
+        restore(number, before)
