@@ -272,7 +272,7 @@ def test_whole_runs_of_training_take_as_long_as_recorded() -> None:
         result["seconds"][-1]
         for interval in ("100", "1000")
         for result in record["results"]
-        if result.get("commit") == "8e325411"
+        if result.get("commit") == "582856ba"
         and result["command"].endswith(f"--eval-interval {interval}")
     )
     (compiled,) = (
