@@ -559,10 +559,10 @@ def compare_records(old: Record, new: Record, threshold: float = DEFAULT_THRESHO
     # A line for each part that only one record has, and for each result that is not compared.
     before, now = _by_key(old), _by_key(new)
     parts = {key[0] for key in before} & {key[0] for key in now}
-    alone = [(key[0], "new") for key in now] + [(key[0], "old") for key in before]
+    parts_of_records = [(key[0], "new") for key in now] + [(key[0], "old") for key in before]
     not_compared = [
         f"{part}: only the {which} record has it"
-        for part, which in dict.fromkeys(alone)
+        for part, which in dict.fromkeys(parts_of_records)
         if part not in parts
     ]
     changes = []

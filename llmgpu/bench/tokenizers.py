@@ -309,8 +309,8 @@ def _measure_trainer(job: Job, begun: Result, trainer: Trainer, reference: Vocab
     if not result.correct:
         return result
     # Time the kernels over the first merges.
-    few = trainer.options | {"vocab_size": min(job.vocab_size, 256 + TIMED_MERGES)}
-    kernels = kernel_times(backend.device, lambda: train_file(job, backend, **few))
+    short_options = trainer.options | {"vocab_size": min(job.vocab_size, 256 + TIMED_MERGES)}
+    kernels = kernel_times(backend.device, lambda: train_file(job, backend, **short_options))
     merges = min(len(reference.merges), TIMED_MERGES)
     return replace(
         result,

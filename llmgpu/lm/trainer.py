@@ -36,7 +36,7 @@ from llmgpu.lm.workers import (
     Workers,
     buckets,
     numbers_of,
-    take_sums,
+    replace_by_sums,
 )
 from llmgpu.pipeline import in_order
 
@@ -247,7 +247,7 @@ class Trainer:
             if number:
                 self._ops.run(stage.program)
             for bucket in stage.buckets:
-                yield Change(bucket, numbers_of(bucket), take_sums)
+                yield Change(bucket, numbers_of(bucket), replace_by_sums)
 
     def end_round(self) -> None:
         """Make weights and the optimizer's state equal on all workers.

@@ -233,7 +233,7 @@ class Change(NamedTuple):
     compute: Callable[[FloatArray, FloatArray, slice, FloatArray], None]
 
 
-def take_sums(old: FloatArray, new: FloatArray, block: slice, sums: FloatArray) -> None:
+def replace_by_sums(old: FloatArray, new: FloatArray, block: slice, sums: FloatArray) -> None:
     """Compute a `Change` of tensors to their sums over all workers."""
     new[block] = sums
 

@@ -434,11 +434,13 @@ class BinWriter(NumbersWriter):
         self._continues = continues
         self._offsets: list[NDArray[np.int64]] = []
         self._mask: OutputFile | None = None
-        self._others: list[OutputFile] = []  # side file, index and mask, as far as they are open
+        self._side_outputs: list[
+            OutputFile
+        ] = []  # side file, index and mask, as far as they are open
         if masked and not self.is_direct:
             with undoing(self.abort):
                 self._mask = OutputFile(mask_path(path))
-                self._others.append(self._mask)
+                self._side_outputs.append(self._mask)
                 self._write_mask(npy_header(np.dtype(np.bool_), 0))
 
     def _write_mask(self, data: bytes) -> None:
@@ -464,7 +466,7 @@ class BinWriter(NumbersWriter):
 
     def abort(self) -> None:
         """Remove the unfinished files, if possible."""
-        for other in self._others:
+        for other in self._side_outputs:
             other.discard()
         super().abort()
 
@@ -486,17 +488,17 @@ class BinWriter(NumbersWriter):
             with output_errors(self._output.path):
                 contents = self._describe(self._output.temporary)
             for path, content in contents.items():
-                self._others.insert(0, OutputFile(path))
+                self._side_outputs.insert(0, OutputFile(path))
                 with output_errors(path):
-                    self._others[0].stream.write(content)
-                self._others[0].finish()
-            # Replace the old files. The new side file, `_others[0]`, gets its name last.
-            for other in self._others:
+                    self._side_outputs[0].stream.write(content)
+                self._side_outputs[0].finish()
+            # Replace the old files. The new side file, `_side_outputs[0]`, gets its name last.
+            for other in self._side_outputs:
                 other.remove_old()
             self._remove_stale_files()
             self._output.commit(is_last=False)
-            for other in reversed(self._others):
-                other.commit(is_last=other is self._others[0])
+            for other in reversed(self._side_outputs):
+                other.commit(is_last=other is self._side_outputs[0])
 
     def _remove_stale_files(self) -> None:
         """Remove index and mask of the replaced file if the new file has no such file."""

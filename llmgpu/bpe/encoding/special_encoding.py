@@ -94,9 +94,9 @@ def with_special_tokens(
         encoder,
         lengths,
         Flags.of(vocabulary),
-        early=_Wanted(found, [text.encode() for text in disallowed]),
+        early=_SpecialSearch(found, [text.encode() for text in disallowed]),
         normalizer=None if name is None else get_normalizer(name),
-        late=_Wanted(found_late, [late[text] for text in late if text in disallowed]),
+        late=_SpecialSearch(found_late, [late[text] for text in late if text in disallowed]),
         bos=before,
         eos=after,
         block_bytes=block_bytes,
@@ -154,7 +154,7 @@ def normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
     return normalized
 
 
-class _Wanted(NamedTuple):
+class _SpecialSearch(NamedTuple):
     """The special tokens to search for: ids of allowed tokens by text, and disallowed texts."""
 
     allowed: Mapping[bytes, int]
@@ -172,9 +172,9 @@ class _SpecialEncoder:
     encoder: Encoder
     lengths: NDArray[np.int64]
     flags: Flags
-    early: _Wanted
+    early: _SpecialSearch
     normalizer: Normalizer | None
-    late: _Wanted
+    late: _SpecialSearch
     bos: Sequence[int]
     eos: Sequence[int]
     block_bytes: int
@@ -223,7 +223,7 @@ class _SpecialEncoder:
     def _filtered(
         self,
         source: TextSource,
-        wanted: _Wanted,
+        wanted: _SpecialSearch,
         boundaries: _Boundaries,
         *,
         is_normalized: bool = False,

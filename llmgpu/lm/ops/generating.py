@@ -218,7 +218,7 @@ class GpuGenerating(GpuActivations, GpuLayers, GpuProducts, GenerationOperations
             super().heads_to_cache(norm, epsilon, weight, rotation, heads)
             return
         bindings = _head_bindings(weight, rotation, heads, norm.x.shape[1] // FOUR, epsilon)
-        self._normed_rows("13_normed_heads", norm, weight, heads.pairs, {}, **bindings)
+        self._normed_rows("13_normed_heads", norm, weight, heads.pairs_per_row, {}, **bindings)
 
     def feed_forward(
         self,
@@ -267,7 +267,7 @@ class GpuGenerating(GpuActivations, GpuLayers, GpuProducts, GenerationOperations
         self, products: Tensor, weight: Packed, rotation: Rotation, heads: HeadTensors
     ) -> None:
         rows, width = products.shape
-        groups = workgroups(rows * heads.pairs)
+        groups = workgroups(rows * heads.pairs_per_row)
         bindings = _head_bindings(weight, rotation, heads, width, 0)
         self.dispatch("lm/13_rotate_to_cache.wgsl", groups, x=products, **bindings)
 

@@ -173,7 +173,7 @@ class HeadTensors:
     cache: Tensor
 
     @property
-    def pairs(self) -> int:
+    def pairs_per_row(self) -> int:
         """Number of pairs of elements of a row's queries, keys and values."""
         return (self.q.shape[1] + self.cache.shape[1]) // 2
 

@@ -205,8 +205,8 @@ class TrainingRun:
         # Create the trainer. Its weights come from the checkpoint, from the initial model, or from
         # `initial_weights`.
         self._trainer = self._open_trainer(config)
-        # Waits for the results of the steps of the next record.
-        self._begun_record: Callable[[], list[StepResult]] | None = None
+        # Waits for the results of the steps since the last record, and returns them.
+        self._read_results: Callable[[], list[StepResult]] | None = None
         self._seconds = 0.0  # duration of training in earlier processes
         self._spent = dict.fromkeys(ACTIVITIES, 0.0)  # in seconds, earlier processes included
         self._saved_step = -1  # step of the newest checkpoint, which may not be complete yet
@@ -399,7 +399,7 @@ class TrainingRun:
         save = step % self._plan.intervals.save == 0 or step == self._decay_start
         sample = self._samples is not None and (last or step % self._plan.intervals.sample == 0)
         if last or evaluate or step % self._plan.intervals.log == 0:
-            self._begun_record = self._begin_results()
+            self._read_results = self._begin_results()
             # A GPU would wait 5 ms for the host, so the next step starts first. The CPU would
             # compute that step before it writes the record.
             is_first = step == self._first_step + 1
@@ -439,7 +439,7 @@ class TrainingRun:
 
     def _finish_record(self, *, evaluate: bool = False) -> None:
         """Write the record whose results are being read, if any."""
-        read, self._begun_record = self._begun_record, None
+        read, self._read_results = self._read_results, None
         if read is None:
             return
         results, trainer = self._check_steps(read), self._trainer
@@ -500,8 +500,8 @@ class TrainingRun:
     def _save(self) -> None:
         """Write a record of the steps since the last record, then a checkpoint."""
         trainer = self._trainer
-        if self._logged_step != trainer.step and self._begun_record is None:
-            self._begun_record = self._begin_results()
+        if self._logged_step != trainer.step and self._read_results is None:
+            self._read_results = self._begin_results()
         self._finish_record()
         self._saved_step = trainer.step
         if self._workers.is_first:
