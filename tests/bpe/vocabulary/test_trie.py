@@ -141,6 +141,12 @@ def test_one_token_of_a_million_bytes() -> None:
     assert np.flatnonzero(trie.nodes[:, 2] != NO_TOKEN).tolist() == [1 << k for k in range(21)]
 
 
+@pytest.mark.parametrize("ids", [[], [0], [0, 1, 2]])
+def test_tokens_and_ids_are_equally_many(ids: list[int]) -> None:
+    with pytest.raises(ValueError, match=rf"^2 tokens, but {len(ids)} ids$"):
+        compile_trie([b"a", b"b"], ids)
+
+
 @pytest.mark.parametrize("ids", [[-1, 0], [0, NO_TOKEN], [1 << 40, 5], [5, -1]])
 def test_ids_out_of_range(ids: list[int]) -> None:
     with pytest.raises(VocabularyError, match="id is below 0 or above 4294967294"):
