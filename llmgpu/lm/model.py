@@ -185,7 +185,10 @@ class InitialWeights:
         initialisation: Initialisation = "normal",
         backend: Backend = NUMPY,
     ) -> None:
-        """Begin to draw. At most `drawn_ahead` weights are in memory before `take` returns them."""
+        """Begin to draw. At most `drawn_ahead` weights are in memory before `take` returns them.
+
+        backend: the backend that will hold the model.
+        """
         weights = list(config.weights())
 
         def draw(number: int) -> tuple[str, NDArray[np.float32]]:

@@ -497,7 +497,7 @@ def walk_folder(
     while entered:
         parent, rules = entered.pop()
         rules += _read_rules(parent) if gitignore else ()
-        place = _with_slash(parent)
+        place = _with_slash(parent) if rules else ""  # only rules look at whole paths
         with input_errors(f"the folder {parent}"), os.scandir(parent) as entries:
             for entry in entries:
                 # A link to a file is a file; a link to a folder is left out.

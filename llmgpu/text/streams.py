@@ -162,7 +162,7 @@ class DocumentFile(Protocol):
 def with_status(source: Source, file: BinaryIO) -> Source:
     """Return the source with its size and time of change; the size is None for a pipe.
 
-    Values that were stored when the file was found stay. Other values are those of the open file.
+    A source that has both already keeps them. Any other source gets both from the open file.
     """
     if source.remote is not None:
         return source
