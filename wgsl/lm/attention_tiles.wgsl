@@ -74,8 +74,10 @@ fn moved(corner: Corner, rows: u32, quads: u32) -> Corner {
     );
 }
 
+// `&&` would branch in each load. The time that SwiftShader takes to compile a loop doubles with each
+// branch in it, and the loops of these kernels have dozens of loads.
 fn is_inside(corner: Corner, row: u32, quad: u32) -> bool {
-    return corner.row + row < params.seq && corner.quad + quad < HEAD_QUADS;
+    return (corner.row + row < params.seq) & (corner.quad + quad < HEAD_QUADS);
 }
 
 fn source_index(corner: Corner, row: u32, quad: u32) -> u32 {
