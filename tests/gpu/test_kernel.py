@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -41,14 +40,17 @@ def test_threads_compile_a_kernel_once_and_again_only_if_it_failed(
 
     def make_kernel(*arguments: Any) -> Kernel:
         compiled.append(threading.get_ident())
+        asks.release()
         assert waits.wait(20)
         if len(compiled) == 1:
             raise DeviceError("out of memory")
         return make(*arguments)
 
     def request() -> Kernel:
+        sizes = {"WORKGROUP_SIZE": 16}
+        kernel = device.begin_kernel("recount/03_find_max.wgsl", sizes, in_thread=False)
         asks.release()
-        return device.kernel("recount/03_find_max.wgsl", WORKGROUP_SIZE=16)
+        return kernel.result()
 
     asks = threading.Semaphore(0)
     monkeypatch.setattr(device, "_make_kernel", make_kernel)
@@ -56,7 +58,6 @@ def test_threads_compile_a_kernel_once_and_again_only_if_it_failed(
         with ThreadPoolExecutor(3) as threads:
             kernels = [threads.submit(request) for _ in range(3)]
             assert all(asks.acquire(timeout=20) for _ in range(3))
-            time.sleep(0.1)  # the threads that do not compile are waiting by now
             waits.set()
         assert len([1 for kernel in kernels if kernel.exception()]) == errors
         assert len(compiled) == times
