@@ -11,14 +11,13 @@ from typing import Any
 
 import click
 
-from llmgpu.backend import TRAINING_FROM, Opening
+from llmgpu.backend import TRAINING_FROM, Backend, Opening
 from llmgpu.bpe.interchange.formats import find_vocabulary, open_vocabulary
 from llmgpu.bpe.pretokens.blocks import cut_text_by
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.training.checkpoint import Checkpoint, checkpoint_files
 from llmgpu.bpe.training.options import TrainingOptions, require_counted_for
-from llmgpu.bpe.training.plan import Plan, make_plan
 from llmgpu.bpe.training.train import Training
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts
@@ -202,19 +201,21 @@ class _Job:
 
             # Open the device, and check all outputs before the work begins.
             before = time.perf_counter()
-            plan = self._plan(opening, source)
+            backend = self._open(opening, source)
+            training = Training(options, backend, report, report.need_memory)
+            report.note_missing_engine(training.merging)
             check_outputs([*self._written(), *self.job.outputs], self.read, force=asked.force)
             seconds = {"total": 0.0}
-            if plan.counting.device is not None:
+            if backend.device is not None:
                 seconds["open device"] = round(time.perf_counter() - before, 3)
-            report.line(f"training on {plan.merging.description}")
-            report.note(*plan.notes)
+            report.line(f"training on {training.merging.description}")
+            report.note(*training.notes)
             # Count, or train.
             if asked.counts_only:
-                summary = self._count(source, plan)
+                summary = self._count(source, training)
             else:
                 with self._open_checkpoint(run, made) as kept:
-                    summary = self._train(source, plan, kept)
+                    summary = self._train(source, training, kept)
                 summary["seconds"] = seconds | summary["seconds"]
         summary["estimated_memory_bytes"] = report.needed_bytes
         summary["seconds"]["total"] = round(time.perf_counter() - self.start, 3)
@@ -246,16 +247,14 @@ class _Job:
         ]
         return {**largest, "smaller": smaller}
 
-    def _plan(self, opening: Opening, source: Corpus | WordCounts) -> Plan:
-        """Open the device, and plan a training on text or counts."""
+    def _open(self, opening: Opening, source: Corpus | WordCounts) -> Backend:
+        """Open the device for a training on text or counts."""
         known = source.total_bytes if isinstance(source, Corpus) else source.words.text_bytes
         sizes = [size for size in (known, self.reading.limit) if size is not None]
         least = 0 if self.options.engine == "recount" else gpu_from(TRAINING_FROM)
         if opening.wanted != "auto" or not sizes or min(sizes) >= least:
             opening.begin()
-        plan = make_plan(self.options, opening.backend())
-        self.report.note_missing_engine(plan.merging)
-        return plan
+        return opening.backend()
 
     def _written(self) -> Iterator[Output]:
         """Yield all files that the command may write, for `check_outputs`."""
@@ -269,7 +268,7 @@ class _Job:
         if self.asked.checkpoint:
             yield from (Output(str(path), None) for path in checkpoint_files(self.asked.checkpoint))
 
-    def _count(self, source: Corpus | WordCounts, plan: Plan) -> dict[str, Any]:
+    def _count(self, source: Corpus | WordCounts, training: Training) -> dict[str, Any]:
         """Count words and save the counts; return the summary."""
         assert self.counts_output is not None
         seconds: dict[str, float] = {}
@@ -277,21 +276,13 @@ class _Job:
         if isinstance(source, Corpus):
             start, is_part = time.perf_counter(), self.job.part is not None
             with self.report:
-                training = Training(plan, self.report, self.report.need_memory)
                 source = training.count(source, merges=False, may_be_empty=is_part)
             seconds["count words"] = round(time.perf_counter() - start, 3)
-        save_counts(self.counts_output, source)
-        return {
-            "output": self.counts_output,
-            "distinct_words": len(source.words),
-            "text_bytes": source.words.text_bytes,
-            "documents": source.documents,
-            **left_out_of(text),
-            "seconds": seconds,
-        }
+        saved = save_counts(self.counts_output, source)
+        return {**saved, **left_out_of(text), "seconds": seconds}
 
     def _train(
-        self, source: Corpus | WordCounts, plan: Plan, kept: Checkpoint | None
+        self, source: Corpus | WordCounts, training: Training, kept: Checkpoint | None
     ) -> dict[str, Any]:
         """Train and write the vocabularies, and the counts if asked; return the summary."""
         text = source if isinstance(source, Corpus) else None
@@ -311,14 +302,13 @@ class _Job:
                 size: stack.enter_context(atomic_output(p)) for size, p in self.outputs.items()
             }
             with self.report:
-                training = Training(plan, self.report, self.report.need_memory)
                 result = training.run(source, checkpoint=kept, on_counted=on_counted)
             for size, vocabulary in result.vocabularies.items():
                 files[size].writelines(vocabulary.packed())
         self.report.note(*result.notes)
         return {
             **self._facts(result.vocabularies),
-            "device": plan.merging.description,
+            "device": training.merging.description,
             "text_bytes": result.text_bytes,
             "documents": result.documents,
             "distinct_words": result.distinct_words,

@@ -142,13 +142,10 @@ def merge_word_counts(asked: MergeWordCountsCommand, report: Reporter) -> None:
             raise click.UsageError(f"--weight {name}: not one of COUNTS")
     check_outputs([Output(output, COUNTS)], counts, force=asked.force)
     with report:
-        facts, words, text_bytes = merge_counts(
-            counts, output, [by_file.get(name, 1) for name in counts], report
-        )
-    documents = number_of(facts.documents, "document")
-    report.line(f"{output}: {words:,} words, {human_bytes(text_bytes)} of text in {documents}")
-    summary = {"output": output, "distinct_words": words, "text_bytes": text_bytes}
-    summary |= {"documents": facts.documents}
+        summary = merge_counts(counts, output, [by_file.get(name, 1) for name in counts], report)
+    text = f"{human_bytes(summary['text_bytes'])} of text"
+    documents = number_of(summary["documents"], "document")
+    report.line(f"{output}: {summary['distinct_words']:,} words, {text} in {documents}")
     report.summarize(summary, to_stderr=output == STANDARD_OUTPUT)
 
 

@@ -25,7 +25,6 @@ from llmgpu.bpe.interchange.formats import open_vocabulary
 from llmgpu.bpe.pretokens.blocks import cut_text_by
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.bpe.training.options import TrainingOptions, require_counted_for
-from llmgpu.bpe.training.plan import make_plan
 from llmgpu.bpe.training.train import Training, train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words import counts_file
@@ -149,20 +148,9 @@ def count_words(
     if part is not None:
         found = take_part(found, Part(*part), how, cut_text_by(options.cut, how.separators))
     with Corpus(found, how) as text:
-        plan = make_plan(options, select_backend(device))
-        counts = Training(plan).count(text, merges=False, may_be_empty=part is not None)
-    save_counts(output, counts)
-    return _facts(output, len(counts.words), counts.words.text_bytes, counts.documents)
-
-
-def _facts(output: str | Path, words: int, text_bytes: int, documents: int) -> dict[str, Any]:
-    """Return the result of a job that writes word counts."""
-    return {
-        "output": os.fspath(output),
-        "distinct_words": words,
-        "text_bytes": text_bytes,
-        "documents": documents,
-    }
+        training = Training(options, select_backend(device))
+        counts = training.count(text, merges=False, may_be_empty=part is not None)
+    return save_counts(output, counts)
 
 
 @speaking_python
@@ -186,8 +174,7 @@ def merge_counts(
     if weights is not None and (len(weights) != len(names) or min(weights) < 1):
         raise InputError(f"{len(names)} files have the weights {weights}: give each 1 or more")
     check_outputs([Output(os.fspath(output), COUNTS)], names)
-    facts, words, text_bytes = counts_file.merge_counts(names, output, weights)
-    return _facts(output, words, text_bytes, facts.documents)
+    return counts_file.merge_counts(names, output, weights)
 
 
 @speaking_python

@@ -16,7 +16,6 @@ import pytest
 from llmgpu.backend import NUMPY
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.plan import make_plan
 from llmgpu.bpe.training.train import Training, train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import save_counts
@@ -200,7 +199,7 @@ def test_what_began_with_another_version_of_unicode_keeps_it(llmgpu: Run, tmp_pa
     options = TrainingOptions(275, "o200k", unicode="18.0")
     run = options.facts() | {FILES: [["t.txt", *file_facts(str(tmp_path / "t.txt"))[1:]]]}
     run |= {"text_field": "text", "encoding_errors": "raw", "doc_separators": [], "limit": None}
-    counts = Training(make_plan(options, NUMPY)).count(corpus_from_bytes(text))
+    counts = Training(options, NUMPY).count(corpus_from_bytes(text))
     checkpoint = Checkpoint.begin(tmp_path / "kept", run)
     save_counts(checkpoint.counts_path, counts)
     checkpoint.close()

@@ -24,7 +24,6 @@ from llmgpu.gpu.device import Device, hash_key_buffer, paced_states
 from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.machine import Costs
-from llmgpu.spelling import spelled
 
 _STATE_FILE, _RANK_FILE = "batched/state.wgsl", "batched/rank.wgsl"
 STATE = struct_dtype(_STATE_FILE, "BatchState")
@@ -79,10 +78,11 @@ def train(
 
     options: `min_frequency` and `max_token_length` decide which pairs may be merged.
     first_capacities: initial sizes of the growing buffers; None: chosen by the number of symbols.
+
+    Raises CapacityError if the training does not fit on the device.
     """
-    reason = unfit(device, words, task.merges)
-    if reason is not None:
-        raise CapacityError(f"{reason}; use {spelled('--device cpu')}")
+    if reason := _unfit(device, words, task.merges):
+        raise CapacityError(reason)
     if len(words.counts) == 0 or task.merges == 0:
         none = np.empty(0, np.int64)
         return Merges(np.empty((0, 2), np.uint32), none, words.total, 0)
@@ -103,7 +103,7 @@ def compile_kernels(device: Device, workgroup_size: int = 256) -> dict[str, Kern
     return dict(zip(names, kernels, strict=True))
 
 
-def unfit(device: Device, words: SymbolWords, merges: int) -> str | None:
+def _unfit(device: Device, words: SymbolWords, merges: int) -> str | None:
     """Return the reason why a device can't train on these words; None if the device can."""
     symbols = len(words.lengths) + merges
     if symbols > MAX_SYMBOLS:

@@ -4,6 +4,14 @@ The phases are: count the words, convert words to symbols (and replay the merges
 resumed run), merge, make the vocabulary. Every backend makes the same merges, so the vocabulary and
 its file do not depend on the backend.
 
+The memory is estimated before it is needed:
+
+- The counts of words are added up in memory until they fill a share of the free memory, and from
+  then on in files. Merging needs all words in memory.
+- While a text is counted, its number of distinct words is extrapolated from the text read so far.
+  Words repeat, so the estimate is too high, unless later text is of another kind. After the whole
+  text has been counted, the estimate is close.
+
 One execution trains several sizes: the merges of a smaller vocabulary are the first merges of a
 larger one, and its ordinary ids are the first ids. The file of each size equals the file that
 training for this size alone writes.
@@ -12,7 +20,7 @@ training for this size alone writes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,17 +29,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.backend import Backend
+from llmgpu.backend import NUMPY, Backend
+from llmgpu.bpe.pretokens.custom_regex import HostPattern
 from llmgpu.bpe.training import merge_host
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.plan import (
-    Plan,
-    make_plan,
-    recount_memory,
-    words_memory,
-    writing_memory,
-)
 from llmgpu.bpe.training.symbols import (
     Merges,
     MergeTask,
@@ -42,18 +44,23 @@ from llmgpu.bpe.training.symbols import (
     translate,
 )
 from llmgpu.bpe.vocabulary.building import byte_ranks, extend_vocabulary
-from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import FEW_NODES, Vocabulary
+from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.bpe.words.distinct_words import WordCounts
-from llmgpu.bpe.words.spilling import WordAccumulator
+from llmgpu.bpe.words.spilling import WordAccumulator, default_memory_bytes
 from llmgpu.errors import CapacityError, InputError, LlmgpuError
 from llmgpu.input_files import naming, number_of
-from llmgpu.machine import USUAL_GROWTH, Memory, OnMemory, no_memory
+from llmgpu.machine import USUAL_GROWTH, Costs, Memory, OnMemory, no_memory
 from llmgpu.progress import Progress, no_progress
+from llmgpu.spelling import spelled
 from llmgpu.text.corpus import Corpus
 from llmgpu.version import __version__
 
 READ_BYTES = 8 << 20  # bytes of text read at a time
+HOST_BYTES = 192 << 20  # memory of the driver, and memory for transfers to the device
+_UPLOAD = Costs(fixed=HOST_BYTES, per_byte=16, per_word=64)
+_WRITING_BYTES, _NODE_BYTES, _TOKEN_COPIES = 16 << 20, 60, 4
 
 
 @dataclass(frozen=True)
@@ -85,19 +92,39 @@ class TrainingResult:
 
 
 class Training:
-    """One training: its plan, its callbacks, and the time of each phase.
+    """One training: its options, the backend of each phase, and the time of each phase.
 
-    on_memory: called with the estimate of the training's memory, whenever the estimate changes.
+    merging: the backend that merges.
+    notes: messages to the user about the backends, one line each.
     """
 
     def __init__(
-        self, plan: Plan, progress: Progress = no_progress, on_memory: OnMemory = no_memory
+        self,
+        options: TrainingOptions,
+        backend: Backend,
+        progress: Progress = no_progress,
+        on_memory: OnMemory = no_memory,
     ) -> None:
-        self._plan, self._options = plan, plan.options
+        """Choose the backend of each phase; LlmgpuError if the engine lacks an option.
+
+        on_memory: called with the estimate of the training's memory, whenever the estimate changes.
+        """
+        self._options, self.merging = options, backend
         self._progress, self._on_memory = progress, on_memory
         self._needed = Memory(0)  # the latest estimate of memory
         self._seconds: dict[str, float] = {}
         self._notes: list[str] = []
+        self.notes: tuple[str, ...] = ()
+        # A device can't cut text by expressions, so the CPU counts words under such a pattern.
+        self._counting_device = None if isinstance(options.cut, HostPattern) else backend.device
+        if options.engine == "recount":
+            _check_recount(options, backend)
+        elif backend.device is not None and options.symbols.unreached:
+            self.merging = NUMPY
+            self.notes = (
+                "the seed has tokens that no merge makes: merging on the CPU, which reuses their "
+                "ids",
+            )
 
     def run(
         self,
@@ -129,7 +156,7 @@ class Training:
         _require_text(text_bytes)
         if on_counted is not None:
             on_counted(counts)
-        self._tell_memory(words_memory(self._plan, count, len(counts.words.data)))
+        self._tell_memory(self.words_memory(count, len(counts.words.data)))
         facts = {"text_bytes": text_bytes, "documents": counts.documents, "distinct_words": count}
         with self._phase("make symbols"):
             words = self._options.symbols.words(counts.words, byte_ranks(self._options.tie))
@@ -145,12 +172,12 @@ class Training:
             merging.
         may_be_empty: accept a corpus without text, such as one share of a larger corpus (`--part`).
         """
-        device, options = self._plan.counting_device, self._options
+        device, options = self._counting_device, self._options
 
         # Report the memory for the words so far, extrapolated to the rest of the text.
         def estimate(words: int, nbytes: int, left: float = 1.0) -> None:
             memory, likely = (
-                words_memory(self._plan, words * times, nbytes * times, merges=merges)
+                self.words_memory(words * times, nbytes * times, merges=merges)
                 for times in (left, left**USUAL_GROWTH)
             )
             self._tell_memory(memory._replace(likely=likely.host) if left > 1 else memory)
@@ -183,6 +210,43 @@ class Training:
             _require_text(corpus.text_bytes)
         separators, unicode = corpus.options.separators, options.unicode
         return WordCounts(words, corpus.documents, options.pattern, separators, unicode=unicode)
+
+    def words_memory(self, words: float, nbytes: float, *, merges: bool = True) -> Memory:
+        """Estimate the memory for counting distinct words, and for merging them if `merges` is set.
+
+        words: number of distinct words. nbytes: bytes of all distinct words.
+        """
+        counting = self._counting_memory(words, nbytes)
+        merging = self._merging_memory(words, nbytes) if merges else Memory(0)
+        return Memory(max(counting.host, merging.host), max(counting.device, merging.device))
+
+    def recount_memory(self, nbytes: int) -> Memory:
+        """Return the memory that the recount engine needs for a text of `nbytes` bytes."""
+        from llmgpu.bpe.plain import recount_gpu
+
+        on_device = recount_gpu.gpu_bytes(nbytes, self._options)
+        return self._device_memory(HOST_BYTES + 2 * nbytes, on_device)
+
+    def _counting_memory(self, words: float, nbytes: float) -> Memory:
+        if self._counting_device is not None:
+            from llmgpu.bpe.words import count_gpu
+
+            on_device = count_gpu.gpu_bytes(words, nbytes, self._counting_device)
+            return self._device_memory(_UPLOAD.of(words, nbytes), on_device)
+        costs = count_host.memory_costs(self._options.threads)
+        return Memory(min(costs.of(words, nbytes), costs.fixed + default_memory_bytes()))
+
+    def _merging_memory(self, words: float, nbytes: float) -> Memory:
+        if self.merging.device is None:
+            return Memory(merge_host.memory_costs(words, nbytes).of(words, nbytes))
+        from llmgpu.bpe.training import batched_gpu
+
+        on_device = batched_gpu.COSTS.of(words, nbytes)
+        return self._device_memory(_UPLOAD.of(words, nbytes), on_device)
+
+    def _device_memory(self, host: int, device: int) -> Memory:
+        """Return host and device memory. A software adapter has its device memory on the host."""
+        return Memory(host + device if self.merging.is_software else host, device)
 
     def _tell_memory(self, memory: Memory) -> None:
         self._needed = memory
@@ -245,7 +309,7 @@ class Training:
         keeps_words: bool,
     ) -> Merges:
         """Learn the merges that are still missing, on the device or the CPU."""
-        options, device = self._options, self._plan.merging.device
+        options, device = self._options, self.merging.device
         merges = options.start.size + options.merges - len(words.lengths)
         made = logged = 0  # merges made so far, and merges in the checkpoint
 
@@ -268,14 +332,11 @@ class Training:
         if device is not None:
             from llmgpu.bpe.training import batched_gpu
 
-            reason = batched_gpu.unfit(device, words, merges)
             try:
-                if reason is None:
-                    return batched_gpu.train(device, words, options, task)
-            # The CPU makes all merges again, also those before the error.
+                return batched_gpu.train(device, words, options, task)
             except CapacityError as error:
-                reason, made = str(error), 0
-            self._notes.append(f"merged on the CPU, because {reason}")
+                made = 0  # the CPU makes all merges again, also those before the error
+                self._notes.append(f"merged on the CPU, because {error}")
         return merge_host.train(words, options, task)
 
     def _measure_sizes(
@@ -305,10 +366,10 @@ class Training:
     def _recount(self, corpus: Corpus) -> TrainingResult:
         from llmgpu.bpe.plain import recount_gpu
 
-        device, options = self._plan.merging.device, self._options
+        device, options = self.merging.device, self._options
         assert device is not None
         if (size := corpus.total_bytes) is not None:
-            self._tell_memory(recount_memory(self._plan, size))
+            self._tell_memory(self.recount_memory(size))
         with self._phase("read"):
             most = recount_gpu.most_text_bytes(device, recount_gpu.symbol_bytes_of(options))
             text, starts = _read_all(corpus, most, self._progress)
@@ -346,7 +407,7 @@ class Training:
                 )
                 for size, (count, symbols) in sorted(sizes.items())
             }
-        writing = writing_memory(vocabularies.values())
+        writing = _writing_memory(vocabularies.values())
         # Writing may need more than estimated, because tokens may have megabytes.
         if writing > self._needed.host:
             self._tell_memory(self._needed._replace(host=writing))
@@ -364,8 +425,30 @@ class Training:
 def train_vocabulary(
     source: Corpus | WordCounts, options: TrainingOptions, backend: Backend, **given: Any
 ) -> TrainingResult:
-    """Plan a training with `make_plan`, and run it; given: further arguments of `Training.run`."""
-    return Training(make_plan(options, backend)).run(source, **given)
+    """Run a `Training`; given: further arguments of `Training.run`."""
+    return Training(options, backend).run(source, **given)
+
+
+def _check_recount(options: TrainingOptions, backend: Backend) -> None:
+    if backend.device is None:
+        raise LlmgpuError(
+            f"the recount engine needs a GPU adapter: use {spelled('--device gpu')}, or the "
+            "batched engine"
+        )
+    for what, asked in (
+        ("extend a seed vocabulary", options.seed is not None),
+        ("limit the length of tokens", options.max_token_length is not None),
+        ("make several sizes", bool(options.smaller_sizes)),
+    ):
+        if asked:
+            raise LlmgpuError(f"the recount engine can't {what}: use the batched one")
+
+
+def _writing_memory(vocabularies: Iterable[Vocabulary]) -> int:
+    """Return the memory, in bytes, for writing vocabularies. Their tries need the most."""
+    sizes = [len(vocabulary.token_data) for vocabulary in vocabularies]
+    of_nodes = sum(_NODE_BYTES * min(size, FEW_NODES) for size in sizes)
+    return _WRITING_BYTES + _TOKEN_COPIES * sum(sizes) + of_nodes
 
 
 def _require_text(text_bytes: int) -> None:

@@ -80,30 +80,34 @@ _FIELDS: dict[str, type] = {
 }
 
 
-def save_counts(path: str | Path, counts: WordCounts) -> None:
-    """Write a file of word counts atomically; OutputError if it can't be written."""
+def save_counts(path: str | Path, counts: WordCounts) -> dict[str, Any]:
+    """Write a file of word counts; returns and raises as `write_counts` does."""
     words = add_up([counts.words])
-    write_counts(path, counts, lambda: iter([words]))
+    return write_counts(path, counts, lambda: iter([words]))
 
 
 def write_counts(
     path: str | Path, facts: WordCounts, blocks: Callable[[], Iterator[DistinctWords]]
-) -> None:
+) -> dict[str, Any]:
     """Write a file of word counts atomically.
 
     facts: the facts of the corpus; `facts.words` is ignored. blocks: returns a new iterator over
     the words in blocks, ascending by bytes; called once for each pass over the words.
 
+    Returns "output", "distinct_words", "text_bytes" and "documents".
+
     Raises OutputError if the file can't be written.
     """
-    if is_parquet(path):
-        write_parquet(path, facts, blocks)
-        return
-    # Add up the totals in a first pass over the blocks, because the header contains them.
+    # Add up the totals in a first pass over the blocks, because a file begins with them.
     words = data_bytes = text_bytes = 0
     for block in blocks():
         words, data_bytes = words + len(block), data_bytes + len(block.data)
         text_bytes += block.text_bytes
+    totals = {"distinct_words": words, "text_bytes": text_bytes, "documents": facts.documents}
+    summary = {"output": os.fspath(path), **totals}
+    if is_parquet(path):
+        write_parquet(path, facts, blocks)
+        return summary
     unicode = facts.cut.unicode
     entries = {
         "format": FORMAT_NAME,
@@ -129,6 +133,7 @@ def write_counts(
                 digest.update(content)
                 stream.write(content)
         stream.write(digest.digest())
+    return summary
 
 
 def load_counts(
@@ -221,8 +226,7 @@ class CountsReader(Closing):
         # `read` allocates memory for as many bytes as requested, so request at most the file's
         # size.
         header, self._begin = _read_header(self._stream.read(min(size, _MAX_HEADER_BYTES)))
-        left = self._begin + header["words"] * (_LENGTH.itemsize + _COUNT.itemsize)
-        left += header["data_bytes"]
+        left = self._begin + _words_bytes(header)
         digest = hashlib.sha256()
         self._stream.seek(0)
         while left and (block := self._stream.read(min(left, size, _MAX_HEADER_BYTES))):
@@ -361,10 +365,9 @@ def _check_header(header: dict[str, Any]) -> None:
         raise _UnfitError("damaged: its header is not in canonical form")
 
 
-def _content_bytes(header: dict[str, Any]) -> int:
-    """Return the number of bytes after the header."""
-    numbers = header["words"] * (_LENGTH.itemsize + _COUNT.itemsize)
-    return int(numbers + header["data_bytes"] + _HASH_BYTES)
+def _words_bytes(header: dict[str, Any]) -> int:
+    """Return the number of bytes between the header and the digest."""
+    return int(header["words"] * (_LENGTH.itemsize + _COUNT.itemsize) + header["data_bytes"])
 
 
 def _open_seekable(path: str | Path) -> BinaryIO:
@@ -375,7 +378,7 @@ def _open_seekable(path: str | Path) -> BinaryIO:
     with stream:
         blocks = [stream.read(_MAX_HEADER_BYTES)]
         header, begin = _read_header(blocks[0])
-        left = begin + _content_bytes(header) + 1 - len(blocks[0])
+        left = begin + _words_bytes(header) + _HASH_BYTES + 1 - len(blocks[0])
         while left > 0 and (block := stream.read(min(left, _MAX_HEADER_BYTES))):
             blocks.append(block)
             left -= len(block)
@@ -403,12 +406,12 @@ def merge_counts(
     output: str | Path,
     weights: Sequence[int] | None = None,
     progress: Progress = no_progress,
-) -> tuple[WordCounts, int, int]:
+) -> dict[str, Any]:
     """Write the sum of one or more files of word counts to another file.
 
     weights: factor of each file's counts, 1 or more; None: 1 for all files.
 
-    Returns the counts without their words, the number of words, and the bytes of their text.
+    Returns "output", "distinct_words", "text_bytes" and "documents" of the sum.
 
     Raises:
         InputError: a file can't be read or is damaged, the words were not counted in the same way,
@@ -448,8 +451,7 @@ def merge_counts(
 
         run = merged.write(counted())
         facts = replace(files[0].facts, documents=documents, source=str(output))
-        write_counts(output, facts, lambda: merged.read(run))
-    return facts, sum(block.words for block in run), text_bytes
+        return write_counts(output, facts, lambda: merged.read(run))
 
 
 def _weighted(blocks: Iterator[DistinctWords], weight: int) -> Iterator[DistinctWords]:

@@ -282,9 +282,7 @@ def test_counts_of_32_bits_are_exact_up_to_the_last(device: Device) -> None:
 
 def test_what_does_not_fit_is_refused(portable_device: Device) -> None:
     words = byte_symbols(distinct({b"ab": 1 << 32}), byte_ranks("hf"))
-    with pytest.raises(
-        DeviceError, match=r"more than 4294967295 times, the limit of .*; use --device cpu"
-    ):
+    with pytest.raises(DeviceError, match=r"more than 4294967295 times, the limit of .*"):
         batched_gpu.train(portable_device, words, REPEATED, MergeTask(merges=1))
     with pytest.raises(DeviceError, match="1048577 tokens asked for"):
         batched_gpu.train(

@@ -17,10 +17,10 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens.pattern import as_pattern
 from llmgpu.bpe.pretokens.slices import Slice
-from llmgpu.bpe.training import batched_numpy, merge_host, plan, train
+from llmgpu.bpe.training import batched_numpy, merge_host, train
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.plan import make_plan, recount_memory, words_memory
 from llmgpu.bpe.training.symbols import MergeTask, byte_symbols
+from llmgpu.bpe.training.train import Training
 from llmgpu.bpe.vocabulary.building import byte_ranks, byte_vocabulary
 from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.distinct_words import DistinctWords
@@ -30,7 +30,8 @@ from llmgpu.machine import Memory
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 
 RNG = np.random.default_rng(8)
-PLAN = make_plan(TrainingOptions(1000), NUMPY)
+OPTIONS = TrainingOptions(1000)
+TRAINING = Training(OPTIONS, NUMPY)
 
 
 def of_lengths(letters: bytes, lengths: list[int]) -> DistinctWords:
@@ -62,7 +63,7 @@ def peak_of(work: Callable[[], object]) -> int:
 def test_merging_is_within_its_estimate(words: DistinctWords) -> None:
     def merge() -> None:
         symbols = byte_symbols(words, byte_ranks("hf"))
-        batched_numpy.train(symbols, PLAN.options, MergeTask(merges=40))
+        batched_numpy.train(symbols, OPTIONS, MergeTask(merges=40))
 
     peak, costs = words.nbytes + peak_of(merge), batched_numpy.COSTS
     estimate = costs.of(len(words), len(words.data)) - costs.fixed
@@ -78,11 +79,11 @@ def test_merging_in_c_is_within_its_estimate(name: str) -> None:
         "import resource, sys\n"
         "from llmgpu.bpe.training import merge_host\n"
         "from llmgpu.bpe.training.symbols import MergeTask\n"
-        "from tests.bpe.training.test_memory import PLAN, WORDS, byte_ranks, byte_symbols\n"
+        "from tests.bpe.training.test_memory import OPTIONS, WORDS, byte_ranks, byte_symbols\n"
         "words = WORDS[sys.argv[1]]\n"
         "before = int(open('/proc/self/statm').read().split()[1]) * resource.getpagesize()\n"
         "symbols = byte_symbols(words, byte_ranks('hf'))\n"
-        "merge_host.train(symbols, PLAN.options, MergeTask(merges=700))\n"
+        "merge_host.train(symbols, OPTIONS, MergeTask(merges=700))\n"
         # Unlike getrusage, without the peak of the process that started this one.
         "status = dict(line.split(':', 1) for line in open('/proc/self/status'))\n"
         "peak = int(status['VmHWM'].split()[0]) * 1024\n"
@@ -133,14 +134,14 @@ def test_merging_one_long_word_in_c_takes_few_times_its_length(letters: bytes) -
         "import sys, numpy as np\n"
         "from llmgpu.bpe.training import merge_host\n"
         "from llmgpu.bpe.training.symbols import MergeTask\n"
-        "from tests.bpe.training.test_memory import PLAN, byte_ranks, byte_symbols, of_lengths\n"
+        "from tests.bpe.training.test_memory import OPTIONS, byte_ranks, byte_symbols, of_lengths\n"
         "symbols = byte_symbols(of_lengths(sys.argv[1].encode(), [30_000_000]), byte_ranks('hf'))\n"
         "def now(key):\n"
         "    status = dict(line.split(':', 1) for line in open('/proc/self/status'))\n"
         "    return int(status[key].split()[0]) * 1024\n"
         "open('/proc/self/clear_refs', 'w').write('5')\n"  # the peak begins here
         "before = now('VmRSS')\n"
-        "merge_host.train(symbols, PLAN.options, MergeTask(merges=700))\n"
+        "merge_host.train(symbols, OPTIONS, MergeTask(merges=700))\n"
         "print(now('VmHWM') - before)"
     )
     command = [sys.executable, "-c", code, letters.decode()]
@@ -209,26 +210,26 @@ def test_what_is_known_is_told_and_becomes_exact(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(train, "count_words", counting)
     text = b" ".join(b"%x" % number for number in RNG.integers(0, 1 << 40, 20_000))
     told: list[Memory] = []
-    training = train.Training(PLAN, on_memory=told.append)
+    training = Training(OPTIONS, NUMPY, on_memory=told.append)
     counts = training.count(corpus_from_bytes(text), merges=False)
     words, nbytes = len(counts.words), len(counts.words.data)
-    assert len(told) > 10 and told[-1] == words_memory(PLAN, words, nbytes, merges=False)
+    assert len(told) > 10 and told[-1] == TRAINING.words_memory(words, nbytes, merges=False)
     told.clear()
-    train.Training(PLAN, on_memory=told.append).run(corpus_from_bytes(text))
-    assert told[-1] == words_memory(PLAN, words, nbytes)
+    Training(OPTIONS, NUMPY, on_memory=told.append).run(corpus_from_bytes(text))
+    assert told[-1] == TRAINING.words_memory(words, nbytes)
     # All words of the text are new, so what is told early is near what it comes to.
     parts = [round(each.host / told[-1].host, 3) for each in told]
     assert 0.9 <= min(parts) <= max(parts) <= 1.5
     told.clear()
-    train.Training(PLAN, on_memory=told.append).run(counts)
-    assert told == [words_memory(PLAN, words, nbytes)]
+    Training(OPTIONS, NUMPY, on_memory=told.append).run(counts)
+    assert told == [TRAINING.words_memory(words, nbytes)]
 
 
 def test_memory_for_words_is_spilled_before_its_share_is_passed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plan, "default_memory_bytes", lambda: 1 << 30)
-    none, many = (words_memory(PLAN, count, 9 * count, merges=False) for count in (0, 1 << 40))
+    monkeypatch.setattr(train, "default_memory_bytes", lambda: 1 << 30)
+    none, many = (TRAINING.words_memory(count, 9 * count, merges=False) for count in (0, 1 << 40))
     assert many.host == none.host + (1 << 30)
 
 
@@ -247,11 +248,10 @@ def test_how_much_text_is_left() -> None:
 
 def test_a_software_device_takes_the_host_s_memory(device: Device) -> None:
     backend = Backend(device, "the adapter")
-    plan = make_plan(TrainingOptions(300), backend)
-    needed = words_memory(plan, 10**6, 10**7)
+    needed = Training(TrainingOptions(300), backend).words_memory(10**6, 10**7)
     assert needed.device > 10**7
     assert (needed.host > needed.device) == backend.is_software
     for tokens, each in ((300, 6.5), (32_768, 6.5), (32_769, 10.5)):
-        plan = make_plan(TrainingOptions(tokens, engine="recount"), backend)
-        needed = recount_memory(plan, 10**8)
+        recount = Training(TrainingOptions(tokens, engine="recount"), backend)
+        needed = recount.recount_memory(10**8)
         assert each * 10**8 < needed.device < (each + 1) * 10**8 and needed.host > 10**8

@@ -15,7 +15,6 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.training import batched_gpu, merge_host
 from llmgpu.bpe.training.checkpoint import Checkpoint
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.plan import make_plan
 from llmgpu.bpe.training.symbols import Merges
 from llmgpu.bpe.training.train import Training, train_vocabulary
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
@@ -57,7 +56,7 @@ def test_every_backend_makes_the_same_file(any_device: Device, pattern: str, tie
 def test_what_does_not_fit_the_device_is_merged_on_the_cpu(size: int, tmp_path: Path) -> None:
     require_adapter()
     options = TrainingOptions(280)
-    counts = Training(make_plan(options, NUMPY)).count(corpus_from_bytes(b"a" * 300_000))
+    counts = Training(options, NUMPY).count(corpus_from_bytes(b"a" * 300_000))
     expected = train_vocabulary(counts, options, NUMPY)
     small = Device(limits={"max-storage-buffer-binding-size": size})
     checkpoint = Checkpoint.begin(tmp_path / "run", {})
@@ -346,7 +345,7 @@ def test_what_the_recount_engine_cannot_do(device: Device) -> None:
         with pytest.raises(LlmgpuError, match=message):
             train_vocabulary(corpus_from_bytes(b"abab"), options, adapter)
     options = TrainingOptions(300, engine="recount")
-    counted = Training(make_plan(TrainingOptions(300), NUMPY)).count(corpus_from_bytes(b"abab"))
+    counted = Training(TrainingOptions(300), NUMPY).count(corpus_from_bytes(b"abab"))
     with pytest.raises(LlmgpuError, match="no word counts"):
         train_vocabulary(counted, options, adapter)
     with pytest.raises(LlmgpuError, match="needs a GPU adapter"):
@@ -356,7 +355,7 @@ def test_what_the_recount_engine_cannot_do(device: Device) -> None:
 def test_counted_words_train_the_same_vocabulary() -> None:
     documents = [words(1, 2_000, 400), b"\x00\xff" * 300]
     options = TrainingOptions(400)
-    counted = Training(make_plan(options, NUMPY)).count(corpus_from_bytes(documents))
+    counted = Training(options, NUMPY).count(corpus_from_bytes(documents))
     seen: list[WordCounts] = []
     again = train_vocabulary(counted, options, NUMPY, on_counted=seen.append)
     assert seen == [counted]

@@ -45,10 +45,15 @@ def test_the_sum_is_that_of_all_in_memory(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_BLOCK_BYTES", block_bytes)
         patch.setattr(module, "_LEAST_BLOCK", 1)
-        facts, words, text_bytes = merge_counts(paths, tmp_path / "sum", weights)
+        made = merge_counts(paths, tmp_path / "sum", weights)
     assert (tmp_path / "sum").read_bytes() == (tmp_path / "expected").read_bytes()
-    assert (words, text_bytes) == (len(expected.words), expected.words.text_bytes)
-    assert facts.documents == expected.documents == 2 * sum(weights)
+    assert made == {
+        "output": str(tmp_path / "sum"),
+        "distinct_words": len(expected.words),
+        "text_bytes": expected.words.text_bytes,
+        "documents": expected.documents,
+    }
+    assert expected.documents == 2 * sum(weights)
 
 
 @pytest.mark.slow
@@ -124,8 +129,8 @@ def test_forged_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_counts_without_words_add_nothing(tmp_path: Path) -> None:
     paths = [write(tmp_path / "none", {}, documents=0), write(tmp_path / "some", {b"a": 2})]
-    facts, words, _ = merge_counts(paths, tmp_path / "sum")
-    assert (facts.documents, words) == (2, 1)
+    made = merge_counts(paths, tmp_path / "sum")
+    assert (made["documents"], made["distinct_words"]) == (2, 1)
     assert (tmp_path / "sum").read_bytes() == paths[1].read_bytes()
     merge_counts(paths[:1], tmp_path / "sum")
     assert (tmp_path / "sum").read_bytes() == paths[0].read_bytes()
