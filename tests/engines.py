@@ -20,7 +20,7 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_gpu import GpuEncoder
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.pretokens import blocks, pattern
+from llmgpu.bpe.pretokens import blocks, custom_regex
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import TrainingResult, train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -96,7 +96,7 @@ class CEngine(NumpyEngine):
         if self._loaded is not None:
             patch.setattr(library, "_load", lambda: (self._loaded, ""))
             uncached = blocks.make_rule.__wrapped__
-            for module in (blocks, pattern):
+            for module in (blocks, custom_regex):
                 patch.setattr(module, "make_rule", uncached)
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern, start_mask
+from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
 from llmgpu.bpe.training import batched_numpy, merge_host
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import MergeTask, byte_symbols
@@ -240,7 +240,7 @@ def check_text(text: bytes, pattern: str) -> None:
     starts: NDArray[np.int64] = np.zeros(1, np.int64)
     mask = start_mask(np.frombuffer(text, np.uint8), pattern, starts)
     ends = [*np.flatnonzero(mask).tolist()[1:], len(text)]
-    assert ends_of(make_c_pattern(get_pattern(pattern)), text) == ends, (pattern, text)
+    assert ends_of(get_pattern(pattern).for_engine(), text) == ends, (pattern, text)
 
 
 def check_jsonl(rng: random.Random, documents: list[bytes]) -> None:

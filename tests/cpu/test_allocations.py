@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder, CSliceEncoder
-from llmgpu.bpe.pretokens import blocks, pattern
+from llmgpu.bpe.pretokens import blocks, custom_regex
 from llmgpu.bpe.training import batched_numpy, merge_host
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import MergeTask, byte_symbols
@@ -70,7 +70,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
         patch.setattr(library, "_load", lambda: (loaded, ""))
         patch.setenv(library.VARIABLE, "c")
         uncached = blocks.make_rule.__wrapped__
-        for module in (blocks, pattern):
+        for module in (blocks, custom_regex):
             patch.setattr(module, "make_rule", uncached)
         yield loaded
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern, start_mask
+from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
 from llmgpu.bpe.pretokens.unicode_classes import VERSIONS
 from llmgpu.bpe.words import count_host
 from llmgpu.cpu import build, library
@@ -35,8 +35,8 @@ needs_engine = pytest.mark.skipif(library.library() is None, reason="the CPU eng
 @needs_engine
 def test_every_pattern_has_a_rule_of_the_engine_but_those_of_own_expressions() -> None:
     for name in PATTERNS:
-        assert not make_c_pattern(get_pattern(name)).is_marked, name
-    assert make_c_pattern(get_pattern(r"regex:\w+")).is_marked
+        assert not get_pattern(name).for_engine().is_marked, name
+    assert get_pattern(r"regex:\w+").for_engine().is_marked
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler")
@@ -165,7 +165,7 @@ def test_pretokens_end_where_numpy_says(text: bytes, name: str, unicode: str) ->
     pattern = get_pattern(name, unicode)
     mask = start_mask(np.frombuffer(text, np.uint8), pattern, np.zeros(1, np.int64))
     expected = [*np.flatnonzero(mask).tolist()[1:], len(text)]
-    assert ends_of(make_c_pattern(pattern), text) == expected
+    assert ends_of(pattern.for_engine(), text) == expected
 
 
 @needs_engine
@@ -182,7 +182,7 @@ def test_characters_beyond_ascii_are_cut_anywhere_in_a_block(name: str) -> None:
     data = np.frombuffer(b"".join(documents), np.uint8)
     starts = np.cumsum([0, *map(len, documents)])
     found = np.flatnonzero(start_mask(data, name, starts[:-1]))
-    pattern = make_c_pattern(get_pattern(name))
+    pattern = get_pattern(name).for_engine()
     padded = np.concatenate([data, np.zeros(library.TEXT_PADDING, np.uint8)])
     room = np.empty(len(data), np.int64)
     for begin, end in pairwise(starts.tolist()):  # other characters follow, whose bytes don't count
@@ -195,7 +195,7 @@ def test_characters_beyond_ascii_are_cut_anywhere_in_a_block(name: str) -> None:
 @needs_engine
 @pytest.mark.parametrize("name", ["gpt2", "cl100k", "o200k"])
 def test_each_byte_of_ascii_is_classified_in_a_block(name: str) -> None:
-    pattern = make_c_pattern(get_pattern(name))
+    pattern = get_pattern(name).for_engine()
     for byte in map(chr, range(128)):
         text = f"ab{byte}12{byte} {byte}Cd".encode() + b" word" * 12
         mask = start_mask(np.frombuffer(text, np.uint8), name, np.zeros(1, np.int64))
@@ -214,7 +214,7 @@ def test_each_byte_of_ascii_is_classified_in_a_block(name: str) -> None:
 def test_pretokens_of_blocks_end_where_numpy_says(text: bytes, name: str) -> None:
     mask = start_mask(np.frombuffer(text, np.uint8), name, np.zeros(1, np.int64))
     expected = [*np.flatnonzero(mask).tolist()[1:], len(text)]
-    assert ends_of(make_c_pattern(get_pattern(name)), text) == expected
+    assert ends_of(get_pattern(name).for_engine(), text) == expected
 
 
 @needs_engine
@@ -251,13 +251,12 @@ def test_utf8_is_valid_up_to_where_python_says(some: bytes, valid: str) -> None:
 def test_memory_that_is_not_there_is_an_error_line() -> None:
     program = (
         "import resource, numpy as np\n"
-        "from llmgpu.bpe.pretokens.pattern import make_c_pattern\n"
         "from llmgpu.bpe.pretokens.pattern import get_pattern\n"
         "from llmgpu.cpu.library import CCounter\n"
         "from llmgpu.errors import LlmgpuError\n"
         "text = np.random.default_rng(1).integers(0, 256, 8 << 20, np.uint8)\n"
         "starts = np.zeros(1, np.int64)\n"
-        "counter = CCounter(make_c_pattern(get_pattern('gpt2')))\n"
+        "counter = CCounter(get_pattern('gpt2').for_engine())\n"
         "pages = int(open('/proc/self/statm').read().split()[0])\n"
         "limit = pages * resource.getpagesize() + (24 << 20)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
@@ -273,7 +272,7 @@ def test_memory_that_is_not_there_is_an_error_line() -> None:
 
 @needs_engine
 def test_counts_have_64_bits() -> None:
-    pattern = make_c_pattern(get_pattern("gpt2"))
+    pattern = get_pattern("gpt2").for_engine()
     counters = [library.CCounter(pattern) for _ in range(2)]
     text = np.frombuffer(b"a" + bytes(library.TEXT_PADDING), np.uint8)
     for counter in counters:

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding.encoder_c import CSliceEncoder
-from llmgpu.bpe.pretokens import blocks, pattern
+from llmgpu.bpe.pretokens import blocks, custom_regex
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu import build, library
 from tests.bpe.encoding.test_long_words import WORDS, by_ranks, random_words, trained
@@ -44,7 +44,7 @@ def small_windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(library, "_load", lambda: (loaded, ""))
         patch.setenv(library.VARIABLE, "c")
         uncached = blocks.make_rule.__wrapped__
-        for module in (blocks, pattern):
+        for module in (blocks, custom_regex):
             patch.setattr(module, "make_rule", uncached)
         yield
 

@@ -25,7 +25,7 @@ from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, HostSlices, require_tokens
 from llmgpu.bpe.encoding.special_encoding import normalized_texts
-from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern, start_mask
+from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.file import PackedTokens
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN, compile_trie
@@ -111,7 +111,7 @@ class CSliceEncoder:
         self.is_parallel = threads > 1
         self._threads, self._part_bytes = threads, part_bytes
         self._vocabulary = vocabulary
-        self.pattern = make_c_pattern(vocabulary.cut)
+        self.pattern = vocabulary.cut.for_engine()
         self._matching = make_c_vocabulary(vocabulary)
         self._words = CSharedWords(self._matching, MAX_TABLE_BYTES)
         self._idle: list[CEncoder] = []
@@ -181,7 +181,7 @@ class CSliceEncoder:
         self._find_cuts(max(words, key=len))
 
         def match(some: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint32]]:
-            encoder = CEncoder(make_c_pattern(get_pattern("none")), self._matching)
+            encoder = CEncoder(get_pattern("none").for_engine(), self._matching)
             found = (encoder.encode_document(self._words, word.tobytes()) for word in some)
             # An encoder returns None only if its pattern has expressions, and "none" has none.
             return [ids for ids in found if ids is not None]

@@ -82,9 +82,11 @@ class Pattern(ABC):
         """Return one of the `certain_starts` near the end of the data; 0 if there is none."""
         return int(self.certain_starts(data).max(initial=0))
 
-    def compiled(self) -> CPattern | None:
-        """Return the CPU engine's pattern for expressions; None for other patterns."""
-        return None
+    def for_engine(self) -> CPattern:
+        """Return the pattern for the CPU engine. If it `is_marked`, `mark` marks the starts."""
+        constants = (self.constants.get(name, 0) for name in ("DIGITS", "WHOLE_AT_END"))
+        version = self.unicode or unicode_classes.DEFAULT_VERSION
+        return make_rule(self.kernel, version, *constants)
 
     def last_start(self, text: Text, begin: int) -> int:
         """Return a position near the end at which a pre-token starts, whatever text follows.
@@ -207,18 +209,15 @@ class RulePattern(Pattern):
         """
         if library() is None:
             return False
-        found = self.constants
-        rule = make_rule(
-            self.kernel, self.unicode, found.get("DIGITS", 0), bool(found.get("WHOLE_AT_END", 0))
-        )
+        rule = self.for_engine()
         return not rule.is_marked and rule.first_end(text) == len(text) - TEXT_PADDING
 
 
 @lru_cache(maxsize=16)
-def make_rule(rule: str, unicode: str, digits: int, whole_at_end: bool) -> CPattern:
+def make_rule(rule: str, unicode: str, digits: int, whole_at_end: int) -> CPattern:
     """Return a rule as a pattern of the CPU engine; see `CPattern`."""
     classes = unicode_classes.code_point_classes(unicode)
-    return CPattern(rule, classes, digits, whole_at_end=whole_at_end)
+    return CPattern(rule, classes, digits, whole_at_end=bool(whole_at_end))
 
 
 class DocumentPattern(Pattern):

@@ -28,9 +28,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pretokens.blocks import DocumentPattern, Marks, Positions, Text
+from llmgpu.bpe.pretokens.blocks import DocumentPattern, Marks, Positions, Text, make_rule
 from llmgpu.bpe.pretokens.names import SPLITS_PREFIX
 from llmgpu.bpe.pretokens.programs import compiled
+from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.cpu.library import CPattern
 from llmgpu.errors import LlmgpuError
 from llmgpu.input_files import quote
@@ -167,6 +168,9 @@ class HostPattern(DocumentPattern):
     def compiled(self) -> CPattern | None:
         """Return the CPU engine's pattern for the expressions, or None; see `programs.compiled`."""
         return compiled(self.expressions, importlib.import_module("regex"))
+
+    def for_engine(self) -> CPattern:
+        return self.compiled() or make_rule("", DEFAULT_VERSION, 0, 0)
 
     def _mark_by_regex(self, text: Text, inner: Positions) -> Marks:
         mask = np.zeros(len(text), np.bool_)

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Marks, Pattern, Positions, Text
+from llmgpu.cpu.library import CPattern
 
 PAIR_BITS = 22  # bits of a pair's hash; must equal the number in llmgpu/cpu/pieces.c
 # Number of code points. The next 256 numbers represent bytes that are not valid UTF-8.
@@ -73,6 +74,9 @@ class NeighboursPattern(Pattern):
     name: str = "none"
     expression: str = r"[\x00-\xff]+"
     kernel: str = "neighbours"
+
+    def for_engine(self) -> CPattern:
+        return CPattern(self.kernel, self.bits)
 
     @cached_property
     def _flags(self) -> NDArray[np.bool_]:

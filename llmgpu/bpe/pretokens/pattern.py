@@ -29,11 +29,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pretokens.blocks import Pattern, make_rule
+from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.names import ALIASES, PATTERNS, REGEX_PREFIX, SPLITS_PREFIX
-from llmgpu.bpe.pretokens.neighbours import NeighboursPattern
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, check_version
-from llmgpu.cpu.library import CPattern
 from llmgpu.errors import LlmgpuError
 from llmgpu.input_files import quote
 from llmgpu.spelling import spelled
@@ -122,14 +120,3 @@ def last_start(
     found = as_pattern(pattern)
     begin = int(document_starts[document_starts < len(text)].max(initial=0))
     return found.last_start(text, begin) if len(text) else 0
-
-
-def make_c_pattern(pattern: Pattern) -> CPattern:
-    """Return a pattern for the CPU engine. If the engine lacks the rule, NumPy marks the starts."""
-    if isinstance(pattern, NeighboursPattern):
-        return CPattern(pattern.kernel, pattern.bits)
-    if (program := pattern.compiled()) is not None:
-        return program
-    rule = "" if pattern.name.startswith((REGEX_PREFIX, SPLITS_PREFIX)) else pattern.kernel
-    digits, whole_at_end = (pattern.constants.get(name, 0) for name in ("DIGITS", "WHOLE_AT_END"))
-    return make_rule(rule, pattern.unicode or DEFAULT_VERSION, digits, bool(whole_at_end))

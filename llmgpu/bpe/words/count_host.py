@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.pattern import as_pattern, make_c_pattern, start_mask
+from llmgpu.bpe.pretokens.pattern import as_pattern, start_mask
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES, Slice, SliceReader, word_too_long
 from llmgpu.bpe.words.distinct_words import DistinctWords, list_words, number_words
 from llmgpu.bpe.words.spilling import (
@@ -208,13 +208,13 @@ class EngineCountTable(CCounter):
     """The words of one thread with their counts, in a table of the CPU engine."""
 
     def __init__(self, pattern: Pattern) -> None:
-        super().__init__(make_c_pattern(pattern))
+        super().__init__(pattern.for_engine())
         self._pattern = pattern
 
     def add(self, piece: Slice) -> None:
         """Count the words of a slice; InputError for a word of more than MAX_WORD_BYTES."""
         marks = None
-        if make_c_pattern(self._pattern).is_marked:
+        if self._pattern.for_engine().is_marked:
             marks = start_mask(piece.text, self._pattern, piece.starts, closed=piece.closed)
         too_long = self.count(piece.text, marks, piece.main_end, piece.starts, MAX_WORD_BYTES)
         if too_long:

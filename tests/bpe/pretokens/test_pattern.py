@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmgpu.bpe.pretokens import blocks, byte_classes, expressions
 from llmgpu.bpe.pretokens.byte_classes import _BLOCK
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern, start_mask
+from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
 from llmgpu.bpe.vocabulary import TIE_RULES
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.cpu.library import library
@@ -77,7 +77,7 @@ def test_contractions_at_the_end_of_a_text(pattern: str, before: str) -> None:
         assert mask_of(text, pattern, [0]) == expected, text
         if library() is not None:
             ends = [*np.flatnonzero(expected).tolist()[1:], len(text)]
-            assert ends_of(make_c_pattern(get_pattern(pattern)), text) == ends, text
+            assert ends_of(get_pattern(pattern).for_engine(), text) == ends, text
 
 
 # One of each kind that some pattern tells apart.
@@ -94,7 +94,7 @@ def test_every_short_text(pattern: str) -> None:
     data = np.frombuffer(b"".join(documents), np.uint8)
     assert start_mask(data, pattern, bounds[:-1]).tolist() == expected
     if library() is not None:
-        c_pattern = make_c_pattern(get_pattern(pattern))
+        c_pattern = get_pattern(pattern).for_engine()
         for document, start in zip(documents[1:], bounds[1:].tolist(), strict=False):
             ends = [k for k in range(1, len(document)) if expected[start + k]]
             assert ends_of(c_pattern, document) == [*ends, len(document)], document

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmgpu.bpe.interchange import components, tekken
 from llmgpu.bpe.pretokens import custom_regex, programs
 from llmgpu.bpe.pretokens.custom_regex import SplitsPattern, describe_splits
-from llmgpu.bpe.pretokens.pattern import get_pattern, make_c_pattern
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.cpu.library import CPattern, library
 from llmgpu.tokenizer import Tokenizer
 
@@ -167,7 +167,7 @@ def test_one_call_encodes_a_text_and_a_batch() -> None:
     made = Tokenizer.train_from_iterator(
         [text], vocab_size=300, pattern=f"splits:{expressions}", device="cpu"
     )
-    program = make_c_pattern(get_pattern(f"splits:{expressions}"))
+    program = get_pattern(f"splits:{expressions}").for_engine()
     assert program.is_marked
     assert program.has_expressions
     expected = made.encode(text, dtype=list)
