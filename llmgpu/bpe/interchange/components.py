@@ -48,7 +48,7 @@ from llmgpu.bpe.interchange.token_tables import (
     to_text,
 )
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.custom_regex import SplitsPattern, describe_splits
+from llmgpu.bpe.pretokens.custom_regex import custom_pattern, splits_name
 from llmgpu.bpe.pretokens.names import SPLITS_PREFIX
 from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -120,7 +120,7 @@ def pattern_of_expressions(expressions: Sequence[str], note: Note) -> str:
     for expression in expressions:
         check_portable(expression)
     try:
-        pattern = SplitsPattern(describe_splits(expressions))
+        pattern = custom_pattern(splits_name(expressions))
     except LlmgpuError as error:
         raise VocabularyError(str(error)) from error
     version = importlib.import_module("regex").__version__
@@ -139,7 +139,7 @@ def describe_pattern(pattern: str, byte_level: dict[str, Any]) -> dict[str, Any]
     if pattern in ("gpt2", "none"):
         return byte_level | {"use_regex": pattern == "gpt2"}
     if pattern.startswith(SPLITS_PREFIX):
-        expressions = SplitsPattern(pattern.removeprefix(SPLITS_PREFIX)).expressions
+        expressions = custom_pattern(pattern).expressions
         for expression in expressions:
             check_portable(expression)
     else:

@@ -18,7 +18,7 @@ from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, NoTokenError, new_ids
 from llmgpu.bpe.encoding.encoder_c import host_slices
 from llmgpu.bpe.encoding.encoder_host import HostSlices, stream_lookahead
-from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer, read_back, submitted_slices
+from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CapacityError
@@ -165,7 +165,7 @@ class GpuGreedyEncoder:
                 continue
             is_decided, state = slot.wait()
             if not is_decided:
-                yield self.encode_on_host(read_back(self._device, slot.input, piece))
+                yield self.encode_on_host(slot.pretokenizer.read_back(piece))
                 continue
             # Fetch the ids, then convert the starts of documents to indices of ids.
             ids = allocate(int(state[STATE_TOTAL]))
@@ -206,17 +206,15 @@ class _Slot:
         self.shared, self.slice_bytes = shared, slice_bytes
         device = self._device = encoder._device
         self.staging = Staging(device, slice_bytes)
-        self.input = device.create_buffer("text", slice_bytes)
-        cut = encoder._vocabulary.cut
-        self._pretokenizer = GpuPretokenizer(device, cut, self.input, slice_bytes)
+        self.pretokenizer = GpuPretokenizer(device, encoder._vocabulary.cut, slice_bytes)
         self.state, self._long_args = shared["slice_state"], shared["long_args"]
         self._compact = device.create_buffer("compact output", 4 * slice_bytes)
         self._params = device.create_uniform("trie params", PARAMS.itemsize)
         self._state_copy, self._undecided_copy = Download(device), Download(device)
         self._ids_copy = Download(device)
         buffers = shared | {
-            "input": self.input,
-            "start_bits": self._pretokenizer.start_bits,
+            "input": self.pretokenizer.text,
+            "start_bits": self.pretokenizer.start_bits,
             "compact_output": self._compact,
             "params": self._params,
         }
@@ -230,8 +228,8 @@ class _Slot:
         self._write_params(piece, chunks)
         chunk_groups = -(-chunks // encoder._wg)
         commands = device.record()
-        self.staging.copy_to(commands, self.input, piece.length)
-        self._pretokenizer.record(commands, piece)
+        self.staging.copy_to(commands, self.pretokenizer.text, piece.length)
+        self.pretokenizer.record(commands, piece)
         commands.dispatch(chunk_entry, chunk_groups)
         commands.dispatch_indirect(long_exit, self._long_args, 0)
         commands.dispatch_indirect(long_chain, self._long_args, 12)
@@ -239,7 +237,7 @@ class _Slot:
         commands.dispatch(prefix_sum, 1)
         commands.dispatch(compact, chunks)
         self._state_copy.record(commands, self.state, 4 * STATE_WORDS)
-        self._undecided_copy.record(commands, self._pretokenizer.undecided, 4)
+        self._undecided_copy.record(commands, self.pretokenizer.undecided, 4)
         commands.submit()
         self._state_copy.begin()
         self._undecided_copy.begin()

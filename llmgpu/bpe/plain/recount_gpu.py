@@ -23,7 +23,6 @@ from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.errors import DeviceError, LlmgpuError
-from llmgpu.gpu.adapters import Buffer
 from llmgpu.gpu.commands import Commands
 from llmgpu.gpu.device import Device, hash_key_buffer, paced_states
 from llmgpu.gpu.kernel import Kernel
@@ -177,10 +176,10 @@ class _RecountLoop:
         # A pair count has 32 bits, so a larger minimum has the effect of the largest 32-bit number.
         state["min_frequency"] = min(max(self._options.min_frequency, 1), 0xFFFFFFFF)
         device.write(self._buffers["state"], state)
-        text_buffer = device.upload("text", text)
+        marked = self._mark_starts(text, document_starts)
         boundary = self._kernels.pop("bpe_word_boundary").bind(
-            text=text_buffer,
-            start_bits=self._mark_starts(text, document_starts, text_buffer),
+            text=marked.text,
+            start_bits=marked.start_bits,
             byte_ranks=device.upload("byte ranks", self._byte_ranks),
             symbols=self._symbols[0],
             state=self._buffers["state"],
@@ -191,18 +190,18 @@ class _RecountLoop:
         self._make_table(self._table_slots)
 
     def _mark_starts(
-        self, text: NDArray[np.uint8], document_starts: NDArray[np.int64], text_buffer: Buffer
-    ) -> Buffer:
-        """Mark the starts of pre-tokens in the text; return a buffer with a bit for each byte."""
+        self, text: NDArray[np.uint8], document_starts: NDArray[np.int64]
+    ) -> GpuPretokenizer:
+        """Return a pre-tokenizer with the text and the bits of its pre-tokens on the device."""
         whole = Slice(text, document_starts, closed=True, end=True, buffer=text, main_end=len(text))
-        cut = self._options.cut
-        pretokenizer = GpuPretokenizer(self._device, cut, text_buffer, len(text))
+        pretokenizer = GpuPretokenizer(self._device, self._options.cut, len(text))
+        self._device.write(pretokenizer.text, text)
         commands = self._device.record()
         pretokenizer.record(commands, whole)
         commands.submit()
         if self._device.read(pretokenizer.undecided, 1, np.uint32)[0]:
-            pretokenizer.mark_on_host(whole, text)
-        return pretokenizer.start_bits
+            pretokenizer.mark_on_host(whole)
+        return pretokenizer
 
     def _make_table(self, slots: int) -> None:
         """Create an empty pair table, and bind all kernels to the table.

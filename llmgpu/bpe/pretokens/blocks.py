@@ -134,7 +134,7 @@ class RulePattern(Pattern):
             marked, decided = mark_starts(
                 data[first:end], every_edge[low:high] - first, self.expression, self.unicode
             )
-            cut = len(marked) if end == len(data) else last_set(marked[:decided])
+            cut = len(marked) if end == len(data) else _last_set(marked[:decided])
             mask[first : first + cut] = marked[:cut]
             if cut == 0 and size >= _LONGEST_BLOCK:
                 cut = self._mark_long(data[first:], every_edge[low:] - first, mask[first:])
@@ -188,7 +188,7 @@ class RulePattern(Pattern):
         while True:
             block = text[first : first + size].copy()
             marked, decided = mark_starts(block, no_edges, self.expression, self.unicode)
-            cut = last_set(marked[:decided])
+            cut = _last_set(marked[:decided])
             if first + len(block) == len(text):
                 return first + cut
             # The first pre-token is too long for a block.
@@ -235,17 +235,9 @@ class DocumentPattern(Pattern):
         return begin
 
 
-def last_set(flags: NDArray[np.bool_]) -> int:
-    """Return the position of the last True after position 0; 0 if there is none."""
-    size = 64
-    end = len(flags)
-    while end > 1:
-        window = np.flatnonzero(flags[max(1, end - size) : end])
-        if len(window):
-            return max(1, end - size) + int(window[-1])
-        end -= size
-        size *= 2
-    return 0
+def _last_set(flags: Marks) -> int:
+    """Return the position of the last True; 0 if there is none."""
+    return max(flags.tobytes().rfind(1), 0)
 
 
 _KINDS = 7
@@ -306,12 +298,10 @@ def _find_cut(
         is_end = len(data) < size + 2 * margin
         found = begin + pattern.certain_starts(np.frombuffer(data, np.uint8))
         found = found[(found >= offset) & (found < begin + len(data) - margin)]
-        for separator in separators:
-            found = _without(found, data, begin, separator)
-        for position in found.tolist():
-            before = data[max(0, position - begin - 4) : position - begin]
-            if not before.decode(errors="replace")[-1:].isspace():
-                return int(position)
+        for position in (found - begin).tolist():
+            before = data[max(0, position - 4) : position].decode(errors="replace")
+            if not (before[-1:].isspace() or _is_near(data, position, separators)):
+                return begin + int(position)
         if is_end:
             return begin + len(data)
         size *= 2
@@ -326,14 +316,10 @@ def _read(file: BinaryIO, size: int) -> bytes:
     return b"".join(blocks)
 
 
-def _without(found: Positions, data: bytes, begin: int, separator: bytes) -> Positions:
-    """Return the positions that are not near an occurrence of `separator`.
-
-    data: bytes of the file, from position `begin` on.
-    """
-    at = data.find(separator)
-    while at >= 0 and len(found):
-        first, end = begin + at - _NEAR, begin + at + len(separator) + _NEAR
-        found = found[(found < first) | (found > end)]
-        at = data.find(separator, at + 1)
-    return found
+def _is_near(data: bytes, position: int, separators: Sequence[bytes]) -> bool:
+    """Whether one of the separators is within _NEAR bytes of a position in the data."""
+    reach = [_NEAR + len(separator) for separator in separators]
+    return any(
+        separator in data[max(0, position - most) : position + most]
+        for separator, most in zip(separators, reach, strict=True)
+    )

@@ -26,12 +26,12 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.pretokens.blocks import DocumentPattern, Marks, Positions, Text, make_rule
-from llmgpu.bpe.pretokens.names import SPLITS_PREFIX
+from llmgpu.bpe.pretokens.names import REGEX_PREFIX, SPLITS_PREFIX
 from llmgpu.bpe.pretokens.programs import compiled
-from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
+from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, code_points
 from llmgpu.cpu.library import CPattern
 from llmgpu.errors import LlmgpuError
 from llmgpu.input_files import quote
@@ -180,7 +180,7 @@ class HostPattern(DocumentPattern):
             # Convert indices of characters to positions of bytes: int64 (bounds,).
             bounds = np.array(self._bounds(characters, limit), np.int64)
             mask[begin] = True
-            places = begin + _byte_offsets(characters)[bounds]
+            places = begin + offsets_of(code_points(characters)[1])[bounds]
             mask[places[places < end]] = True
         return mask
 
@@ -209,35 +209,27 @@ class HostPattern(DocumentPattern):
         )
 
 
-class SplitsPattern(HostPattern):
-    """A pattern of several expressions that cut one after the other."""
+def custom_pattern(name: str) -> HostPattern:
+    """Return the pattern whose name is ``regex:`` and an expression, or a `splits_name`.
 
-    def __init__(self, described: str) -> None:
-        """Parse a JSON list of expressions, see `describe_splits`.
-
-        Raises LlmgpuError for an invalid list.
-        """
-        expressions: Any
-        try:
-            expressions = json.loads(described)
-        except (ValueError, RecursionError):
-            expressions = None
-        is_list = isinstance(expressions, list) and 0 < len(expressions) <= MAX_SPLITS
-        is_valid = is_list and all(isinstance(entry, str) for entry in expressions)
-        if not is_valid or describe_splits(expressions) != described:
-            raise LlmgpuError(f"{quote(described)} is not a list of 1 to {MAX_SPLITS} expressions")
-        name = SPLITS_PREFIX + described
-        super().__init__(name=name, expression=described, expressions=tuple(expressions))
-
-
-def describe_splits(expressions: Sequence[str]) -> str:
-    """Return the name of a `SplitsPattern` of these expressions, without "splits:"."""
-    return json.dumps(list(expressions))
+    Raises LlmgpuError for an invalid expression or list.
+    """
+    if name.startswith(REGEX_PREFIX):
+        expression = name.removeprefix(REGEX_PREFIX)
+        return HostPattern(name=name, expression=expression, expressions=(expression,))
+    described = name.removeprefix(SPLITS_PREFIX)
+    expressions: Any
+    try:
+        expressions = json.loads(described)
+    except (ValueError, RecursionError):
+        expressions = None
+    is_list = isinstance(expressions, list) and 0 < len(expressions) <= MAX_SPLITS
+    is_valid = is_list and all(isinstance(entry, str) for entry in expressions)
+    if not is_valid or splits_name(expressions) != name:
+        raise LlmgpuError(f"{quote(described)} is not a list of 1 to {MAX_SPLITS} expressions")
+    return HostPattern(name=name, expression=described, expressions=tuple(expressions))
 
 
-def _byte_offsets(characters: str) -> NDArray[np.int64]:
-    """Return the UTF-8 offset of each character's start, then of the last character's end."""
-    points = np.frombuffer(characters.encode("utf-32-le", "surrogatepass"), "<u4")
-    lengths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
-    lengths[(points >= 0xD800) & (points < 0xE000)] = 1  # a lone surrogate is an invalid byte
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+def splits_name(expressions: Sequence[str]) -> str:
+    """Return the name of the pattern of several expressions that cut one after the other."""
+    return SPLITS_PREFIX + json.dumps(list(expressions))

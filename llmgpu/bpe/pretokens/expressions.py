@@ -25,6 +25,7 @@ _BLOCK = 1 << 19  # bytes decoded at once
 _FIRST = 1 << 22  # bytes matched at first; doubled as long as the end of the match is not certain
 _LOOKAHEAD = 4  # characters; every contraction is shorter
 _INCOMPLETE = 3  # largest number of bytes that an incomplete character has at the end of a text
+_ERRORS = "surrogateescape"  # decodes a byte that is not valid UTF-8 as one character
 _NEAR = 64  # characters at the end that are searched for the start of the last run first
 # The only letter beyond ASCII that equals a letter of a contraction if case is ignored.
 _LONG_S = "\u017f"
@@ -206,7 +207,5 @@ def _byte_place(text: NDArray[np.uint8], blocks: list[tuple[int, int]], characte
     if character == blocks[number][0]:
         return blocks[number][1]
     (first_character, first), (_, end) = blocks[number - 1 : number + 1]
-    # Any version will do, because lengths of characters are the same in all.
-    table = _table_of(unicode_classes.DEFAULT_VERSION)
-    positions, _ = decode(text[first:end], table)
-    return first + int(positions[character - first_character])
+    before = text[first:end].tobytes().decode(errors=_ERRORS)[: character - first_character]
+    return first + len(before.encode(errors=_ERRORS))

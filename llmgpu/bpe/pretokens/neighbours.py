@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Marks, Pattern, Positions, Text
+from llmgpu.bpe.pretokens.unicode_classes import code_points
 from llmgpu.cpu.library import CPattern
 
 PAIR_BITS = 22  # bits of a pair's hash; must equal the number in llmgpu/cpu/pieces.c
@@ -94,11 +95,8 @@ class NeighboursPattern(Pattern):
         """
         # Number the characters. points: code points, or _POINTS + value for invalid bytes. sizes:
         # bytes of each character. is_alone: whether the character is an invalid byte.
-        text = data.decode(errors="surrogateescape")
-        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        points, sizes = code_points(data.decode(errors="surrogateescape"))
         is_alone = (points >= 0xDC80) & (points < 0xDD00)
-        sizes = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
-        sizes[is_alone] = 1
         points = np.where(is_alone, points - np.uint32(0xDC00) + np.uint32(_POINTS), points)
         # Cut between characters where this is allowed, but never before a continuation byte.
         cut = self._may_cut(points[:-1], points[1:])

@@ -53,15 +53,11 @@ def get_pattern(name: str, unicode: str = DEFAULT_VERSION) -> Pattern:
     if name.startswith(REGEX_PREFIX):
         expression = name.removeprefix(REGEX_PREFIX)
         published = (known.name for known in PATTERNS.values() if known.expression == expression)
-        if (name := next(published, "")) == "":
-            from llmgpu.bpe.pretokens.custom_regex import HostPattern
+        name = next(published, name)
+    if name.startswith((REGEX_PREFIX, SPLITS_PREFIX)):
+        from llmgpu.bpe.pretokens.custom_regex import custom_pattern
 
-            name = REGEX_PREFIX + expression
-            return HostPattern(name=name, expression=expression, expressions=(expression,))
-    if name.startswith(SPLITS_PREFIX):
-        from llmgpu.bpe.pretokens.custom_regex import SplitsPattern
-
-        return SplitsPattern(name.removeprefix(SPLITS_PREFIX))
+        return custom_pattern(name)
     name = ALIASES.get(name, name)
     if name not in PATTERNS:
         known = ", ".join([*PATTERNS, *ALIASES])

@@ -31,7 +31,6 @@ from llmgpu.bpe.pretokens.neighbours import NeighboursPattern
 from llmgpu.bpe.pretokens.pattern import as_pattern, start_mask
 from llmgpu.bpe.pretokens.slices import Slice, SliceSource
 from llmgpu.bpe.pretokens.unicode_classes import code_point_classes
-from llmgpu.gpu.adapters import Buffer
 from llmgpu.gpu.commands import Commands, Staging
 from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import compose, constant, struct_dtype
@@ -172,13 +171,6 @@ class _Submitter(Generic[_Slot]):
         self.free.put(None)
 
 
-def read_back(device: Device, text: Buffer, piece: Slice) -> Slice:
-    """Return a submitted slice with its text, which is read back from a buffer of the device."""
-    buffer = np.zeros(piece.length + PADDING, np.uint8)
-    buffer[: piece.length] = device.read(text, piece.length, np.uint8)
-    return replace(piece, buffer=buffer, text=buffer[: piece.length])
-
-
 PARAMS = struct_dtype("pretoken/params.wgsl", "PretokenParams")
 SEGMENT_BYTES = 32  # bytes of text that one thread marks
 # Bytes that a thread looks back and ahead, see walk.wgsl. The number is low on a software adapter,
@@ -192,6 +184,7 @@ BLOCK = 8 * constant("pretoken/unicode.wgsl", "BLOCK_WORDS")
 class GpuPretokenizer:
     """Marks the pre-token starts of slices under one pattern on one device.
 
+    text: buffer on the device for the text of a slice, and at least 8 more bytes.
     start_bits: buffer on the device with a bit for each byte of the slice recorded last, lowest bit
         first.
     reach: bytes that the kernel looks back and ahead.
@@ -204,14 +197,12 @@ class GpuPretokenizer:
         self,
         device: Device,
         pattern: str | Pattern,
-        text: Buffer,
         capacity: int,
         *,
         reach: int | None = None,
     ) -> None:
         """Compile the pattern's kernel and allocate the buffers.
 
-        text: buffer for the text of slices, with a multiple of SEGMENT_BYTES bytes.
         capacity: bytes of the largest slice.
         reach: bytes that the kernel looks back and ahead; None: REACH, or SOFTWARE_REACH on a
             software adapter.
@@ -226,27 +217,25 @@ class GpuPretokenizer:
         walking = {"REACH": self.reach} if walks else {}
         self._kernel = device.kernel(file, WORKGROUP_SIZE=256, **found.constants, **walking)
         size = -(-capacity // SEGMENT_BYTES) * 4
+        self.text = device.create_buffer("text", capacity + 8)
         self.start_bits = device.create_buffer("start bits", size)
         self._document_bits = device.create_buffer("document bits", size)
+        self.undecided = device.create_buffer("undecided", 4 + size)
         self._params = device.create_uniform("pretoken params", PARAMS.itemsize)
         buffers = {
-            "text": text,
+            "text": self.text,
             "params": self._params,
             "document_bits": self._document_bits,
             "start_bits": self.start_bits,
+            "undecided": self.undecided,
         }
-        # Only some kernels read character classes, read pairs, or list undecided segments.
-        names = {binding.name for binding in self._kernel.bindings}
+        # Only some kernels list undecided segments, read character classes, or read pairs.
         if found.unicode is not None:
             packed = pack_classes(found.unicode)
             buffers["unicode_classes"] = device.upload("Unicode classes", packed)
         if isinstance(found, NeighboursPattern):
             buffers["neighbours"] = device.upload("neighbours", found.bits.view(np.uint32))
-        lists_undecided = "undecided" in names
-        self.undecided = device.create_buffer("undecided", 4 + lists_undecided * size)
-        if lists_undecided:
-            buffers["undecided"] = self.undecided
-        self._bound = self._kernel.bind(**buffers)
+        self._bound = self._kernel.bind_from(buffers)
 
     def record(self, commands: Commands, piece: Slice) -> None:
         """Upload a slice's parameters and document starts; record commands that mark its starts.
@@ -268,9 +257,15 @@ class GpuPretokenizer:
         groups = -(-piece.length // (SEGMENT_BYTES * self._kernel.workgroup_size))
         commands.dispatch(self._bound, groups)
 
-    def mark_on_host(self, piece: Slice, text: NDArray[np.uint8]) -> None:
-        """Mark all starts of the slice recorded last on the host; text: uint8 (n,)."""
-        mask = start_mask(text, self._pattern, piece.starts, closed=piece.closed)
+    def read_back(self, piece: Slice) -> Slice:
+        """Return the slice recorded last with its text, which is read back from the device."""
+        buffer = np.zeros(piece.length + PADDING, np.uint8)
+        buffer[: piece.length] = self._device.read(self.text, piece.length, np.uint8)
+        return replace(piece, buffer=buffer, text=buffer[: piece.length])
+
+    def mark_on_host(self, piece: Slice) -> None:
+        """Mark all starts of the slice recorded last, which has its text, on the host."""
+        mask = start_mask(piece.text, self._pattern, piece.starts, closed=piece.closed)
         self._device.write(self.start_bits, _pack_bits(mask))
         self._device.write(self.undecided, np.zeros(1, np.uint32))
 

@@ -109,6 +109,17 @@ def code_tables(
     return table
 
 
+def code_points(characters: str) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Return the code point of each character, uint32 (n,), and its bytes in UTF-8, int64 (n,).
+
+    A lone surrogate is one byte, as `str` decodes a byte that is not valid UTF-8.
+    """
+    points = np.frombuffer(characters.encode("utf-32-le", "surrogatepass"), np.uint32)
+    sizes = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
+    sizes[(points >= _SURROGATES[0]) & (points < _SURROGATES[1])] = 1
+    return points, sizes
+
+
 def decode(
     data: NDArray[np.uint8], table: CodeTable
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:

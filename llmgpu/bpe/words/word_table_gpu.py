@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer, read_back
+from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.adapters import ALIGNMENT, Buffer
@@ -194,8 +194,8 @@ class WordSlot:
         self.device = device
         self.staging = Staging(device, slice_bytes)
         self.staging.array()  # map the memory early, because mapping it the first time is slow
-        self._text = device.create_buffer("text", slice_bytes + 8)
-        self._pretokenizer = GpuPretokenizer(device, pattern, self._text, slice_bytes)
+        self._pretokenizer = GpuPretokenizer(device, pattern, slice_bytes)
+        self._text = self._pretokenizer.text
         self._pending = device.create_buffer("pending", slice_bytes // 8 + 4)
         self._params = device.create_uniform("slice params", 16)
         self._state_copy = Download(device)
@@ -218,12 +218,11 @@ class WordSlot:
     def read_slice(self) -> Slice:
         """Return the uploaded slice with its text, read back from the device."""
         assert self._piece is not None
-        return read_back(self.device, self._text, self._piece)
+        return self._pretokenizer.read_back(self._piece)
 
     def mark_on_host(self) -> None:
         """Mark all starts of words of the slice on the host."""
-        piece = self.read_slice()
-        self._pretokenizer.mark_on_host(piece, piece.text)
+        self._pretokenizer.mark_on_host(self.read_slice())
 
     def upload(self, commands: Commands, piece: Slice) -> None:
         """Record commands that upload a slice from staging memory and mark the starts of words."""

@@ -14,10 +14,10 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.pretokens.custom_regex import (
     DEFAULT_MATCH_SECONDS,
-    describe_splits,
     limit_match_seconds,
+    splits_name,
 )
-from llmgpu.bpe.pretokens.names import PATTERNS, REGEX_PREFIX, SPLITS_PREFIX
+from llmgpu.bpe.pretokens.names import PATTERNS, REGEX_PREFIX
 from llmgpu.bpe.pretokens.pattern import get_pattern, last_start, pattern_of_expression, start_mask
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
@@ -181,6 +181,6 @@ def test_many_pieces_are_matched_without_reading_the_cpu_time_for_each(
 
     monkeypatch.setattr(time, "process_time", process_time)
     text = np.frombuffer(b"ab " * 3000, np.uint8)
-    pattern = get_pattern(SPLITS_PREFIX + describe_splits(["(?s:.)", "a"]))
+    pattern = get_pattern(splits_name(["(?s:.)", "a"]))
     assert start_mask(text, pattern, np.empty(0, np.int64), closed=True).all()
     assert 0 < reads[0] < 3000  # once for each of 9000 characters, else

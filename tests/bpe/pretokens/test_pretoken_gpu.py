@@ -29,11 +29,10 @@ class Marker:
 
     def __init__(self, device: Device, pattern: str, capacity: int = CAPACITY) -> None:
         self._device, self._pattern = device, pattern
-        self._text = device.create_buffer("text", capacity)
-        self._pretokenizer = GpuPretokenizer(device, pattern, self._text, capacity, reach=REACH)
+        self._pretokenizer = GpuPretokenizer(device, pattern, capacity, reach=REACH)
 
     def mask(self, piece: Slice, text: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        self._device.write(self._text, text)
+        self._device.write(self._pretokenizer.text, text)
         commands = self._device.record()
         self._pretokenizer.record(commands, piece)
         commands.submit()

@@ -45,14 +45,13 @@ class Walker:
 
     def __init__(self, device: Device, pattern: str, reach: int | None = REACH) -> None:
         self._device = device
-        self._text = device.create_buffer("text", CAPACITY)
-        self.pretokenizer = GpuPretokenizer(device, pattern, self._text, CAPACITY, reach=reach)
+        self.pretokenizer = GpuPretokenizer(device, pattern, CAPACITY, reach=reach)
 
     def mask(
         self, text: bytes, begins: NDArray[np.int64], *, closed: bool = True
     ) -> NDArray[np.bool_]:
         """Mark a slice of text, in which documents begin, without looking whether it is decided."""
-        self._device.write(self._text, np.frombuffer(text, np.uint8))
+        self._device.write(self.pretokenizer.text, np.frombuffer(text, np.uint8))
         commands = self._device.record()
         self.piece = make_slice(text, begins, closed=closed)
         self.pretokenizer.record(commands, self.piece)
@@ -157,7 +156,7 @@ def test_long_runs_are_marked_or_said_to_be_undecided(
         np.testing.assert_array_equal(found, expected)
     else:
         assert len(documents[0]) > walker.pretokenizer.reach
-        walker.pretokenizer.mark_on_host(walker.piece, walker.piece.text)
+        walker.pretokenizer.mark_on_host(walker.piece)
         assert walker.undecided() == 0
         np.testing.assert_array_equal(walker.bits(len(expected)), expected)
 
@@ -184,7 +183,7 @@ def test_the_host_marks_what_is_undecided(walker: Walker, pattern: str) -> None:
     walker.mask(text, begins)
     expected = expected_mask(documents, pattern)
     assert walker.undecided() > 0
-    walker.pretokenizer.mark_on_host(walker.piece, walker.piece.text)
+    walker.pretokenizer.mark_on_host(walker.piece)
     assert walker.undecided() == 0
     np.testing.assert_array_equal(walker.bits(len(text)), expected)
 
@@ -206,6 +205,6 @@ def test_a_software_adapter_leaves_more_to_the_host(device: Device, pattern: str
     found = walker.mask(text, begins)
     assert (walker.undecided() > 0) == device.is_software
     if device.is_software:
-        walker.pretokenizer.mark_on_host(walker.piece, walker.piece.text)
+        walker.pretokenizer.mark_on_host(walker.piece)
         found = walker.bits(len(text))
     np.testing.assert_array_equal(found, expected)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.interchange import components, tekken
 from llmgpu.bpe.pretokens import custom_regex, programs
-from llmgpu.bpe.pretokens.custom_regex import SplitsPattern, describe_splits
+from llmgpu.bpe.pretokens.custom_regex import HostPattern, custom_pattern, splits_name
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.cpu.library import CPattern, library
 from llmgpu.tokenizer import Tokenizer
@@ -44,8 +44,8 @@ TEXTS = st.lists(
 ).map(lambda parts: "".join(parts).encode(errors="surrogatepass"))
 
 
-def pattern_of(*expressions: str) -> SplitsPattern:
-    return SplitsPattern(describe_splits(expressions))
+def pattern_of(*expressions: str) -> HostPattern:
+    return custom_pattern(splits_name(expressions))
 
 
 @lru_cache(maxsize=8)
@@ -56,7 +56,7 @@ def by_instructions(expressions: tuple[str, ...]) -> CPattern | None:
         return programs.compiled.__wrapped__(expressions, importlib.import_module("regex"))
 
 
-def check(pattern: SplitsPattern, text: bytes, inner: list[int]) -> None:
+def check(pattern: HostPattern, text: bytes, inner: list[int]) -> None:
     found, inside = np.frombuffer(text, np.uint8), np.array(inner, np.int64)
     expected = pattern._mark_by_regex(found, inside).tolist()
     for program in pattern.compiled(), by_instructions(pattern.expressions):
@@ -162,12 +162,10 @@ def test_a_text_that_takes_too_many_steps_is_left_to_the_package(
 
 
 def test_one_call_encodes_a_text_and_a_batch() -> None:
-    expressions = describe_splits(DEEPSEEK)
+    expressions = splits_name(DEEPSEEK)
     text = "It's 12345 \u4e2d\u6587\u3042, na\u00efve!\n\n  end\u00ff" * 30
-    made = Tokenizer.train_from_iterator(
-        [text], vocab_size=300, pattern=f"splits:{expressions}", device="cpu"
-    )
-    program = get_pattern(f"splits:{expressions}").for_engine()
+    made = Tokenizer.train_from_iterator([text], vocab_size=300, pattern=expressions, device="cpu")
+    program = get_pattern(expressions).for_engine()
     assert program.is_marked
     assert program.has_expressions
     expected = made.encode(text, dtype=list)

@@ -148,7 +148,7 @@ def test_long_texts_have_the_ids_of_the_package() -> None:
     ]
     texts = ["".join(rng.choices(parts, k=rng.randint(40, 400))) for _ in range(12)]
     texts += ["b" * 63 + " c" * 70, "b" * 64 + " c" * 70, "b" * 200]
-    pattern = f"splits:{custom_regex.describe_splits(DEEPSEEK)}"
+    pattern = custom_regex.splits_name(DEEPSEEK)
     made = Tokenizer.train_from_iterator(texts, vocab_size=300, pattern=pattern, device="cpu")
     found = [made.encode(text, dtype=list) for text in texts]
     assert made.encode_batch(texts, dtype=list) == found
