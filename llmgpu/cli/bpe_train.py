@@ -151,14 +151,13 @@ class _Job:
                 f"{seed.pattern}: some texts may get different ids than with the seed"
             )
         # Check that the options suit the counts and the checkpoint.
-        special = (*(seed.special_tokens if seed else ()), *options.special_tokens)
         if loaded:
-            require_counted_for(loaded, options, special)
+            require_counted_for(loaded, options)
         if asked.checkpoint and options.engine == "recount":
             raise click.UsageError("--checkpoint can't be combined with --engine recount")
         if asked.checkpoint and asked.counts_only:
             raise click.UsageError("--checkpoint can't be combined with --counts-only")
-        return options, asked.reading.corpus_options(more_separators=special)
+        return options, options.separating(asked.reading.corpus_options())
 
     def _name_outputs(self) -> dict[int, str]:
         """Return the names of the output files by vocabulary size."""

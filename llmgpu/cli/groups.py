@@ -126,15 +126,12 @@ class ReadingOptions:
         settings={"expose_value": False, "callback": _limit_regex})
     # fmt: on
 
-    def corpus_options(
-        self, *, line_documents: bool = False, more_separators: tuple[str, ...] = ()
-    ) -> CorpusOptions:
+    def corpus_options(self, *, line_documents: bool = False) -> CorpusOptions:
         """Return the library's options; raise UsageError for an empty separator."""
         from llmgpu.text.corpus import CorpusOptions
         from llmgpu.text.documents import Template
 
-        separators = self.doc_separators + more_separators
-        if "" in separators:
+        if "" in self.doc_separators:
             raise click.UsageError("--doc-separator must not be empty")
         if self.template is not None and self.text_field:
             raise click.UsageError("--text-field can't be combined with --template")
@@ -145,7 +142,7 @@ class ReadingOptions:
         return CorpusOptions(
             text_field=next(iter(fields), CorpusOptions.text_field),
             template=template,
-            separators=tuple(text.encode() for text in separators),
+            separators=tuple(text.encode() for text in self.doc_separators),
             encoding_errors=self.encoding_errors,
             limit=self.limit,
             line_documents=line_documents,

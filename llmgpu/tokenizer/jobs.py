@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import chain
 from operator import index
 from pathlib import Path
@@ -56,9 +56,8 @@ def train_on_files(
     Special tokens separate documents and are not trained on.
     """
     checked = _checked(options)
-    reading = reading or CorpusOptions()
-    separators = (*reading.separators, *_special_bytes(checked))
-    return _train(Corpus(names, replace(reading, separators=separators)), opening, checked)
+    corpus = Corpus(names, checked.separating(reading or CorpusOptions()))
+    return _train(corpus, opening, checked)
 
 
 def train_on_texts(texts: Iterable[str | bytes], opening: Opening, options: Options) -> Vocabulary:
@@ -66,8 +65,8 @@ def train_on_texts(texts: Iterable[str | bytes], opening: Opening, options: Opti
     checked = _checked(options)
     advice = "give one text at a time"
     documents = (to_bytes(text, advice, number) for number, text in enumerate(texts))
-    reading = CorpusOptions(separators=_special_bytes(checked))
-    return _train(corpus_from_documents(documents, reading), opening, checked)
+    corpus = corpus_from_documents(documents, checked.separating(CorpusOptions()))
+    return _train(corpus, opening, checked)
 
 
 def train_on_counts(
@@ -90,11 +89,11 @@ def train_on_counts_files(names: Sequence[str], opening: Opening, options: Optio
     """
     if not names:
         raise InputError("there are no word counts to train on: give at least one file")
-    separators, pattern = _special_bytes(_checked(options)), options["pattern"]
+    separators, pattern = _checked(options).separators, options["pattern"]
     counts = add_counts([load_counts(name, pattern, separators) for name in names])
     theirs = {"pattern": pattern or counts.pattern, "unicode": counts.unicode}
     checked = _checked({**options, **theirs})
-    require_counted_for(counts, checked, checked.special_tokens)
+    require_counted_for(counts, checked)
     return _train(counts, opening, checked)
 
 
@@ -104,10 +103,6 @@ def _checked(options: Options) -> TrainingOptions:
     if unknown := options.keys() - known:
         raise TypeError(f"unexpected argument {min(unknown)!r}")
     return TrainingOptions(**{**options, "pattern": options.get("pattern") or DEFAULT_PATTERN})
-
-
-def _special_bytes(options: TrainingOptions) -> tuple[bytes, ...]:
-    return tuple(map(to_bytes, options.special_tokens))
 
 
 def _train(source: Corpus | WordCounts, opening: Opening, options: TrainingOptions) -> Vocabulary:
@@ -141,8 +136,7 @@ def count_words(
     """
     special = tuple(several(special_tokens))
     options = TrainingOptions(_ANY_SIZE, pattern=pattern, special_tokens=special)
-    how = reading or CorpusOptions()
-    how = replace(how, separators=(*how.separators, *map(to_bytes, special)))
+    how = options.separating(reading or CorpusOptions())
     found = resolve_sources(names_of(corpus))
     check_outputs([Output(os.fspath(output), COUNTS)], [source.path for source in found.files])
     if part is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import index
@@ -19,6 +18,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.errors import InputError, LlmgpuError, VocabularyError
 from llmgpu.input_files import number_of, quote, require_known
+from llmgpu.text.corpus import CorpusOptions
 
 MAX_VOCABULARY = 1 << 20
 UNICODE_FACT = "Unicode version"
@@ -99,6 +99,16 @@ class TrainingOptions(DeclaredOptions):
     def sizes(self) -> tuple[int, ...]:
         """All vocabulary sizes to train, ascending."""
         return tuple(sorted({*self.smaller_sizes, self.vocab_size}))
+
+    @property
+    def separators(self) -> tuple[bytes, ...]:
+        """All special tokens, the seed's included. They separate documents and are not counted."""
+        of_seed = self.seed.special_tokens if self.seed else ()
+        return tuple(text.encode(errors="replace") for text in (*of_seed, *self.special_tokens))
+
+    def separating(self, reading: CorpusOptions) -> CorpusOptions:
+        """Return options of reading with the special tokens as further separators."""
+        return replace(reading, separators=(*reading.separators, *self.separators))
 
     @cached_property
     def start(self) -> Vocabulary:
@@ -197,9 +207,7 @@ def _as_int(number: object, what: str) -> int:
     return index(number)
 
 
-def require_counted_for(
-    counts: WordCounts, options: TrainingOptions, special_tokens: Iterable[str]
-) -> None:
+def require_counted_for(counts: WordCounts, options: TrainingOptions) -> None:
     """Raise InputError unless the words were counted as the options of this training require."""
     for what, counted, wanted in (
         ("pattern", counts.pattern, options.pattern),
@@ -210,9 +218,9 @@ def require_counted_for(
                 f"{counts.source}: the words were cut by {what} {quote(counted)}, not by "
                 f"{quote(wanted)}: count the corpus again"
             )
-    for text in special_tokens:
-        if text.encode() not in counts.separators:
+    for text in options.separators:
+        if text not in counts.separators:
             raise InputError(
-                f"{counts.source}: special token {quote(text)} was counted as ordinary text: "
-                "count the corpus again with it"
+                f"{counts.source}: special token {quote(text.decode())} was counted as ordinary "
+                "text: count the corpus again with it"
             )
