@@ -285,23 +285,13 @@ class _Job:
     ) -> dict[str, Any]:
         """Train and write the vocabularies, and the counts if asked; return the summary."""
         text = source if isinstance(source, Corpus) else None
-        if kept and kept.has_counts:
-            source = load_counts(kept.counts_path)
-
-        def save(counts: WordCounts) -> None:
-            if kept and not kept.has_counts:
-                save_counts(kept.counts_path, counts)
-            if self.counts_output is not None:
-                save_counts(self.counts_output, counts)
-
-        on_counted = save if self.counts_output is not None or kept else None
         with ExitStack() as stack:
             # Temporary files get their final names together at the end, or not at all.
             files = {
                 size: stack.enter_context(atomic_output(p)) for size, p in self.outputs.items()
             }
             with self.report:
-                result = training.run(source, checkpoint=kept, on_counted=on_counted)
+                result = training.run(source, checkpoint=kept, counts_output=self.counts_output)
             for size, vocabulary in result.vocabularies.items():
                 files[size].writelines(vocabulary.packed())
         self.report.note(*result.notes)

@@ -20,10 +20,11 @@ training for this size alone writes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ from llmgpu.bpe.vocabulary.building import byte_ranks, extend_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import FEW_NODES, Vocabulary
 from llmgpu.bpe.words import count_host
 from llmgpu.bpe.words.count_host import count_words
+from llmgpu.bpe.words.counts_file import load_counts, save_counts
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.bpe.words.spilling import WordAccumulator, default_memory_bytes
 from llmgpu.errors import CapacityError, InputError, LlmgpuError
@@ -131,31 +133,38 @@ class Training:
         source: Corpus | WordCounts,
         *,
         checkpoint: Checkpoint | None = None,
-        on_counted: Callable[[WordCounts], None] | None = None,
+        counts_output: str | Path | None = None,
     ) -> TrainingResult:
         """Train a byte-level BPE vocabulary on a corpus, or on words counted before.
 
-        checkpoint: records the merges. Merges that it already has are replayed, not learned again.
-        on_counted: called with the counted words before merging.
+        checkpoint: records the words and the merges. Words that it already has are not counted
+            again, and merges that it already has are replayed, not learned again.
+        counts_output: file of word counts to write before merging.
 
         Raises:
             InputError: the corpus is empty or can't be read, or a pre-token is too long.
-            OutputError: the temporary file of spilled words can't be written.
+            OutputError: the checkpoint, the counts or the temporary file of spilled words can't be
+                written.
             DeviceError: the training does not fit into the adapter's memory.
             LlmgpuError: the engine does not support the options.
         """
         if self._options.engine == "recount":
-            if not isinstance(source, Corpus) or checkpoint or on_counted:
+            if not isinstance(source, Corpus) or checkpoint or counts_output:
                 raise LlmgpuError(
                     "the recount engine has no word counts to load, save or resume from: use the "
                     "batched one"
                 )
             return self._recount(source)
+        is_kept = checkpoint is not None and checkpoint.has_counts
+        if checkpoint and is_kept:
+            source = load_counts(checkpoint.counts_path)
         counts = source if isinstance(source, WordCounts) else self.count(source)
         text_bytes, count = counts.words.text_bytes, len(counts.words)
         _require_text(text_bytes)
-        if on_counted is not None:
-            on_counted(counts)
+        if checkpoint and not is_kept:
+            save_counts(checkpoint.counts_path, counts)
+        if counts_output is not None:
+            save_counts(counts_output, counts)
         self._tell_memory(self.words_memory(count, len(counts.words.data)))
         facts = {"text_bytes": text_bytes, "documents": counts.documents, "distinct_words": count}
         with self._phase("make symbols"):
