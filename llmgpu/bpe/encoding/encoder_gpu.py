@@ -38,7 +38,6 @@ from llmgpu.bpe.encoding.matching import (
     pair_ranks,
 )
 from llmgpu.bpe.pretokens.custom_regex import HostPattern
-from llmgpu.bpe.pretokens.pattern import as_pattern
 from llmgpu.bpe.pretokens.pretoken_gpu import (
     begin_slots,
     made_slots,
@@ -296,7 +295,7 @@ class GpuEncoder:
     @cached_property
     def _marks_on_host(self) -> bool:
         """Whether the host marks the starts of words, because the pattern is of expressions."""
-        return isinstance(as_pattern(self._vocabulary.cut), HostPattern)
+        return isinstance(self._vocabulary.cut, HostPattern)
 
     @cached_property
     def _host(self) -> HostSlices:
