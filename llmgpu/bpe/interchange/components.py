@@ -45,7 +45,6 @@ from llmgpu.bpe.interchange.token_tables import (
     expression_of,
     stands_for_bytes,
     to_bytes,
-    to_text,
 )
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.custom_regex import custom_pattern, splits_name
@@ -242,22 +241,13 @@ def _id_of(name: object, number: object) -> int:
     return check_id(f"the post_processor's token {quote(str(name))}", number)
 
 
-def describe_around(
-    vocabulary: Vocabulary, texts: Mapping[int, str] | None = None
-) -> dict[str, Any] | None:
+def describe_around(vocabulary: Vocabulary, texts: Mapping[int, str]) -> dict[str, Any] | None:
     """Return the post-processor that adds a vocabulary's `prefix_ids` and `suffix_ids`.
 
-    Returns None if the vocabulary has no such ids.
-
-    texts: text of each id. By default, special tokens have their own text, and other tokens their
-    text in the byte-level alphabet.
+    Returns None if the vocabulary has no such ids. texts: text of each id.
     """
     before, after = vocabulary.prefix_ids, vocabulary.suffix_ids
-    special = texts or {number: text for text, number in vocabulary.special_tokens.items()}
-    names = {
-        number: special.get(number) or to_text(vocabulary.tokens[number])
-        for number in (*before, *after)
-    }
+    names = {number: texts[number] for number in (*before, *after)}
 
     def pieces(text: str, type_id: int) -> list[dict[str, Any]]:
         marks = [

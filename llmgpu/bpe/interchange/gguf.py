@@ -45,9 +45,9 @@ from llmgpu.bpe.interchange.token_tables import (
     MAX_IDS,
     check_id,
     complete,
-    exportable_ids,
     find_end_of_text,
     imported_vocabulary,
+    name_bytes,
     name_pairs,
     note_unicode,
     number_merges,
@@ -168,7 +168,7 @@ def describe(
     texts = {number: texts.get(number, f"[PAD{number}]") for number in numbers}
     kinds = {number: kinds.get(number) or UNUSED for number in numbers}
     if vocabulary.pieces is None:
-        model = _describe_merges(vocabulary)
+        model = _describe_merges(vocabulary, texts)
     else:
         model = describe_llama(vocabulary, texts, kinds, note)
     if len({*texts.values()}) < len(texts):
@@ -201,18 +201,18 @@ def _describe_tokens(vocabulary: Vocabulary) -> tuple[dict[int, str], dict[int, 
         plain = replace(vocabulary, normalized_tokens=()) if rules.ranks else vocabulary
         refuse_added_flags(plain, f"{_TOOL} does not support")
         return name_pieces(vocabulary), dict(enumerate(rules.kinds))
-    texts = {number: text for text, number in exportable_ids(vocabulary, _TOOL).items()}
+    texts = name_bytes(vocabulary, _TOOL)
     special = {*vocabulary.special_tokens.values()}
     return texts, {number: CONTROL if number in special else NORMAL for number in texts}
 
 
-def _describe_merges(vocabulary: Vocabulary) -> dict[str, Any]:
+def _describe_merges(vocabulary: Vocabulary, texts: Mapping[int, str]) -> dict[str, Any]:
     """Return the metadata of a byte-level vocabulary's pattern and merges."""
     merges = listed_merges(vocabulary)
     return {
         "tokenizer_model": "gpt2",
         "tokenizer_pre": _name_cut(vocabulary, len(set(merges[:, 2].tolist()))),
-        "token_merges": [f"{left} {right}" for left, right in name_pairs(vocabulary, merges)],
+        "token_merges": [f"{left} {right}" for left, right in name_pairs(texts, merges)],
     }
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from llmgpu.bpe.interchange.token_tables import (
     check_id,
     check_vocabulary_map,
-    exportable_ids,
     imported_vocabulary,
+    name_bytes,
     name_pairs,
     note_around,
     note_missing_bytes,
@@ -111,10 +111,11 @@ def write(
     Raises the errors of `llmgpu.bpe.interchange.formats.Format.write`.
     """
     require_name(path)
-    ids = exportable_ids(vocabulary, "GPT-2's tokenizer")
+    texts = name_bytes(vocabulary, "GPT-2's tokenizer")
     merges = listed_merges(vocabulary)
     _check_expressible(vocabulary, len(set(merges[:, 2].tolist())))
-    lines = [f"{left} {right}\n" for left, right in name_pairs(vocabulary, merges)]
+    lines = [f"{left} {right}\n" for left, right in name_pairs(texts, merges)]
+    ids = {text: number for number, text in texts.items()}
     contents = [json.dumps(ids).encode(), (_HEADER + "".join(lines)).encode()]
     write_files(outputs(path), contents, force=force, folder=path)
     note_unicode(vocabulary, note)

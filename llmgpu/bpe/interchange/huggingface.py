@@ -54,17 +54,18 @@ from llmgpu.bpe.interchange.components import (
 from llmgpu.bpe.interchange.formats import END_OF_TEXT
 from llmgpu.bpe.interchange.piece_files import (
     describe_decoder,
-    describe_model,
+    describe_merges,
     describe_steps,
     name_pieces,
+    unused_characters,
 )
 from llmgpu.bpe.interchange.token_tables import (
     check_id,
     check_vocabulary_map,
     complete,
-    exportable_ids,
     find_end_of_text,
     imported_vocabulary,
+    name_bytes,
     name_pairs,
     note_missing_bytes,
     note_unicode,
@@ -72,14 +73,13 @@ from llmgpu.bpe.interchange.token_tables import (
     require_package,
     stands_for_bytes,
     to_bytes,
-    to_text,
     write_files,
 )
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.building import listed_merges
 from llmgpu.bpe.vocabulary.file import ChatTemplate
-from llmgpu.bpe.vocabulary.pieces import USER, PieceRules
+from llmgpu.bpe.vocabulary.pieces import USER
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import (
@@ -118,7 +118,6 @@ _SEQUENCES = {  # key of the list of components in each kind of Sequence
     "post_processor": "processors",
     "decoder": "decoders",
 }
-_FIRST_PARTS = {"version": "1.0", "truncation": None, "padding": None}
 _PARTS = {"version", "truncation", "padding", "added_tokens", "model", *_SEQUENCES}
 _MODEL_PARTS = {"type", "vocab", "merges", "unk_token", "ignore_merges"}
 _MODEL_REFUSED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
@@ -259,44 +258,44 @@ def describe_config(
 
 def describe(vocabulary: Vocabulary) -> dict[str, Any]:
     """Return the content of a tokenizer.json; VocabularyError if it can't give the same ids."""
-    if vocabulary.pieces is not None:
-        return _describe_pieces(vocabulary, vocabulary.pieces)
-    ids = exportable_ids(vocabulary, "Hugging Face's tokenizers")
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    return _FIRST_PARTS | {
-        "added_tokens": _describe_added(vocabulary),
-        "normalizer": vocabulary.normalizer and describe_normalizer(vocabulary.normalizer),
-        "pre_tokenizer": describe_pattern(vocabulary.pattern, byte_level),
-        "post_processor": describe_around(vocabulary),
-        "decoder": byte_level | {"use_regex": True},
+    # texts: by id. unknown: id of the unknown token, None if each byte has a token.
+    rules, unknown = vocabulary.pieces, vocabulary.unknown_token
+    if rules is None:
+        texts = name_bytes(vocabulary, "Hugging Face's tokenizers")
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+        normalizer = vocabulary.normalizer and describe_normalizer(vocabulary.normalizer)
+        cut: dict[str, Any] | None = describe_pattern(vocabulary.pattern, byte_level)
+        decoder = byte_level | {"use_regex": True}
+        unknown = unknown if vocabulary.missing_bytes else None
+        left_out = _left_out(vocabulary, texts, unknown)
+        merges = name_pairs(texts, listed_merges(vocabulary))
+    else:
+        texts = name_pieces(vocabulary)
+        normalizer, cut = describe_steps(vocabulary)
+        decoder = describe_decoder(rules)
+        left_out = unused_characters(vocabulary)
+        merges = describe_merges(vocabulary, texts)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _describe_added(vocabulary, texts),
+        "normalizer": normalizer,
+        "pre_tokenizer": cut,
+        "post_processor": describe_around(vocabulary, texts),
+        "decoder": decoder,
         "model": {
             "type": "BPE",
             "dropout": None,
-            "unk_token": _unknown_text(vocabulary),
+            "unk_token": None if unknown is None else texts.get(unknown, ""),
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
+            "fuse_unk": rules is not None and rules.fuses,
+            "byte_fallback": rules is not None and rules.has_bytes,
             "ignore_merges": vocabulary.ignore_merges,
-            "vocab": _model_ids(vocabulary, ids),
-            "merges": name_pairs(vocabulary, listed_merges(vocabulary)),
+            "vocab": {text: number for number, text in texts.items() if number not in left_out},
+            "merges": merges,
         },
-    }
-
-
-def _describe_pieces(vocabulary: Vocabulary, rules: PieceRules) -> dict[str, Any]:
-    names = name_pieces(vocabulary)
-    normalizer, cut = describe_steps(vocabulary)
-    return _FIRST_PARTS | {
-        "added_tokens": [
-            added | {"content": names[added["id"]], "special": rules.kinds[added["id"]] != USER}
-            for added in _describe_added(vocabulary)
-        ],
-        "normalizer": normalizer,
-        "pre_tokenizer": cut,
-        "post_processor": describe_around(vocabulary, names),
-        "decoder": describe_decoder(rules),
-        "model": describe_model(vocabulary, names),
     }
 
 
@@ -314,11 +313,13 @@ def to_transformers(vocabulary: Vocabulary) -> Any:
     return library.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=end)
 
 
-def _model_ids(vocabulary: Vocabulary, ids: Mapping[str, int]) -> Mapping[str, int]:
-    """Return the ids by text of the tokens to be written into the model.
+def _left_out(vocabulary: Vocabulary, texts: Mapping[int, str], unknown: int | None) -> set[int]:
+    """Return the ids of special tokens that are not to be written into the model.
 
-    ids: all ids by text. All are returned unless a pre-token could spell a special token that is
-    not in `whole_tokens`. In this case the special tokens are left out.
+    There are none unless a pre-token could spell a special token that is not in `whole_tokens`. In
+    this case all special tokens are left out, except `whole_tokens` and the unknown token.
+
+    texts: by id. unknown: id of the unknown token.
 
     Raises VocabularyError if Hugging Face's library would give other ids to the special tokens that
     are left out.
@@ -333,9 +334,9 @@ def _model_ids(vocabulary: Vocabulary, ids: Mapping[str, int]) -> Mapping[str, i
         single_words=vocabulary.single_word_tokens,
     )
     if not reached:
-        return ids
-    left_out = {text for text in special if text != _unknown_text(vocabulary)}
-    kept = {text: number for text, number in ids.items() if text not in left_out}
+        return set()
+    left_out = {number for number in special.values() if number != unknown}
+    kept = {text: number for number, text in texts.items() if number not in left_out}
     added = dict(sorted(vocabulary.special_tokens.items(), key=lambda item: item[1]))
     try:
         check_added_ids(added, kept)
@@ -345,29 +346,21 @@ def _model_ids(vocabulary: Vocabulary, ids: Mapping[str, int]) -> Mapping[str, i
             f"the special token {text} would also be a token of the model, which normalized text "
             f"can spell, and it can't be left out: {error}"
         ) from error
-    return kept
+    return left_out
 
 
-def _describe_added(vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    special = sorted(vocabulary.special_tokens.items(), key=lambda item: item[1])
+def _describe_added(vocabulary: Vocabulary, texts: Mapping[int, str]) -> list[dict[str, Any]]:
     flagged = {flag: set(getattr(vocabulary, field)) for flag, field in _ADDED_FLAGS.items()}
+    rules = vocabulary.pieces
     return [
         {
             "id": i,
-            "content": text,
+            "content": texts[i],
             **{flag: i in ids for flag, ids in flagged.items()},
-            "special": True,
+            "special": rules is None or rules.kinds[i] != USER,
         }
-        for text, i in special
+        for i in sorted(vocabulary.special_tokens.values())
     ]
-
-
-def _unknown_text(vocabulary: Vocabulary) -> str | None:
-    number = vocabulary.unknown_token
-    if number is None or not vocabulary.missing_bytes:
-        return None
-    texts = {special: text for text, special in vocabulary.special_tokens.items()}
-    return texts.get(number) or to_text(vocabulary.tokens[number])
 
 
 def _as_map(what: str, content: object) -> dict[str, Any]:

@@ -49,7 +49,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.interchange.token_tables import place_tokens
+from llmgpu.bpe.interchange.token_tables import name_pairs, place_tokens
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.building import last_pair
 from llmgpu.bpe.vocabulary.pieces import (
@@ -309,26 +309,23 @@ _LONGEST_RUN = 64  # characters; `_is_run` refuses pieces with more
 _LLAMA = "llama.cpp's tokenizer llama"
 
 
-def describe_model(vocabulary: Vocabulary, names: Mapping[int, str]) -> dict[str, Any]:
-    """Return the model of a tokenizer.json; VocabularyError if it can't give the same ids.
+def unused_characters(vocabulary: Vocabulary) -> set[int]:
+    """Return the ids of unused tokens of one character.
 
-    names: see `name_pieces`.
+    Other tools would give such an id to the character in a text, so a file must not name it.
     """
-    rules = _rules(vocabulary)
-    unused = {n for n in rules.ids_of(UNUSED) if len(vocabulary.tokens[n].decode()) == 1}
-    unknown = vocabulary.unknown_token
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None if unknown is None else names[unknown],
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": rules.fuses,
-        "byte_fallback": rules.has_bytes,
-        "ignore_merges": vocabulary.ignore_merges,
-        "vocab": {text: number for number, text in names.items() if number not in unused},
-        "merges": _pairs_by_score(vocabulary) if rules.ranks else _listed_pairs(vocabulary, names),
-    }
+    unused = _rules(vocabulary).ids_of(UNUSED)
+    return {number for number in unused if len(vocabulary.tokens[number].decode()) == 1}
+
+
+def describe_merges(vocabulary: Vocabulary, texts: Mapping[int, str]) -> list[tuple[str, str]]:
+    """Return the merges of a tokenizer.json; VocabularyError if no list gives the same ids.
+
+    texts: see `name_pieces`.
+    """
+    if _rules(vocabulary).ranks:
+        return _pairs_by_score(vocabulary)
+    return name_pairs(texts, vocabulary.merges)
 
 
 def describe_steps(vocabulary: Vocabulary) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
@@ -482,10 +479,6 @@ def _merge_run(length: int, rank: Callable[[int, int], int | None]) -> list[list
         states.append(parts)
 
 
-def _listed_pairs(vocabulary: Vocabulary, names: Mapping[int, str]) -> list[tuple[str, str]]:
-    return [(names[left], names[right]) for left, right, _ in vocabulary.merges.tolist()]
-
-
 def describe_llama(
     vocabulary: Vocabulary, texts: dict[int, str], kinds: dict[int, int], note: Note
 ) -> dict[str, Any]:
@@ -508,11 +501,7 @@ def describe_llama(
     has_prefix = steps[0] == _PREFIX
     if has_prefix and rules.ranks:
         _refuse_symbols(vocabulary, f"{_LLAMA} would put")
-    for number in rules.ids_of(UNUSED):
-        # Rename an unused token of one character. Otherwise llama.cpp would use the token's id for
-        # this character in a text.
-        if len(vocabulary.tokens[number].decode()) == 1:
-            texts[number] = f"[UNUSED{number}]"
+    texts |= {number: f"[UNUSED{number}]" for number in unused_characters(vocabulary)}
     ranks = _ranks_for_llama(vocabulary, texts, kinds)
     if rules.ranks:  # llama.cpp searches for symbols before it turns spaces into U+2581
         for number in rules.ids_of(USER):

@@ -267,8 +267,8 @@ def refuse_added_flags(vocabulary: Vocabulary, refusal: str) -> None:
             raise VocabularyError(f"{refusal} {meaning}")
 
 
-def exportable_ids(vocabulary: Vocabulary, tool: str) -> dict[str, int]:
-    """Return the ids by text of all tokens, special tokens included, in ascending order.
+def name_bytes(vocabulary: Vocabulary, tool: str) -> dict[int, str]:
+    """Return the texts of all tokens by id, ascending; an id without a token has no entry.
 
     Special tokens have their own text, and other tokens their text in the byte-level alphabet.
 
@@ -276,23 +276,25 @@ def exportable_ids(vocabulary: Vocabulary, tool: str) -> dict[str, int]:
     the tool does.
     """
     require_merging(vocabulary, tool)
-    texts = {number: text for text, number in vocabulary.special_tokens.items()}
+    special = {number: text for text, number in vocabulary.special_tokens.items()}
     ids: dict[str, int] = {}
     for number, token in enumerate(vocabulary.tokens):
         if not token:
             continue
-        text = texts.get(number) or to_text(token)
+        text = special.get(number) or to_text(token)
         if ids.setdefault(text, number) != number:
             raise VocabularyError(
                 f"ids {ids[text]} and {number} would both be written {quote(text)}: "
                 "the format can't hold both"
             )
-    return ids
+    return {number: text for text, number in ids.items()}
 
 
-def name_pairs(vocabulary: Vocabulary, merges: NDArray[np.uint32]) -> list[tuple[str, str]]:
-    """Return the texts of the two tokens of each merge; merges: ids, uint32 (M, 3)."""
-    texts = [to_text(token) for token in vocabulary.tokens]
+def name_pairs(texts: Mapping[int, str], merges: NDArray[np.uint32]) -> list[tuple[str, str]]:
+    """Return the texts of the two tokens of each merge.
+
+    texts: by id. merges: ids, uint32 (M, 3).
+    """
     return [(texts[left], texts[right]) for left, right, _ in merges.tolist()]
 
 
