@@ -92,7 +92,7 @@ _WRITTEN = {  # kinds of files that contain plain text
     VOCAB_JSON: rb'\s*\{(?:\s*"(?:\\.|[^"\\])*+"\s*:\s*\d+\s*(?:,|(?=\})))++'
     rb'\s*(?:\}|"(?:\\.|[^"\\])*+(?:\\?|"\s*(?::\s*\d*)?)\Z|\Z)',
     TOKENIZER_JSON: rb'\s*\{.*"(?:truncation|added_tokens)"',
-    TEKKEN: rb'\s*\{\s*"config":\s*\{',
+    TEKKEN: rb'\s*\{(?:\s*"config":\s*\{|.*"token_bytes")',
     TOKENIZER_CONFIG: rb'\s*\{.*"tokenizer_class"',
     SPECIAL_TOKENS_MAP: rb'\s*\{\s*(?:\}|"[a-z]+_token")',
     PAGE: rb"\s*(?i:<!doctype html|<html)",

@@ -36,7 +36,7 @@ from llmgpu import Tokenizer
 from llmgpu.bench.engines import describe_machine, package_version
 from llmgpu.bench.peers import gigatoken_extension
 from llmgpu.bench.tokenizers import load_text
-from llmgpu.bpe.interchange.formats import FORMATS
+from llmgpu.bpe.interchange.formats import WRITERS
 from llmgpu.cpu.extension import VARIABLE, describe
 from llmgpu.machine import usable_processors
 
@@ -118,7 +118,7 @@ class Tools:
                 return self.own.as_tiktoken()
             path = Path(folder, f"v.{'json' if name == 'tokenizers' else name}")
             kind = "huggingface" if name == "tokenizers" else "tiktoken"
-            FORMATS[kind].write(self.own.vocabulary, path, note=lambda _: None)
+            WRITERS[kind].write(self.own.vocabulary, path, note=lambda _: None)
             if name == "tokenizers":
                 return importlib.import_module(name).Tokenizer.from_file(str(path))
             return gigatoken_extension().BPETokenizer.from_tiktoken(str(path), "gpt4")

@@ -60,7 +60,7 @@ from llmgpu.bench.peers import (
 from llmgpu.bench.results import Result, TextFacts, Times, times_by_name
 from llmgpu.bpe.encoding.encoder import CollectedIds, EncodedSlice, Encoder
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.interchange.formats import FORMATS
+from llmgpu.bpe.interchange.formats import WRITERS
 from llmgpu.bpe.training.options import RECOUNT_SLOTS, TrainingOptions
 from llmgpu.bpe.training.train import TrainingResult, train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -415,7 +415,7 @@ class TokenizingBench:
             encode(self.job.path).astype(id_dtype(self.vocabulary.size)).tofile(self._target)
 
         try:
-            FORMATS[peer.format].write(self.vocabulary, path)
+            WRITERS[peer.format].write(self.vocabulary, path)
             return self._measure_runs(begun, open_peer, encode_file)
         except (VocabularyError, ImportError) as error:  # a package may be missing
             return replace(begun, note=f"left out: {error}")

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmgpu.bpe.interchange import tiktoken
-from llmgpu.bpe.interchange.formats import READERS, WRITERS, find_vocabulary, guess_format
+from llmgpu.bpe.interchange.formats import WRITERS, VocabularyFiles, find_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import with_chat_template
 from llmgpu.cli.commands.vocabularies import ExportVocabularyCommand, ImportVocabularyCommand
@@ -18,7 +17,7 @@ from llmgpu.cli.options import was_asked
 from llmgpu.errors import OutputError, VocabularyError
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import number_of
-from llmgpu.outputs import ENDINGS, VOCABULARY, Output, check_outputs, kind_of
+from llmgpu.outputs import ENDINGS, VOCABULARY, Output, check_outputs
 
 if TYPE_CHECKING:
     from llmgpu.lm.checkpoints.huggingface import SavedModel
@@ -26,34 +25,31 @@ if TYPE_CHECKING:
 
 def import_vocabulary(asked: ImportVocabularyCommand, report: Reporter) -> None:
     """Import a vocabulary of another tool, with exactly the same ids."""
-    source, merges, output = asked.source, asked.merges, asked.output
-    format_name = asked.format_name
-    # Find the files and their format, and read the vocabulary.
-    if merges is None:
-        found = find_vocabulary(source, format_name)
-        source, merges = found.path, found.merges
-    if format_name is None and kind_of(source) == VOCABULARY:
+    output = asked.output
+    # Find the files, and read the vocabulary.
+    if asked.merges is None:
+        files = find_vocabulary(asked.source, asked.format_name)
+    else:
+        files = VocabularyFiles(asked.source, "gpt2", asked.merges)
+    if asked.format_name is not None:
+        files = replace(files, format=asked.format_name)
+    if files.format is None:
+        files.read()  # raises an error for a file of unknown content
         raise VocabularyError(
-            f"{source} is already an llmgpu vocabulary: use it directly, or export it"
+            f"{files.path} is already an llmgpu vocabulary: use it directly, or export it"
         )
-    chosen = format_name or guess_format(source, merges)
-    vocabulary = READERS[chosen].read(
-        source,
-        merges,
-        pattern=asked.pattern,
-        special_tokens=dict(asked.special_tokens),
-        note=report.note,
+    vocabulary = files.read(
+        report.note, pattern=asked.pattern, special_tokens=dict(asked.special_tokens)
     )
     # Write the vocabulary.
-    read = [source, tiktoken.side_path(source), *filter(None, [merges])]
     written = Output(output, VOCABULARY, is_chosen=was_asked("output"))
-    check_outputs([written], read, force=asked.force)
+    check_outputs([written], files.inputs, force=asked.force)
     vocabulary.save(output, force=asked.force)
     report.line(
         f"{output}: {vocabulary.size:,} ids, {len(vocabulary.special_tokens):,} of them special, "
-        f"pattern {vocabulary.pattern}, from {chosen}"
+        f"pattern {vocabulary.pattern}, from {files.format}"
     )
-    report.summarize(_facts(vocabulary, chosen), to_stderr=output == STANDARD_OUTPUT)
+    report.summarize(_facts(vocabulary, files.format), to_stderr=output == STANDARD_OUTPUT)
 
 
 def export_vocabulary(asked: ExportVocabularyCommand, report: Reporter) -> None:

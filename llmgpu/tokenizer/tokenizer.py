@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, Unpack
 
 from llmgpu.backend import Opening, opening_device
 from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS
-from llmgpu.bpe.interchange.formats import FORMATS
+from llmgpu.bpe.interchange.formats import VocabularyFiles
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.errors import InputError
 from llmgpu.spelling import Named, is_other_name, speaks_python
@@ -176,10 +176,9 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         pattern. Notes go to the log "llmgpu", at level INFO.
         """
         with opening_device(device) as opening:
-            vocabulary = FORMATS["tiktoken"].read(
-                path, pattern=pattern, special_tokens=special_tokens, note=_log.info
-            )
-            return cls(vocabulary, opening)
+            files = VocabularyFiles(str(path), "tiktoken")
+            read = files.read(_log.info, pattern=pattern, special_tokens=special_tokens)
+            return cls(read, opening)
 
     @classmethod
     def from_huggingface(cls, path: str | Path, *, device: str = "auto") -> Self:
@@ -189,7 +188,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         at level INFO.
         """
         with opening_device(device) as opening:
-            return cls(FORMATS["huggingface"].read(path, note=_log.info), opening)
+            return cls(VocabularyFiles(str(path), "huggingface").read(_log.info), opening)
 
     @classmethod
     def from_gpt2(
@@ -209,10 +208,9 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         Raises VocabularyError for files that can't be read exactly.
         """
         with opening_device(device) as opening:
-            vocabulary = FORMATS["gpt2"].read(
-                vocab, merges, pattern=pattern, special_tokens=special_tokens, note=_log.info
-            )
-            return cls(vocabulary, opening)
+            files = VocabularyFiles(str(vocab), "gpt2", str(merges))
+            read = files.read(_log.info, pattern=pattern, special_tokens=special_tokens)
+            return cls(read, opening)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, device: str = "auto") -> Self:

@@ -28,7 +28,7 @@ from llmgpu.bench.tokenizers import (
     measure_training,
 )
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.interchange.formats import FORMATS
+from llmgpu.bpe.interchange.formats import WRITERS
 from llmgpu.bpe.interchange.token_tables import TIKTOKEN, expression_of
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.training.options import TrainingOptions
@@ -70,7 +70,7 @@ def require(peer: TokenizingPeer) -> None:
 def assert_ids_are_those_of_numpy(
     peer: TokenizingPeer, vocabulary: Vocabulary, texts: list[str], folder: Path
 ) -> None:
-    FORMATS[peer.format].write(vocabulary, folder / "vocabulary")
+    WRITERS[peer.format].write(vocabulary, folder / "vocabulary")
     encode = peer.open(folder / "vocabulary", vocabulary.pattern)
     for text in texts:
         path = folder / "text"

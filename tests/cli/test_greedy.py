@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmgpu import Tokenizer
-from llmgpu.bpe.interchange.formats import FORMATS
+from llmgpu.bpe.interchange.formats import WRITERS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.tokens.bin import read_side_file
 from tests.cli.conftest import Run, fails
@@ -99,7 +99,7 @@ def test_a_run_carries_the_rule(llmgpu: Run, corpus: Path, vocab: Path) -> None:
     assert json.loads(done.stdout)["prompt_ids"] == greedy_ids(kept, prompt.encode())
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", WRITERS)
 def test_tools_that_merge_do_not_get_it(llmgpu: Run, vocab: Path, name: str) -> None:
     gpt2 = replace(Vocabulary.load(vocab), pattern="none", expression=r"[\x00-\xff]+")
     gpt2.with_match("greedy").save(vocab)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from llmgpu.bpe.interchange.formats import FORMATS
+from llmgpu.bpe.interchange.formats import WRITERS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.bpe.interchange.samples import assert_same_ids, cl100k_path, train_peer, trained
 from tests.cli.conftest import Run, fails
@@ -23,7 +23,7 @@ def v_bin(tmp_path: Path) -> Path:
     return tmp_path / "v.bin"
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", WRITERS)
 def test_there_and_back(llmgpu: Run, v_bin: Path, name: str) -> None:
     done = llmgpu("export", "v.bin", "--to", name, "-o", "out", "--json")
     assert done.returncode == 0, done.stderr

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from llmgpu.errors import VocabularyError
-from llmgpu.input_files import Note, naming, no_notes, read_limited
+from llmgpu.input_files import Note, no_notes
 from llmgpu.outputs import (
+    ENDINGS,
     GGUF,
     MERGES_TXT,
     RANKS,
@@ -58,85 +59,55 @@ class Writer(Protocol):
 
 
 class Reader(Protocol):
-    """The functions of a module for a format that is read."""
+    """The function of a module for a format that is read."""
 
-    def recognizes(self, data: bytes) -> bool:
-        """Whether a vocabulary's only file is of this format; data: the first bytes of the file."""
-
-    def read(
-        self,
-        path: str | Path,
-        merges_path: str | Path | None = None,
-        *,
-        pattern: str | None = None,
-        special_tokens: Mapping[str, int] | None = None,
-        note: Note = no_notes,
-    ) -> Vocabulary:
+    def read(self, path: str | Path, *, note: Note = no_notes) -> Vocabulary:
         """Read a vocabulary with exactly the ids of the other tool.
 
-        merges_path: the second file, for a format of two files.
-        pattern: a name in PATTERNS, for files that do not name a pattern.
-        special_tokens: ids by text of special tokens that are not in the files.
         note: called with a text about each part of the files that is dropped because it does not
-            change the ids inside a text.
+            change the ids inside a text. A format of INCOMPLETE has further arguments.
 
-        Raises VocabularyError for files that can't be read exactly and for arguments that the
-        format does not use; LlmgpuError for an unknown pattern.
+        Raises VocabularyError for files that can't be read exactly.
         """
-
-
-class Format(Reader, Writer, Protocol):
-    """The functions of a module for a format that is read and written."""
 
 
 _ROOM = "llmgpu.bpe.interchange"
 # The summaries, which `--help` prints, name the files of each format.
-_FORMATS = {
+_BOTH = {
     "tiktoken": Entry(f"{_ROOM}.tiktoken", "a .tiktoken file with its side file .json"),
     "huggingface": Entry(f"{_ROOM}.huggingface", "a tokenizer.json or a folder"),
     "gpt2": Entry(f"{_ROOM}.gpt2", "vocab.json and merges.txt"),
 }
-FORMATS: Registry[Format] = Registry(_FORMATS)
 READERS: Registry[Reader] = Registry(
     {
         "tekken": Entry(f"{_ROOM}.tekken", "Mistral's tekken.json"),
         "sentencepiece": Entry(f"{_ROOM}.sentencepiece", "a tokenizer.model of type BPE"),
         "gguf": Entry(f"{_ROOM}.gguf", "a .gguf file of llama.cpp"),
     }
-    | _FORMATS
+    | _BOTH
 )
 WRITERS: Registry[Writer] = Registry(
-    _FORMATS | {"gguf": Entry(f"{_ROOM}.gguf", "a .gguf file for llama.cpp")}
+    _BOTH | {"gguf": Entry(f"{_ROOM}.gguf", "a .gguf file for llama.cpp")}
 )
 ALIASES = {"hf": "huggingface"}
+# Formats whose files may lack the pattern and special tokens. GPT-2's have a second file, too.
+INCOMPLETE = ("tiktoken", "gpt2")
 # Formats with a single file, by the kind of file that `llmgpu.outputs.kind_of` returns.
-KINDS = {RANKS: "tiktoken", TEKKEN: "tekken", SENTENCEPIECE: "sentencepiece", GGUF: "gguf"}
-# Formats by a file's name. Of several such files in a folder, the first in this table is read.
-NAMES = {
-    "tokenizer.json": "huggingface",
-    "tekken.json": "tekken",
-    "tokenizer.model": "sentencepiece",
+KINDS = {
+    TOKENIZER_JSON: "huggingface",
+    RANKS: "tiktoken",
+    TEKKEN: "tekken",
+    SENTENCEPIECE: "sentencepiece",
+    GGUF: "gguf",
 }
+# Names of files in a folder, of which the first is read.
+_NAMES = ("tokenizer.json", "tekken.json", "tokenizer.model")
 _VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
 # Formats of files whose content is not recognized, by the ending of the name.
-_BY_ENDING = {".model": "sentencepiece", ".gguf": "gguf"}
+_BY_ENDING = ENDINGS | {".model": "sentencepiece"}
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's special token after each text
 # Types of weights in GGUF files, with llama.cpp's numbers for files that have most weights in them.
 WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q5_0": 8, "q4_0": 2}
-
-
-def guess_format(path: str | Path, merges_path: str | Path | None) -> str:
-    """Return the name of the format of a file; VocabularyError if it can't be read."""
-    if merges_path is not None:  # only gpt2 has two files
-        return "gpt2"
-    with naming(path):
-        # Recognize GGUF without reading the whole file: the file may contain weights of any size.
-        if kind_of(str(path)) == GGUF:
-            return "gguf"
-        # One format is always found: huggingface recognizes any JSON file, and tiktoken recognizes
-        # any other file.
-        data = read_limited(path)
-        return next(name for name, format in READERS.items() if format.recognizes(data))
 
 
 @dataclass(frozen=True)
@@ -159,14 +130,37 @@ class VocabularyFiles:
         side = [f"{self.path}.json"] if self.format == "tiktoken" else []
         return [self.path, *filter(None, [self.merges]), *side]
 
-    def read(self, note: Note = no_notes) -> Vocabulary:
-        """Read the vocabulary; see `open_vocabulary`."""
+    def read(
+        self,
+        note: Note = no_notes,
+        *,
+        pattern: str | None = None,
+        special_tokens: Mapping[str, int] | None = None,
+    ) -> Vocabulary:
+        """Read the vocabulary; note: see `Reader.read`.
+
+        pattern: a name in PATTERNS, for files that do not name a pattern.
+        special_tokens: ids by text of further special tokens.
+
+        Raises VocabularyError for files that can't be read exactly and for arguments that the
+        format does not use; LlmgpuError for an unknown pattern.
+        """
         if self.format is None:
             from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 
             return Vocabulary.load(self.path)
-        special = self.special_tokens or None
-        return READERS[self.format].read(self.path, self.merges, special_tokens=special, note=note)
+        if self.merges is not None and self.format != "gpt2":
+            raise VocabularyError(
+                f"{self.path}: format {self.format} has one file; merges.txt is for gpt2"
+            )
+        special = {**self.special_tokens, **(special_tokens or {})}
+        arguments = {"merges_path": self.merges, "pattern": pattern, "special_tokens": special}
+        given = {name: value for name, value in arguments.items() if value}
+        if given and self.format not in INCOMPLETE:
+            raise VocabularyError(
+                f"{self.path}: format {self.format} has its own pattern and special tokens"
+            )
+        return READERS[self.format].read(self.path, note=note, **given)
 
 
 def open_vocabulary(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
@@ -202,23 +196,18 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
         if ranks is None:
             raise VocabularyError(f"can't read the vocabulary {name}: {_missing(name)}")
         return VocabularyFiles(ranks, "tiktoken", special_tokens=added_tokens(name))
-    # A file whose content tells the format.
-    kind = kind_of(name)
+    # The content of a file decides, then its name.
+    kind, ending = kind_of(name), os.path.splitext(name)[1]
     if kind == VOCABULARY or kind in KINDS:
         return VocabularyFiles(name, KINDS.get(kind))
     if kind == VOCAB_JSON:
         return _pair(name, _VOCAB, _MERGES)
     if kind == MERGES_TXT or name.endswith(_MERGES):
         return _pair(name, _MERGES, _VOCAB)
-    # A file whose name tells the format.
-    ending = os.path.splitext(name)[1]
-    if kind is None and ending in _BY_ENDING:
-        return VocabularyFiles(name, _BY_ENDING[ending])
-    if ending == ".pkl" and kind != TOKENIZER_JSON:
+    if ending == ".pkl":
         reason = "pickles are not read, since they can run code"
         raise VocabularyError(f"{name}: {reason}: use the model's tokenizer.json")
-    is_json = kind == TOKENIZER_JSON or (kind is not None and name.endswith(".json"))
-    return VocabularyFiles(name, "huggingface" if is_json else None)
+    return VocabularyFiles(name, _BY_ENDING.get(ending))
 
 
 def _missing(name: str) -> str:
@@ -250,10 +239,10 @@ def download_advice(name: str, files: str = "") -> str:
 
 
 def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyFiles:
-    """Return the vocabulary in a folder: the first file of NAMES, else vocab.json and merges.txt.
+    """Return the vocabulary in a folder: the first file of _NAMES, else vocab.json and merges.txt.
 
     In a run folder, the vocabulary is that of the newest checkpoint. Format "gpt2" skips the files
-    of NAMES.
+    of _NAMES.
 
     Raises VocabularyError for a folder without these files.
     """
@@ -261,9 +250,9 @@ def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyF
     if not path.is_dir():
         advice = download_advice(str(folder), "tokenizer.json ") or "; nothing is downloaded"
         raise VocabularyError(f"no such folder: {str(folder)!r}{advice}")
-    found = () if format == "gpt2" else (name for name in NAMES if (path / name).exists())
+    found = () if format == "gpt2" else (name for name in _NAMES if (path / name).exists())
     for name in found:
-        return VocabularyFiles(str(path / name), NAMES[name])
+        return find_vocabulary(path / name)
     if (path / _VOCAB).exists():
         return _pair(str(path / _VOCAB), _VOCAB, _MERGES)
     checkpoints = sorted(path.glob(f"step-*/{_TOKENIZER}"))

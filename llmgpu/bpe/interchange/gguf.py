@@ -44,7 +44,6 @@ from llmgpu.bpe.interchange.tekken import EXPRESSION
 from llmgpu.bpe.interchange.token_tables import (
     MAX_IDS,
     check_id,
-    complete,
     find_end_of_text,
     imported_vocabulary,
     name_bytes,
@@ -61,8 +60,8 @@ from llmgpu.bpe.vocabulary.pieces import BYTE, CONTROL, NORMAL, SPACE_MARK, UNKN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.files import OutputFile, output_errors, writes_directly
-from llmgpu.input_files import MAX_BYTES, Note, no_notes, quote, read_head
-from llmgpu.outputs import GGUF, Output, binary_kind, check_outputs
+from llmgpu.input_files import MAX_BYTES, Note, naming, no_notes, quote, read_head
+from llmgpu.outputs import GGUF, Output, check_outputs
 from llmgpu.spelling import spelled
 from llmgpu.text.chat import plain_template
 from llmgpu.text.normalizing import get_normalizer
@@ -334,18 +333,17 @@ _NAMES = {
 CUTS = {name: cut for names, cut in _NAMES.items() for name in names.split()}
 
 
-def recognizes(data: bytes) -> bool:
-    """Whether a file that begins with `data` is a GGUF file."""
-    return binary_kind(data[:64]) == GGUF
-
-
-@complete("a GGUF file")
-def read(path: str | Path, note: Note) -> Vocabulary:
+def read(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
     """Read the vocabulary of a GGUF file; see `formats.Reader.read`."""
-    try:
-        content = read_metadata(read_head(path, _MOST))
-    except InputError as error:
-        raise VocabularyError(str(error)) from error
+    with naming(path):
+        try:
+            content = read_metadata(read_head(path, _MOST))
+        except InputError as error:
+            raise VocabularyError(str(error)) from error
+        return _read_content(content, note)
+
+
+def _read_content(content: Content, note: Note) -> Vocabulary:
     kind = content.get("tokenizer.ggml.model")
     if kind is None:
         raise VocabularyError("the GGUF file has no vocabulary (tokenizer.ggml.model)")

@@ -54,11 +54,6 @@ MERGES_NAME = "merges.txt"
 _HEADER = "#version: 0.2\n"
 
 
-def recognizes(data: bytes) -> bool:
-    """Return False: a single file is of another format."""
-    return False
-
-
 def read(
     path: str | Path,
     merges_path: str | Path | None = None,
@@ -67,7 +62,7 @@ def read(
     special_tokens: Mapping[str, int] | None = None,
     note: Note = no_notes,
 ) -> Vocabulary:
-    """Read the two files; see `llmgpu.bpe.interchange.formats.Format.read`.
+    """Read the two files; see `llmgpu.bpe.interchange.formats.Reader.read`.
 
     pattern: None means gpt2. special_tokens: added to the special tokens found in the files.
     """
@@ -108,7 +103,7 @@ def write(
 ) -> None:
     """Write the two files into the folder `path`, creating the folder if it is missing.
 
-    Raises the errors of `llmgpu.bpe.interchange.formats.Format.write`.
+    Raises the errors of `llmgpu.bpe.interchange.formats.Writer.write`.
     """
     require_name(path)
     texts = name_bytes(vocabulary, "GPT-2's tokenizer")

@@ -62,7 +62,6 @@ from llmgpu.bpe.interchange.piece_files import (
 from llmgpu.bpe.interchange.token_tables import (
     check_id,
     check_vocabulary_map,
-    complete,
     find_end_of_text,
     imported_vocabulary,
     name_bytes,
@@ -143,16 +142,11 @@ _PIECES_COMPONENTS = {
 _Steps = list[tuple[str, dict[str, Any]]]  # the type and content of each component of one kind
 
 
-def recognizes(data: bytes) -> bool:
-    """Whether a file that begins with `data` is a JSON object."""
-    return data.lstrip().startswith(b"{")
-
-
-@complete("a tokenizer.json")
-def read(path: str | Path, note: Note) -> Vocabulary:
-    """Read a tokenizer.json, and the chat template beside it; see `formats.Format.read`."""
-    content = _as_map("the file", parse_json(read_limited(path)))
-    return read_content(content, lambda: read_chat_template(Path(path).parent, note), note)
+def read(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
+    """Read a tokenizer.json, and the chat template beside it; see `formats.Reader.read`."""
+    with naming(path):
+        content = _as_map("the file", parse_json(read_limited(path)))
+        return read_content(content, lambda: read_chat_template(Path(path).parent, note), note)
 
 
 def read_content(
@@ -162,7 +156,7 @@ def read_content(
 ) -> Vocabulary:
     """Return the vocabulary of a tokenizer.json whose JSON is already parsed.
 
-    chat: returns the chat template, or None. note: see `formats.Format.read`.
+    chat: returns the chat template, or None. note: see `formats.Reader.read`.
 
     Raises VocabularyError for content that can't be read exactly.
     """
@@ -207,7 +201,7 @@ def outputs(path: str | Path) -> list[Output]:
 def write(
     vocabulary: Vocabulary, path: str | Path, *, note: Note = no_notes, force: bool = False
 ) -> None:
-    """Write a tokenizer.json; see `llmgpu.bpe.interchange.formats.Format.write`.
+    """Write a tokenizer.json; see `llmgpu.bpe.interchange.formats.Writer.write`.
 
     path: a file, or a folder for AutoTokenizer, existing or with a slash at the end.
     """

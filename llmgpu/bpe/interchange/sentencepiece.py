@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmgpu.bpe.interchange.token_tables import MAX_IDS, complete
+from llmgpu.bpe.interchange.token_tables import MAX_IDS
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.pieces import (
     BYTE,
@@ -38,25 +38,19 @@ from llmgpu.bpe.vocabulary.pieces import (
 )
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
-from llmgpu.input_files import Note, quote, read_limited
+from llmgpu.input_files import Note, naming, no_notes, quote, read_limited
 
 # The kinds of pieces as vocabularies store them, by SentencePiece's number.
 _KINDS = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER, 5: UNUSED, 6: BYTE}
 _MODEL_TYPES = {1: "Unigram", 2: "BPE", 3: "Word", 4: "Char"}
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
-_START = re.compile(rb"\n.{1,3}\n", re.DOTALL)
 _UNKNOWN_SURFACE = " \u2047 "
 
 
-def recognizes(data: bytes) -> bool:
-    """Whether `data`, the first bytes of a file, begins with a piece."""
-    return _START.match(data[:5]) is not None
-
-
-@complete("a tokenizer.model", merges="no merges", names="no pattern, and its own special tokens")
-def read(path: str | Path, note: Note) -> Vocabulary:
+def read(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
     """Read a tokenizer.model; see `formats.Reader.read`."""
-    return _read_model(read_limited(path))
+    with naming(path):
+        return _read_model(read_limited(path))
 
 
 def _read_model(data: bytes) -> Vocabulary:

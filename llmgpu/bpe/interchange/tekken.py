@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from llmgpu.bpe.interchange.components import pattern_of_expressions
-from llmgpu.bpe.interchange.token_tables import MAX_IDS, complete, imported_vocabulary
+from llmgpu.bpe.interchange.token_tables import MAX_IDS, imported_vocabulary
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
-from llmgpu.input_files import Note, parse_json, quote, read_limited
+from llmgpu.input_files import Note, naming, no_notes, parse_json, quote, read_limited
 
 EXPRESSION = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
@@ -38,15 +38,13 @@ _EARLY = (
 )
 
 
-def recognizes(data: bytes) -> bool:
-    """Whether a file that begins with `data` is a JSON object with ranks."""
-    return data.startswith(b"{") and b'"token_bytes"' in data
-
-
-@complete("a tekken.json", merges="no merges")
-def read(path: str | Path, note: Note) -> Vocabulary:
+def read(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
     """Read a tekken.json; see `formats.Reader.read`."""
-    content = parse_json(read_limited(path))
+    with naming(path):
+        return _read_content(parse_json(read_limited(path)), note)
+
+
+def _read_content(content: Any, note: Note) -> Vocabulary:
     config = content.get("config") if isinstance(content, dict) else None
     if not isinstance(config, dict):
         raise VocabularyError("not a tekken.json: no config")

@@ -127,26 +127,18 @@ _OTHERS = {
 }
 
 
-def recognizes(data: bytes) -> bool:
-    """Whether a file that begins with `data` is not a JSON object."""
-    return not data.lstrip().startswith(b"{")
-
-
 def read(
     path: str | Path,
-    merges_path: str | Path | None = None,
     *,
     pattern: str | None = None,
     special_tokens: Mapping[str, int] | None = None,
     note: Note = no_notes,
 ) -> Vocabulary:
-    """Read a rank file; see `llmgpu.bpe.interchange.formats.Format.read`.
+    """Read a rank file; see `llmgpu.bpe.interchange.formats.Reader.read`.
 
     pattern: used in place of the pattern in the side file or the table. special_tokens: added to
     the known special tokens; a known token of the same text or id is replaced.
     """
-    if merges_path is not None:
-        raise VocabularyError("a tiktoken file has no merges; merges.txt is for gpt2")
     with naming(path):
         ranks = _parse_ranks(read_limited(path))
         canonical = _dump_ranks(ranks)
@@ -196,7 +188,7 @@ def write(
     pattern's name, and the rank file's SHA-256. There is no side file for a pipe, a device or
     standard output.
 
-    Raises the errors of `llmgpu.bpe.interchange.formats.Format.write`.
+    Raises the errors of `llmgpu.bpe.interchange.formats.Writer.write`.
     """
     ranks = exportable_ranks(vocabulary)
     data, files = _dump_ranks(ranks), outputs(path)

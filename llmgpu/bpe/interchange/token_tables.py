@@ -24,9 +24,8 @@ Patterns are written as regular expressions:
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import wraps
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ from llmgpu.bpe.vocabulary.building import ALPHABET
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.files import atomic_output, output_errors
-from llmgpu.input_files import Note, listed, naming, no_notes, quote
+from llmgpu.input_files import Note, listed, quote
 from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.normalizing import get_normalizer
 
@@ -80,42 +79,6 @@ def stands_for_bytes(text: str) -> bool:
     except VocabularyError:
         return False
     return True
-
-
-def complete(
-    file: str,
-    merges: str = "its own merges",
-    names: str = "its own pattern and special tokens",
-) -> Callable[[Callable[[str | Path, Note], Vocabulary]], Callable[..., Vocabulary]]:
-    """Return a decorator that makes a `formats.Reader.read` for files that are complete alone.
-
-    The decorated function takes the path and the note. The decorator refuses the other arguments
-    of `read`, and puts the path in front of the message of a VocabularyError.
-
-    file: kind of file. A refusal says "FILE has MERGES" if merges.txt is given, and "FILE has
-    NAMES" if a pattern or special tokens are given.
-    """
-
-    def decorate(read: Callable[[str | Path, Note], Vocabulary]) -> Callable[..., Vocabulary]:
-        @wraps(read)
-        def checked(
-            path: str | Path,
-            merges_path: str | Path | None = None,
-            *,
-            pattern: str | None = None,
-            special_tokens: Mapping[str, int] | None = None,
-            note: Note = no_notes,
-        ) -> Vocabulary:
-            if merges_path is not None:
-                raise VocabularyError(f"{file} has {merges}; merges.txt is for gpt2")
-            if pattern is not None or special_tokens:
-                raise VocabularyError(f"{file} has {names}")
-            with naming(path):
-                return read(path, note)
-
-        return checked
-
-    return decorate
 
 
 def find_end_of_text(special_tokens: Mapping[str, int]) -> str | None:

@@ -14,7 +14,7 @@ import pytest
 
 from llmgpu import Tokenizer
 from llmgpu.bpe.interchange import formats
-from llmgpu.bpe.interchange.formats import find_vocabulary, open_vocabulary
+from llmgpu.bpe.interchange.formats import VocabularyFiles, find_vocabulary, open_vocabulary
 from llmgpu.bpe.interchange.tiktoken import (
     ENCODINGS,
     added_tokens,
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     """A vocabulary in every format, alone and in folders."""
     trained().save(tmp_path / "v.bin")
     for name, out in (("huggingface", "t.json"), ("tiktoken", "ranks"), ("gpt2", "pair")):
-        formats.FORMATS[name].write(trained(), tmp_path / out)
+        formats.WRITERS[name].write(trained(), tmp_path / out)
     (tmp_path / "hf").mkdir()
     shutil.copy(tmp_path / "t.json", tmp_path / "hf" / "tokenizer.json")
     for half in ("vocab.json", "merges.txt"):
@@ -66,6 +66,15 @@ def test_a_path_is_opened_by_its_content(folder: Path, name: str, format: str | 
     assert list(Tokenizer.load(folder / name, "cpu").encode(text)) == list(ids)
 
 
+@pytest.mark.parametrize("format", sorted(formats.READERS.keys() - {*formats.INCOMPLETE}))
+def test_arguments_for_files_that_are_complete(format: str) -> None:
+    with pytest.raises(VocabularyError, match=r"v: .* merges\.txt is for gpt2"):
+        VocabularyFiles("v", format, "merges.txt").read()
+    for arguments in ({"pattern": "gpt2"}, {"special_tokens": {"<x>": 1}}):
+        with pytest.raises(VocabularyError, match=f"v: .*{format} has its own pattern"):
+            VocabularyFiles("v", format).read(**arguments)
+
+
 def test_a_folder_by_a_format(folder: Path) -> None:
     assert find_vocabulary(folder / "hf", "gpt2").format == "gpt2"
 
@@ -85,6 +94,9 @@ def test_a_folder_by_a_format(folder: Path) -> None:
         ("v.json", b'{"a": 0, "\\": ": 1, "' + b"b" * 4096, r"is a vocab.json, which needs"),
         ("v.json", b'{"a": 0, "b": 1' + b"1" * 4096, r"is a vocab.json, which needs"),
         ("x", b"\0\1", "not an llmgpu vocabulary$"),
+        ("x.tiktoken", b"\nYQ== 0\n", "how to split text: import it with --pattern"),
+        ("folder/tokenizer.model", b"YQ== 0\n", "how to split text: import it with --pattern"),
+        ("folder/tokenizer.json", b"", "not valid JSON: the file is empty"),
         ("x.txt", b"a text", "not an llmgpu vocabulary but text: give a file of bpe-train or"),
         ("x.npy", b"\x93NUMPY", "not an llmgpu vocabulary but a NumPy array: give a file"),
         ("cl100k", b"YQ== 0\n", "how to split text: import it with --pattern"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from llmgpu.bpe.interchange import gguf
-from llmgpu.bpe.interchange.formats import guess_format, open_vocabulary
+from llmgpu.bpe.interchange.formats import find_vocabulary, open_vocabulary
 from llmgpu.bpe.interchange.gguf import CUTS, read_metadata
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
@@ -104,7 +104,7 @@ def test_an_export_is_read_back(pattern: str, tmp_path: Path) -> None:
     again = open_vocabulary(tmp_path / "v.gguf")
     assert again.fingerprint == vocabulary.fingerprint
     assert again.special_tokens == vocabulary.special_tokens
-    assert guess_format(tmp_path / "v.gguf", None) == "gguf"
+    assert find_vocabulary(tmp_path / "v.gguf").format == "gguf"
 
 
 def test_ranks_are_read_back(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_file_with_weights_behind_the_vocabulary(tmp_path: Path) -> None:
     path = save(tmp_path, pieces_file([*SPECIAL, *BYTES, *PLAIN]))
     with path.open("ab") as file:
         file.truncate(1 << 32)
-    assert guess_format(path, None) == "gguf"
+    assert find_vocabulary(path).format == "gguf"
     assert open_vocabulary(path).size == 262
 
 
@@ -266,11 +266,3 @@ def test_other_content(data: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "v.gguf").write_bytes(data)
     with pytest.raises(VocabularyError, match=message):
         open_vocabulary(tmp_path / "v.gguf")
-
-
-def test_it_has_everything_itself(tmp_path: Path) -> None:
-    path = save(tmp_path, SMALL)
-    with pytest.raises(VocabularyError, match=r"merges\.txt is for gpt2"):
-        gguf.read(path, "merges.txt")
-    with pytest.raises(VocabularyError, match="has its own pattern"):
-        gguf.read(path, pattern="gpt2")

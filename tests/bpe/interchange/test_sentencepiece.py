@@ -14,7 +14,7 @@ import pytest
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder
 from llmgpu.bpe.encoding.encoder_host import HostEncoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
-from llmgpu.bpe.interchange.formats import WRITERS, guess_format
+from llmgpu.bpe.interchange.formats import WRITERS, find_vocabulary
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import library
@@ -207,7 +207,7 @@ def test_refused(data: bytes, message: str, tmp_path: Path) -> None:
 def test_recognized(tmp_path: Path) -> None:
     path = tmp_path / "any name"
     path.write_bytes(model([*SPECIAL, *PLAIN]))
-    assert guess_format(path, None) == "sentencepiece"
+    assert find_vocabulary(path).format == "sentencepiece"
     assert Tokenizer.load(path).vocab_size == 6
     (tmp_path / "tokenizer.model").write_bytes(path.read_bytes())
     assert Tokenizer.load(tmp_path).vocab_size == 6
