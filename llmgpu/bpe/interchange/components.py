@@ -286,23 +286,14 @@ def check_unmerged(tokens: set[bytes], ignore_merges: bool) -> None:
             )
 
 
-def find_whole(
-    special: Mapping[str, int],
-    pattern: Pattern,
-    *,
-    normalizer: str | None,
-    normalized: Sequence[int],
-    single_words: Sequence[int],
-) -> list[int]:
+def find_whole(special: Mapping[str, int], vocabulary: Vocabulary) -> list[int]:
     """Return the ids of the special tokens that a pre-token may spell.
 
     Usually no pre-token has the text of a special token, because the search for special tokens
     finds this text before the pattern cuts. The search misses the text if the normalizer produces
     it, or if the token has the flag single_word and stands inside a word.
 
-    special: ids by text of special tokens that are tokens of the model, too. normalized: ids of the
-    special tokens that are searched after the normalizer. single_words: ids of the special tokens
-    with the flag single_word.
+    special: ids by text of special tokens that are tokens of the model, too.
 
     Raises VocabularyError if such a pre-token has other bytes than the special token.
     """
@@ -312,10 +303,10 @@ def find_whole(
             continue
         data = to_bytes(text)
         text_bytes = text.encode()
-        can_be_missed = number in single_words or (
-            number not in normalized and _can_make(normalizer, text)
+        can_be_missed = number in vocabulary.single_word_tokens or (
+            number not in vocabulary.normalized_tokens and _can_make(vocabulary.normalizer, text)
         )
-        if not (can_be_missed or data != text_bytes) or not _is_pre_token(data, pattern):
+        if not (can_be_missed or data != text_bytes) or not _is_pre_token(data, vocabulary.cut):
             continue
         if data != text_bytes:
             raise VocabularyError(

@@ -50,6 +50,7 @@ from llmgpu.bpe.interchange.token_tables import (
     name_pairs,
     note_unicode,
     number_merges,
+    place_tokens,
     refuse_added_flags,
     to_bytes,
 )
@@ -353,11 +354,8 @@ def _read_content(content: Content, note: Note) -> Vocabulary:
             "(SentencePiece BPE). Use the model's tokenizer.json"
         )
     texts, kinds = _tokens(content)
-    if kind == "gpt2":
-        vocabulary = _read_bytes(content, texts, kinds, note)
-    else:
-        vocabulary = _read_pieces(content, texts, kinds, note)
-    return replace(vocabulary, training={"imported_from": "gguf"})
+    read_tokens = _read_bytes if kind == "gpt2" else _read_pieces
+    return read_tokens(content, texts, kinds, note)
 
 
 def _read_bytes(content: Content, texts: list[str], kinds: list[int], note: Note) -> Vocabulary:
@@ -386,7 +384,7 @@ def _read_bytes(content: Content, texts: list[str], kinds: list[int], note: Note
     ordinary = {n: to_bytes(text) for text, n in named.items() if text not in special}
     return imported_vocabulary(
         "gguf",
-        ordinary,
+        place_tokens(ordinary, special),
         special,
         number_merges(pairs, named),
         chosen,
@@ -406,10 +404,8 @@ def _read_pieces(content: Content, texts: list[str], kinds: list[int], note: Not
         (text.replace(" ", SPACE_MARK) if kind == USER else text, score, kind)
         for text, score, kind in zip(texts, scores, kinds, strict=True)
     ]
-    vocabulary = make_model(
-        pieces, {3: 2, 35: int(BYTE in kinds)}, {3: int(has_prefix), 4: 0, 5: 1}
-    )
-    return replace(vocabulary, **_around(content, texts, note, adds_bos=True))
+    around = _around(content, texts, note, adds_bos=True)
+    return make_model("gguf", pieces, has_bytes=BYTE in kinds, prefix=has_prefix, **around)
 
 
 def _tokens(content: Content) -> tuple[list[str], list[int]]:

@@ -26,6 +26,7 @@ from llmgpu.bpe.interchange.token_tables import (
     note_missing_bytes,
     note_unicode,
     number_merges,
+    place_tokens,
     refuse_normalizing,
     stands_for_bytes,
     to_bytes,
@@ -83,7 +84,12 @@ def read(
         ordinary = {i: to_bytes(text) for text, i in ids.items() if i not in taken}
         by_ranks = len(merges) == 0
         vocabulary = imported_vocabulary(
-            "gpt2", ordinary, special, merges, chosen, ignore_merges=by_ranks
+            "gpt2",
+            place_tokens(ordinary, special),
+            special,
+            merges,
+            chosen,
+            ignore_merges=by_ranks,
         )
     note_missing_bytes(vocabulary, note)
     return vocabulary

@@ -32,7 +32,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,12 @@ from llmgpu.bpe.interchange.token_tables import (
     note_missing_bytes,
     note_unicode,
     number_merges,
+    place_tokens,
     require_package,
     stands_for_bytes,
     to_bytes,
     write_files,
 )
-from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.building import listed_merges
 from llmgpu.bpe.vocabulary.file import ChatTemplate
@@ -167,27 +168,24 @@ def read_content(
     prefix_ids, suffix_ids = read_around(parts["post_processor"], note)
     added, plain, rules = _read_added(content.get("added_tokens"))
     rules |= {"prefix_ids": prefix_ids, "suffix_ids": suffix_ids, "chat": chat()}
+    refused = _MODEL_REFUSED if is_pieces else _BYTES_REFUSED
+    ids, merges, unknown = _read_model(model, added, refused)
     if is_pieces:
-        return _read_pieces(model, parts, added, plain, rules)
-    # Read the other parts of a byte-level file.
-    for part in ("truncation", "padding"):
-        if content.get(part) is not None:
-            note(f"{part} is not applied")
-    if plain:
-        note(
-            "added tokens that are not special are matched here only where special tokens are "
-            f"allowed, not in any text: {listed(plain)}"
+        vocabulary = piece_files.make_vocabulary(
+            ids, merges, added, plain, unknown, model, parts, **rules
         )
-    cut = get_pattern(read_pattern(parts["pre_tokenizer"], note))
-    normalizer = spell_normalizer([step for _, step in parts["normalizer"]])
-    # Hugging Face's library searches for each added token before or after the normalizer runs.
-    normalized = rules["normalized_tokens"]
-    if normalizer is not None:
-        _check_different(added, normalized, get_normalizer(normalizer).apply)
-    elif len(normalized) == len(added):
-        rules["normalized_tokens"] = ()  # without a normalizer, both searches see the same text
-    vocabulary = _read_bytes(model, added, cut, normalizer=normalizer, **rules)
-    note_missing_bytes(vocabulary, note)
+    else:
+        for part in ("truncation", "padding"):
+            if content.get(part) is not None:
+                note(f"{part} is not applied")
+        if plain:
+            note(
+                "added tokens that are not special are matched here only where special tokens are "
+                f"allowed, not in any text: {listed(plain)}"
+            )
+        vocabulary = _read_bytes(ids, merges, added, unknown, model, parts, note, **rules)
+        note_missing_bytes(vocabulary, note)
+    _check_different(vocabulary)
     return vocabulary
 
 
@@ -320,13 +318,7 @@ def _left_out(vocabulary: Vocabulary, texts: Mapping[int, str], unknown: int | N
     """
     whole = set(vocabulary.whole_tokens)
     special = {k: v for k, v in vocabulary.special_tokens.items() if v not in whole}
-    reached = find_whole(
-        special if vocabulary.ignore_merges else {},
-        vocabulary.cut,
-        normalizer=vocabulary.normalizer,
-        normalized=vocabulary.normalized_tokens,
-        single_words=vocabulary.single_word_tokens,
-    )
+    reached = find_whole(special if vocabulary.ignore_merges else {}, vocabulary)
     if not reached:
         return set()
     left_out = {number for number in special.values() if number != unknown}
@@ -415,43 +407,6 @@ def _model_of(content: Mapping[str, Any]) -> dict[str, Any]:
     return model
 
 
-def _read_pieces(
-    model: Mapping[str, Any],
-    parts: Mapping[str, _Steps],
-    added: dict[str, int],
-    plain: Sequence[str],
-    rules: dict[str, Any],
-) -> Vocabulary:
-    """Return the vocabulary of a file of SentencePiece's kind; see `piece_files`.
-
-    parts: components by kind. rules: further fields of Vocabulary. Other arguments: see
-    `piece_files.make_vocabulary`.
-    """
-    # Combine the normalizer and the Metaspace, which may be missing, into one normalizer.
-    before = parts["normalizer"]
-    steps, space = piece_files.read_steps(before, parts["pre_tokenizer"])
-    scheme, normalized = piece_files.scheme_of(space), rules["normalized_tokens"]
-    steps, late = piece_files.check_prefix(
-        steps, scheme, added, normalized, has_normalizer=bool(before)
-    )
-    spelled = spell_normalizer(steps)
-    assert spelled is not None
-    _check_different(added, late, get_normalizer(spelled).apply)
-    ids, merges, unknown = _read_model(model, added, _MODEL_REFUSED)
-    return piece_files.make_vocabulary(
-        ids,
-        merges,
-        added,
-        plain,
-        unknown,
-        model,
-        normalizer=spelled,
-        splits=space is not None and space.get("split", True) is True,
-        decoder=piece_files.read_decoder(parts["decoder"]),
-        **(rules | {"normalized_tokens": late}),
-    )
-
-
 def _read_added(content: object) -> tuple[dict[str, int], list[str], dict[str, Any]]:
     """Return ids of added tokens by text, texts that are not special, and ids by field.
 
@@ -475,19 +430,19 @@ def _read_added(content: object) -> tuple[dict[str, int], list[str], dict[str, A
     return added, plain, {field: tuple(sorted(ids)) for field, ids in flagged.items()}
 
 
-def _check_different(
-    added: dict[str, int], normalized: tuple[int, ...], normalize: Callable[[str], str]
-) -> None:
+def _check_different(vocabulary: Vocabulary) -> None:
     """Raise VocabularyError if normalizing makes two normalized added tokens equal, or one empty.
 
-    normalized: ids of the added tokens that are searched in normalized text.
+    Hugging Face's library searches normalized text for these tokens.
     """
-    found: dict[str, str] = {}
-    late = set(normalized)
-    for text in added:
-        if added[text] in late and not normalize(text):
+    if vocabulary.normalizer is None:
+        return
+    normalize = get_normalizer(vocabulary.normalizer).apply
+    late, found = set(vocabulary.normalized_tokens), dict[str, str]()
+    for text, number in vocabulary.special_tokens.items():
+        if number in late and not normalize(text):
             raise VocabularyError(f"the added token {quote(text)} is empty once it is normalized")
-        if added[text] in late and found.setdefault(normalize(text), text) != text:
+        if number in late and found.setdefault(normalize(text), text) != text:
             other = quote(found[normalize(text)])
             raise VocabularyError(
                 f"the added tokens {other} and {quote(text)} are the same text once it is "
@@ -517,35 +472,40 @@ def _read_model(
 
 
 def _read_bytes(
-    model: dict[str, Any], added: dict[str, int], pattern: Pattern, **rules: Any
+    ids: dict[str, int],
+    merges: NDArray[np.uint32],
+    added: dict[str, int],
+    unknown: int | None,
+    model: Mapping[str, Any],
+    parts: Mapping[str, _Steps],
+    note: Note,
+    **rules: Any,
 ) -> Vocabulary:
-    """Return the vocabulary of a byte-level model; rules: further fields of Vocabulary."""
-    ids, merges, unknown = _read_model(model, added, _BYTES_REFUSED)
+    """Return the vocabulary of a byte-level model; see `piece_files.make_vocabulary`."""
+    cut = get_pattern(read_pattern(parts["pre_tokenizer"], note))
+    normalizer = spell_normalizer([step for _, step in parts["normalizer"]])
+    if normalizer is None and len(rules["normalized_tokens"]) == len(added):
+        rules["normalized_tokens"] = ()  # without a normalizer, both searches see the same text
     ignore_merges = bool(model.get("ignore_merges"))
     _check_apart(merges, added, ids, unknown)
     # Separate the added tokens from the tokens that represent bytes.
     ordinary = {number: to_bytes(text) for text, number in ids.items() if text not in added}
     if len(merges) == 0:
         check_unmerged(set(ordinary.values()), ignore_merges)
-    both = {text: number for text, number in added.items() if ignore_merges and text in ids}
-    whole = find_whole(
-        both,
-        pattern,
-        normalizer=rules["normalizer"],
-        normalized=rules["normalized_tokens"],
-        single_words=rules["single_word_tokens"],
-    )
-    return imported_vocabulary(
+    vocabulary = imported_vocabulary(
         "huggingface",
-        ordinary,
+        place_tokens(ordinary, added),
         added,
         merges,
-        pattern,
+        cut,
         ignore_merges=len(merges) == 0 or ignore_merges,
+        normalizer=normalizer,
         unknown_token=unknown,
-        whole_tokens=tuple(sorted(whole)),
         **rules,
     )
+    both = {text: number for text, number in added.items() if ignore_merges and text in ids}
+    whole = find_whole(both, vocabulary)
+    return replace(vocabulary, whole_tokens=tuple(sorted(whole))) if whole else vocabulary
 
 
 def _check_apart(

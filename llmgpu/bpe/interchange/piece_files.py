@@ -49,7 +49,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.interchange.token_tables import name_pairs, place_tokens
+from llmgpu.bpe.interchange.token_tables import imported_vocabulary, name_pairs, place_tokens
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.building import last_pair
 from llmgpu.bpe.vocabulary.pieces import (
@@ -66,10 +66,12 @@ from llmgpu.bpe.vocabulary.pieces import (
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, quote
+from llmgpu.text.normalizing import spell_normalizer
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 TO_MARKS = {"content": SPACE_MARK, "pattern": {"String": " "}, "type": "Replace"}
 TO_SPACES = {"content": " ", "pattern": {"String": SPACE_MARK}, "type": "Replace"}
+PREFIX = {"prepend": " ", "type": "Prepend"}
 _CHANGES_STARTS = {"NFC", "Lowercase", "Strip"}
 
 PRE_TOKENIZERS = {"Metaspace", "Split"}
@@ -86,20 +88,25 @@ def is_of_pieces(content: Mapping[str, Any]) -> bool:
     return has_marks and "'ByteLevel'" not in cut
 
 
-def read_steps(
-    normalizer: Sequence[Step], pre_tokenizer: Sequence[Step]
-) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Return the steps of llmgpu's normalizer, and the Metaspace, None if there is none.
+def _read_steps(
+    parts: Mapping[str, Sequence[Step]], added: Mapping[str, int], normalized: tuple[int, ...]
+) -> tuple[list[dict[str, Any]], bool, tuple[int, ...]]:
+    """Return the steps of llmgpu's normalizer, `PieceRules.splits` and the normalized tokens' ids.
 
-    The returned steps give the text that the steps of Hugging Face's library give, with spaces in
-    place of U+2581.
+    The returned steps give the text that the normalizer and the Metaspace of Hugging Face's library
+    give, with spaces in place of U+2581. The library searches for all added tokens before a
+    Metaspace adds its prefix. With a prefix, no ids of normalized tokens are therefore returned.
 
-    Raises VocabularyError if a text may still have spaces after the library's steps.
+    parts: components by kind. added: ids by text. normalized: ids of the normalized tokens in the
+    file.
+
+    Raises VocabularyError if a text may still have spaces after the library's steps, and if the ids
+    could differ from the library's ids.
     """
     # Find the step of type Metaspace. All other steps must be Splits at spaces.
-    steps = [{name: step[name] for name in sorted(step)} for _, step in normalizer]
-    metaspace = None
-    for kind, step in pre_tokenizer:
+    steps = [{name: step[name] for name in sorted(step)} for _, step in parts["normalizer"]]
+    metaspace: dict[str, Any] | None = None
+    for kind, step in parts["pre_tokenizer"]:
         if kind == "Metaspace":
             if metaspace is not None or step.get("replacement") != SPACE_MARK:
                 raise VocabularyError("pre_tokenizer Metaspace must have U+2581, and be there once")
@@ -119,12 +126,17 @@ def read_steps(
     if last == len(steps) - 1:
         del steps[last]
         if steps and steps[-1] == {"prepend": SPACE_MARK, "type": "Prepend"}:
-            steps[-1] = {"prepend": " ", "type": "Prepend"}
+            steps[-1] = PREFIX
     steps.append(TO_SPACES)
-    return steps, metaspace
+    # Add the prefix of the Metaspace.
+    scheme, splits = _scheme_of(metaspace), bool(metaspace and metaspace.get("split", True) is True)
+    if scheme == "never":
+        return steps, splits, normalized
+    _check_prefix(steps, added, normalized, has_normalizer=bool(parts["normalizer"]))
+    return [*steps, {"prepend_scheme": scheme, "type": "Metaspace"}], splits, ()
 
 
-def scheme_of(metaspace: Mapping[str, Any] | None) -> str:
+def _scheme_of(metaspace: Mapping[str, Any] | None) -> str:
     """Return for which texts a Metaspace adds a space in front: "always", "first" or "never".
 
     A document has several texts if special tokens were cut out. "first" means only the first of
@@ -139,26 +151,14 @@ def scheme_of(metaspace: Mapping[str, Any] | None) -> str:
     return str(scheme)
 
 
-def check_prefix(
-    steps: list[dict[str, Any]],
-    scheme: str,
+def _check_prefix(
+    steps: Sequence[Mapping[str, Any]],
     added: Mapping[str, int],
     normalized: tuple[int, ...],
     *,
     has_normalizer: bool,
-) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
-    """Return the normalizer's steps with the prefix of a Metaspace, and the normalized tokens' ids.
-
-    Hugging Face's library searches for all added tokens before a Metaspace adds its prefix. With a
-    prefix, no ids of normalized tokens are therefore returned.
-
-    steps: the normalizer's steps. scheme: see `scheme_of`. added: ids by text. normalized: ids of
-    the normalized tokens in the file.
-
-    Raises VocabularyError if the ids could differ from the library's ids.
-    """
-    if scheme == "never":
-        return steps, normalized
+) -> None:
+    """Raise VocabularyError if ids could differ from the library's ids because of a prefix."""
     if normalized and has_normalizer:
         raise VocabularyError(
             "normalized added tokens together with a normalizer and Metaspace are not supported"
@@ -167,8 +167,9 @@ def check_prefix(
         raise VocabularyError("Metaspace after a normalizer other than Replace is not supported")
     # Hugging Face's library searches for normalized tokens after the other tokens, llmgpu for all
     # at once. Both find the same tokens unless a normalized token overlaps another token.
-    late = [text for text, number in added.items() if number in set(normalized)]
-    early = [text for text, number in added.items() if number not in set(normalized)]
+    ids = set(normalized)
+    late = [text for text, number in added.items() if number in ids]
+    early = [text for text, number in added.items() if number not in ids]
     for text in late if early else ():
         for other in early:
             if _overlap(text, other):
@@ -176,7 +177,6 @@ def check_prefix(
                     f"the added tokens {quote(other)} and {quote(text)} may overlap, and only one "
                     "is normalized: not supported"
                 )
-    return [*steps, {"prepend_scheme": scheme, "type": "Metaspace"}], ()
 
 
 def _overlap(one: str, other: str) -> bool:
@@ -184,11 +184,11 @@ def _overlap(one: str, other: str) -> bool:
     return one in other or other in one or any(ends)
 
 
-def read_decoder(steps: Sequence[Step]) -> str:
+def _read_decoder(steps: Sequence[Step]) -> str:
     """Return the value of `PieceRules.decoder` for a decoder's steps."""
     decoder = ""
     for kind, step in steps:
-        if kind == "Metaspace" and scheme_of(step) != "never":
+        if kind == "Metaspace" and _scheme_of(step) != "never":
             decoder = "token"
         elif kind == "Strip" and step.get("start"):
             decoder = "first"
@@ -202,54 +202,53 @@ def make_vocabulary(
     plain: Sequence[str],
     unknown: int | None,
     model: Mapping[str, Any],
-    *,
-    splits: bool,
-    decoder: str,
+    parts: Mapping[str, Sequence[Step]],
     **rules: Any,
 ) -> Vocabulary:
     """Return the vocabulary of a model.
 
     ids: ids by text of the model's tokens. added: ids by text of the added tokens. plain: texts of
-    the added tokens that are not special. unknown: the unknown token's id. splits, decoder: fields
-    of `PieceRules`. rules: further fields of Vocabulary.
+    the added tokens that are not special. unknown: the unknown token's id. parts: components by
+    kind. rules: further fields of Vocabulary.
 
     Raises VocabularyError for a rule of Hugging Face's library that llmgpu does not support.
     """
+    steps, splits, rules["normalized_tokens"] = _read_steps(
+        parts, added, rules["normalized_tokens"]
+    )
     takes_whole = model.get("ignore_merges") is True
     if takes_whole and splits:
         raise VocabularyError(
             "ignore_merges and a Metaspace that splits are not supported together"
         )
     # Read the model's tokens and their kinds, then let added tokens replace some of them.
-    merged = set(merges.reshape(-1).tolist())
+    merged, users = set(merges.reshape(-1).tolist()), set(plain)
     tokens, kinds = _read_tokens(ids, merged, added, unknown, model.get("byte_fallback") is True)
     for text, number in added.items():
         if SPACE_MARK in text and " " in text:
             raise VocabularyError(f"the added token {quote(text)} has spaces and U+2581")
         if len(text) == 1 and text not in ids:
             raise VocabularyError(f"the added token {quote(text)} is a character without a token")
-        kinds[number] = USER if text in plain else CONTROL
+        kinds[number] = USER if text in users else CONTROL
         tokens[number] = text.replace(SPACE_MARK, " ").encode()
         if kinds[number] == CONTROL and number in merged:
             raise VocabularyError(f"the token {quote(text)} is special, and in a merge")
     # Build the vocabulary. Its pattern does not cut texts.
     placed = place_tokens(tokens, {})
-    cut = get_pattern("none")
-    return Vocabulary(
-        tokens=placed,
-        merges=merges,
-        pattern=cut.name,
-        expression=cut.expression,
-        special_tokens=added,
-        match="bpe",
+    return imported_vocabulary(
+        "huggingface",
+        placed,
+        added,
+        merges,
+        get_pattern("none"),
         ignore_merges=takes_whole,
+        normalizer=spell_normalizer(steps),
         unknown_token=unknown,
-        training={"imported_from": "huggingface"},
         pieces=PieceRules(
             bytes(kinds.get(number, ABSENT) for number in range(len(placed))),
             fuses=model.get("fuse_unk") is True,
             splits=splits,
-            decoder=decoder,
+            decoder=_read_decoder(parts["decoder"]),
             marked=tuple(sorted(n for text, n in added.items() if SPACE_MARK in text)),
         ),
         **rules,
@@ -304,7 +303,6 @@ def _read_tokens(
     return tokens, kinds
 
 
-_PREFIX = {"prepend": " ", "type": "Prepend"}
 _LONGEST_RUN = 64  # characters; `_is_run` refuses pieces with more
 _LLAMA = "llama.cpp's tokenizer llama"
 
@@ -334,7 +332,7 @@ def describe_steps(vocabulary: Vocabulary) -> tuple[dict[str, Any] | None, dict[
     Raises VocabularyError for a normalizer that a tokenizer.json can't hold.
     """
     rules, steps = _rules(vocabulary), _steps(vocabulary, "a tokenizer.json")
-    if rules.ranks and _PREFIX in steps:
+    if rules.ranks and PREFIX in steps:
         _refuse_symbols(vocabulary, "a tokenizer.json would put")
     cut = None
     scheme = steps.pop()["prepend_scheme"] if steps[-1]["type"] == "Metaspace" else "never"
@@ -348,8 +346,8 @@ def describe_steps(vocabulary: Vocabulary) -> tuple[dict[str, Any] | None, dict[
     if steps[-1] == TO_SPACES:  # a Metaspace, or TO_MARKS below, would undo this step
         del steps[-1]
     if cut is None:
-        if steps and steps[-1] == _PREFIX:
-            steps[-1] = _PREFIX | {"prepend": SPACE_MARK}
+        if steps and steps[-1] == PREFIX:
+            steps[-1] = PREFIX | {"prepend": SPACE_MARK}
         steps.append(TO_MARKS)
     if len(steps) < 2:
         return (steps[0] if steps else None), cut
@@ -495,10 +493,10 @@ def describe_llama(
     if vocabulary.ignore_merges:
         raise VocabularyError(f"{_LLAMA} always applies merges, but this vocabulary ignore_merges")
     steps = _steps(vocabulary, _LLAMA)
-    if steps not in ([TO_SPACES], [_PREFIX, TO_SPACES]):
+    if steps not in ([TO_SPACES], [PREFIX, TO_SPACES]):
         types = ", ".join(step["type"] for step in steps)
         raise VocabularyError(f"{_LLAMA} can't normalize text by the steps {types}")
-    has_prefix = steps[0] == _PREFIX
+    has_prefix = steps[0] == PREFIX
     if has_prefix and rules.ranks:
         _refuse_symbols(vocabulary, f"{_LLAMA} would put")
     texts |= {number: f"[UNUSED{number}]" for number in unused_characters(vocabulary)}

@@ -15,16 +15,17 @@ The file is a message of protocol buffers; `_fields` reads the wire format. See
 from __future__ import annotations
 
 import binascii
-import json
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from llmgpu.bpe.interchange.token_tables import MAX_IDS
+from llmgpu.bpe.interchange.piece_files import PREFIX, TO_SPACES
+from llmgpu.bpe.interchange.token_tables import MAX_IDS, imported_vocabulary
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.pieces import (
     BYTE,
@@ -39,12 +40,11 @@ from llmgpu.bpe.vocabulary.pieces import (
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, naming, no_notes, quote, read_limited
+from llmgpu.text.normalizing import spell_normalizer
 
-# The kinds of pieces as vocabularies store them, by SentencePiece's number.
-_KINDS = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER, 5: UNUSED, 6: BYTE}
 _MODEL_TYPES = {1: "Unigram", 2: "BPE", 3: "Word", 4: "Char"}
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
-_UNKNOWN_SURFACE = " \u2047 "
+_UNKNOWN_SURFACE = " \u2047 ".encode()  # bytes to which the unknown piece decodes
 
 
 def read(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
@@ -74,23 +74,8 @@ def _read_model(data: bytes) -> Vocabulary:
             raise VocabularyError("the denormalizer of a model is not supported: use encode alone")
     if not pieces:
         raise VocabularyError("not a SentencePiece model: there are no pieces")
-    return make_model(pieces, trainer, normalizer)
-
-
-def make_model(
-    pieces: list[tuple[str, float, int]],
-    trainer: Mapping[int, int | bytes],
-    normalizer: Mapping[int, int | bytes],
-) -> Vocabulary:
-    """Return the vocabulary of a model.
-
-    pieces: text, score and kind of each id. trainer, normalizer: SentencePiece's options by their
-    numbers in its files.
-
-    Raises VocabularyError for a model that can't be read exactly.
-    """
-    # Check the options. Field 3 of the trainer is the model's type, and field 35 is byte_fallback.
-    # Field 5 of the normalizer is escape_whitespaces.
+    # Check the options. Field 3 of the trainer is the model's type. Field 5 of the normalizer is
+    # escape_whitespaces.
     kind = trainer.get(3, 1)
     if kind != 2:
         name = _MODEL_TYPES.get(kind if isinstance(kind, int) else 0, quote(kind))
@@ -100,23 +85,45 @@ def make_model(
         )
     if not normalizer.get(5, 1):
         raise VocabularyError("a model with escape_whitespaces off is not supported")
-    kinds = _check_pieces(pieces, has_bytes=bool(trainer.get(35, 0)))
-    return _make_vocabulary(pieces, kinds, trainer, normalizer)
+    return make_model(
+        "sentencepiece",
+        pieces,
+        has_bytes=bool(trainer.get(35, 0)),  # byte_fallback
+        surface=_message(trainer.get(44, _UNKNOWN_SURFACE)),
+        charsmap=_message(normalizer.get(2, b"")),
+        prefix=bool(normalizer.get(3, 1)),  # add_dummy_prefix
+        removes=bool(normalizer.get(4, 1)),  # remove_extra_whitespaces
+        suffix=bool(trainer.get(24, 0)),  # treat_whitespace_as_suffix
+    )
 
 
-def _make_vocabulary(
+def make_model(
+    tool: str,
     pieces: list[tuple[str, float, int]],
-    kinds: bytes,
-    trainer: Mapping[int, int | bytes],
-    normalizer: Mapping[int, int | bytes],
+    *,
+    has_bytes: bool,
+    prefix: bool,
+    surface: bytes = _UNKNOWN_SURFACE,
+    charsmap: bytes = b"",
+    removes: bool = False,
+    suffix: bool = False,
+    **rules: Any,
 ) -> Vocabulary:
-    # Spell the tokens. The unknown token decodes to the text in the trainer's field 44.
-    surface = trainer.get(44, _UNKNOWN_SURFACE.encode())
+    """Return the vocabulary of a model.
+
+    tool: the tool whose file has the model. pieces: text, score and kind of each id. has_bytes:
+    whether the model has byte pieces. surface: the bytes to which the unknown piece decodes.
+    charsmap, prefix, removes, suffix: see `_spell_normalizer`. rules: further fields of Vocabulary.
+
+    Raises VocabularyError for a model that can't be read exactly.
+    """
+    kinds = _check_pieces(pieces, has_bytes=has_bytes)
+    # Spell the tokens.
     special: dict[str, int] = {}
     tokens: list[bytes] = []
     for number, (text, _, kind) in enumerate(pieces):
         if kind == UNKNOWN:
-            tokens.append(_message(surface))
+            tokens.append(surface)
         elif kind == BYTE:
             tokens.append(bytes([int(text[3:5], 16)]))
         else:
@@ -126,34 +133,24 @@ def _make_vocabulary(
                 raise VocabularyError(f"two special pieces are spelled {quote(spelled)}")
     # Turn scores into uint32 ranks by id. The highest score gets rank 0, and equal scores one rank.
     _, ranks = np.unique([-score for _, score, _ in pieces], return_inverse=True)
-    # Read the normalizer: field 2 is the character map, 3 add_dummy_prefix, and 4
-    # remove_extra_whitespaces. Field 24 of the trainer is treat_whitespace_as_suffix.
-    prefix, removes = bool(normalizer.get(3, 1)), bool(normalizer.get(4, 1))
     symbols = tuple(number for number, kind in enumerate(kinds) if kind == USER)
-    cut = get_pattern("none")
-    vocabulary = Vocabulary(
-        tokens=tuple(tokens),
-        merges=np.empty((0, 3), np.uint32),
-        pattern=cut.name,
-        expression=cut.expression,
-        special_tokens=special,
-        match="bpe",
-        normalizer=_spell_normalizer(
-            _message(normalizer.get(2, b"")),
-            prefix=prefix,
-            removes=removes,
-            suffix=bool(trainer.get(24, 0)),
-            symbols=[pieces[number][0] for number in symbols],
-        ),
+    texts = [pieces[number][0] for number in symbols]
+    vocabulary = imported_vocabulary(
+        tool,
+        tuple(tokens),
+        special,
+        (),
+        get_pattern("none"),
+        normalizer=_spell_normalizer(charsmap, prefix, removes, suffix, texts),
         unknown_token=kinds.index(UNKNOWN),
         normalized_tokens=symbols,
-        training={"imported_from": "sentencepiece"},
         pieces=PieceRules(
             kinds,
             ranks.astype("<u4").tobytes(),
             fuses=BYTE not in kinds,
             decoder="each" if removes else "first" if prefix else "",
         ),
+        **rules,
     )
     assert vocabulary.piece_symbols is not None
     # Raises VocabularyError for unused pieces whose ids would depend on the surrounding text.
@@ -162,8 +159,8 @@ def _make_vocabulary(
 
 
 def _spell_normalizer(
-    charsmap: bytes, *, prefix: bool, removes: bool, suffix: bool, symbols: list[str]
-) -> str:
+    charsmap: bytes, prefix: bool, removes: bool, suffix: bool, symbols: list[str]
+) -> str | None:
     """Return the normalizer as a vocabulary stores it.
 
     charsmap: the character map, see `llmgpu.text.charsmap`; may be empty. prefix, removes, suffix:
@@ -173,8 +170,8 @@ def _spell_normalizer(
     If the steps Prepend and Replace have the same effect, they are stored, because they run faster
     than SentencePiece's rules.
     """
-    steps: list[dict[str, object]] = [{"prepend": " ", "type": "Prepend"}] if prefix else []
-    steps.append({"content": " ", "pattern": {"String": SPACE_MARK}, "type": "Replace"})
+    steps: list[dict[str, Any]] = [PREFIX] if prefix else []
+    steps.append(TO_SPACES)
     if charsmap or removes or suffix:
         rules = {
             "charsmap": binascii.b2a_base64(charsmap, newline=False).decode(),
@@ -185,7 +182,7 @@ def _spell_normalizer(
             "type": "SentencePiece",
         }
         steps = [rules]
-    return json.dumps(steps, ensure_ascii=False, separators=(",", ":"))
+    return spell_normalizer(steps)
 
 
 def _check_pieces(pieces: list[tuple[str, float, int]], *, has_bytes: bool) -> bytes:
@@ -228,11 +225,11 @@ def _read_piece(data: bytes) -> tuple[str, float, int]:
                 raise VocabularyError(f"the score of the piece {quote(text)} is not a float")
             (score,) = struct.unpack("<f", data)
         elif number == 3:
-            if value not in _KINDS:
+            if not isinstance(value, int) or not NORMAL <= value <= BYTE:
                 raise VocabularyError(
                     f"the piece {quote(text)} has the unknown type {quote(value)}"
                 )
-            kind = _KINDS[value]
+            kind = value
     return text, score, kind
 
 

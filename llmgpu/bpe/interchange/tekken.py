@@ -15,10 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from llmgpu.bpe.interchange.components import pattern_of_expressions
-from llmgpu.bpe.interchange.token_tables import MAX_IDS, imported_vocabulary
+from llmgpu.bpe.interchange.token_tables import MAX_IDS, imported_vocabulary, place_tokens
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
@@ -60,9 +58,9 @@ def _read_content(content: Any, note: Note) -> Vocabulary:
     ordinary = _read_ranks(content.get("vocab"), size - first)
     return imported_vocabulary(
         "tekken",
-        {first + rank: token for rank, token in enumerate(ordinary)},
+        place_tokens(dict(enumerate(ordinary, first)), special),
         special,
-        np.empty((0, 3), np.uint32),
+        (),
         get_pattern(pattern_of_expressions([EXPRESSION], note)),
         ignore_merges=True,
     )

@@ -42,6 +42,7 @@ from llmgpu.bpe.interchange.token_tables import (
     imported_vocabulary,
     note_around,
     note_unicode,
+    place_tokens,
     refuse_normalizing,
     require_merging,
     require_package,
@@ -156,13 +157,13 @@ def read(
         _check_bytes(ranks)
         if b"" in ranks:
             note(f"id {ranks[b'']} has an empty token, so it is never used")
-        tokens, merges = {rank: token for token, rank in ranks.items()}, np.empty((0, 3), np.uint32)
+        ordinary = {rank: token for token, rank in ranks.items()}
         normalizer = known.normalizer if known else None
         return imported_vocabulary(
             "tiktoken",
-            tokens,
+            place_tokens(ordinary, special),
             special,
-            merges,
+            (),
             chosen,
             ignore_merges=True,
             normalizer=normalizer,

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.names import PATTERNS
@@ -126,26 +126,24 @@ def place_tokens(ordinary: Mapping[int, bytes], special: Mapping[str, int]) -> t
 
 def imported_vocabulary(
     tool: str,
-    ordinary: Mapping[int, bytes],
+    tokens: tuple[bytes, ...],
     special: dict[str, int],
-    merges: NDArray[np.uint32],
+    merges: ArrayLike,
     pattern: Pattern,
-    *,
-    ignore_merges: bool,
     **rules: Any,
 ) -> Vocabulary:
-    """Return the vocabulary of another tool; rules: further fields of Vocabulary.
+    """Return the vocabulary of another tool.
 
-    ordinary: tokens by id. special: ids by text. Raises the errors of `place_tokens`.
+    tokens: see `place_tokens`. special: ids by text. merges: ids of the left token, the right token
+    and the result of each merge; may be empty. rules: further fields of Vocabulary.
     """
     return Vocabulary(
-        tokens=place_tokens(ordinary, special),
-        merges=merges,
+        tokens=tokens,
+        merges=np.asarray(merges, np.uint32).reshape(-1, 3),
         pattern=pattern.name,
         expression=pattern.expression,
         special_tokens=special,
         match="bpe",
-        ignore_merges=ignore_merges,
         training={"imported_from": tool},
         **rules,
     )
