@@ -225,9 +225,9 @@ class Normalizer:
     def __init__(self, text: str) -> None:
         """Parse "NFC", or steps in JSON; VocabularyError for any other text."""
         self._text = text
-        steps = [] if text == NFC else _parse(text)
+        steps = steps_of(text)
         self._makers = list(map(_read_step, steps))
-        self.name = ", ".join(step["type"] for step in steps) or NFC
+        self.name = ", ".join(step["type"] for step in steps)
         self._whole = _all_mapped(self._makers)
         # If all steps can be done on bytes, with the same result, text is not decoded.
         pairs = [pair for step in steps if (pair := _byte_pair(step)) is not None]
@@ -283,13 +283,13 @@ def spell_normalizer(steps: Sequence[dict[str, Any]]) -> str | None:
     return text
 
 
-def describe_normalizer(text: str) -> dict[str, Any]:
-    """Return a stored normalizer in the form of a tokenizer.json."""
-    steps = [{"type": NFC}] if text == NFC else _parse(text)
-    return steps[0] if len(steps) == 1 else {"type": "Sequence", "normalizers": steps}
+def steps_of(text: str | None) -> list[dict[str, Any]]:
+    """Return the steps of a stored normalizer in the form of a tokenizer.json.
 
-
-def _parse(text: str) -> list[dict[str, Any]]:
+    Raises VocabularyError for a text that `spell_normalizer` can't have returned.
+    """
+    if text is None or text == NFC:
+        return [{"type": NFC}] if text else []
     try:
         steps = json.loads(text)
     except (ValueError, RecursionError):

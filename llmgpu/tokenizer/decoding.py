@@ -158,10 +158,9 @@ class Decoder:
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:
-        tokens, ids = self._vocabulary.ordinary_tokens, self._vocabulary.ordinary_ids.tolist()
-        # Go in descending order of ids, so that of equal tokens the lowest id is stored last.
-        pairs = zip(reversed(tokens), reversed(ids), strict=True)
-        return {token: number for token, number in pairs if token}
+        from llmgpu.bpe.vocabulary.building import ordinary_ranks
+
+        return ordinary_ranks(self._vocabulary)
 
     def export(self, format: str, path: str | Path, *, force: bool = False) -> None:
         """Write files of another tool, as ``llmgpu export --to`` does.

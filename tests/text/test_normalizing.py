@@ -23,9 +23,9 @@ from llmgpu.text.documents import Piece
 from llmgpu.text.normalizing import (
     BLOCK_BYTES,
     Normalizer,
-    describe_normalizer,
     get_normalizer,
     spell_normalizer,
+    steps_of,
 )
 from tests.conftest import ROOT
 from tests.reference.characters import CHARACTERS
@@ -223,11 +223,11 @@ def test_the_script_makes_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_how_they_are_spelled() -> None:
     assert spell_normalizer([]) is None
-    assert spell_normalizer([NFC, NFC]) == "NFC" and describe_normalizer("NFC") == NFC
+    assert spell_normalizer([NFC, NFC]) == "NFC" and steps_of("NFC") == [NFC]
     spelled = spell_normalizer([LOWERCASE, {"prepend": "\u00e9", "type": "Prepend"}])
     assert spelled == '[{"type":"Lowercase"},{"prepend":"\u00e9","type":"Prepend"}]'
     assert get_normalizer(spelled).name == "Lowercase, Prepend"
-    assert describe_normalizer(spelled)["normalizers"] == json.loads(spelled)
+    assert steps_of(spelled) == json.loads(spelled) and steps_of(None) == []
 
 
 @pytest.mark.parametrize(

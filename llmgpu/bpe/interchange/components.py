@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 
 from llmgpu.bpe.interchange.token_tables import (
+    GPT2,
     HUGGINGFACE,
     HUGGINGFACE_NAMES,
     check_id,
@@ -57,7 +58,6 @@ from llmgpu.text.normalizing import NFC, get_normalizer
 
 PRE_TOKENIZERS = frozenset({"Split", "ByteLevel", "Digits"})
 
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _ESCAPED = r"\\(?:p\{[A-Z][a-z]?\}|[sSdrnt]|\W)"
 _PORTABLE = re.compile(
     rf"(?:{_ESCAPED}"

@@ -37,11 +37,12 @@ from typing import Any
 
 import numpy as np
 
-from llmgpu.bpe.interchange.components import GPT2, pattern_of_expressions
+from llmgpu.bpe.interchange.components import pattern_of_expressions
 from llmgpu.bpe.interchange.piece_files import describe_llama, name_pieces
 from llmgpu.bpe.interchange.sentencepiece import make_model
 from llmgpu.bpe.interchange.tekken import EXPRESSION
 from llmgpu.bpe.interchange.token_tables import (
+    GPT2,
     MAX_IDS,
     check_id,
     find_end_of_text,

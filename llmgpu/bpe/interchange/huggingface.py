@@ -101,9 +101,9 @@ from llmgpu.outputs import (
 from llmgpu.text.chat import plain_template
 from llmgpu.text.normalizing import (
     STEPS,
-    describe_normalizer,
     get_normalizer,
     spell_normalizer,
+    steps_of,
 )
 
 _FOLDER = {
@@ -255,7 +255,7 @@ def describe(vocabulary: Vocabulary) -> dict[str, Any]:
     if rules is None:
         texts = name_bytes(vocabulary, "Hugging Face's tokenizers")
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-        normalizer = vocabulary.normalizer and describe_normalizer(vocabulary.normalizer)
+        steps = steps_of(vocabulary.normalizer)
         cut: dict[str, Any] | None = describe_pattern(vocabulary.pattern, byte_level)
         decoder = byte_level | {"use_regex": True}
         unknown = unknown if vocabulary.missing_bytes else None
@@ -263,16 +263,18 @@ def describe(vocabulary: Vocabulary) -> dict[str, Any]:
         merges = name_pairs(texts, listed_merges(vocabulary))
     else:
         texts = name_pieces(vocabulary)
-        normalizer, cut = describe_steps(vocabulary)
+        steps, cut = describe_steps(vocabulary)
         decoder = describe_decoder(rules)
         left_out = unused_characters(vocabulary)
         merges = describe_merges(vocabulary, texts)
+    if len(steps) > 1:
+        steps = [{"type": "Sequence", "normalizers": steps}]
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": _describe_added(vocabulary, texts),
-        "normalizer": normalizer,
+        "normalizer": steps[0] if steps else None,
         "pre_tokenizer": cut,
         "post_processor": describe_around(vocabulary, texts),
         "decoder": decoder,
@@ -563,10 +565,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     with naming(path):
-        content = parse_json(read_limited(path))
-        if not isinstance(content, dict):
-            raise VocabularyError("not a JSON object")
-    return content
+        return _as_map("the file", parse_json(read_limited(path)))
 
 
 def _read_source(folder: Path, config: Mapping[str, Any]) -> str | None:

@@ -39,9 +39,7 @@ SentencePiece searches from the left. The difference matters only if symbols ove
 
 from __future__ import annotations
 
-import json
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import groupby, pairwise
 from typing import Any
@@ -49,7 +47,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.interchange.token_tables import imported_vocabulary, name_pairs, place_tokens
+from llmgpu.bpe.interchange.token_tables import (
+    check_distinct,
+    imported_vocabulary,
+    name_pairs,
+    place_tokens,
+)
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.building import last_pair
 from llmgpu.bpe.vocabulary.pieces import (
@@ -66,7 +69,7 @@ from llmgpu.bpe.vocabulary.pieces import (
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, quote
-from llmgpu.text.normalizing import spell_normalizer
+from llmgpu.text.normalizing import spell_normalizer, steps_of
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 TO_MARKS = {"content": SPACE_MARK, "pattern": {"String": " "}, "type": "Replace"}
@@ -326,8 +329,8 @@ def describe_merges(vocabulary: Vocabulary, texts: Mapping[int, str]) -> list[tu
     return name_pairs(texts, vocabulary.merges)
 
 
-def describe_steps(vocabulary: Vocabulary) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return the normalizer and the pre-tokenizer of a tokenizer.json.
+def describe_steps(vocabulary: Vocabulary) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Return the steps of the normalizer and the pre-tokenizer of a tokenizer.json.
 
     Raises VocabularyError for a normalizer that a tokenizer.json can't hold.
     """
@@ -349,9 +352,7 @@ def describe_steps(vocabulary: Vocabulary) -> tuple[dict[str, Any] | None, dict[
         if steps and steps[-1] == PREFIX:
             steps[-1] = PREFIX | {"prepend": SPACE_MARK}
         steps.append(TO_MARKS)
-    if len(steps) < 2:
-        return (steps[0] if steps else None), cut
-    return {"type": "Sequence", "normalizers": steps}, cut
+    return steps, cut
 
 
 def describe_decoder(rules: PieceRules) -> dict[str, Any]:
@@ -386,9 +387,7 @@ def name_pieces(vocabulary: Vocabulary) -> dict[int, str]:
             names[number] = "<unk>"
         elif kind != ABSENT:
             names[number] = token.decode().replace(" ", SPACE_MARK)
-    text, count = max(Counter(names.values()).items(), key=lambda item: item[1])
-    if count > 1:
-        raise VocabularyError(f"{count} ids would be written {quote(text)}: a file can hold one")
+    check_distinct(names)
     return names
 
 
@@ -596,7 +595,7 @@ def _steps(vocabulary: Vocabulary, tool: str) -> list[dict[str, Any]]:
     tool: the tool or file that the error message names. Raises VocabularyError for a step of type
     SentencePiece: only the library SentencePiece can apply this step.
     """
-    steps: list[dict[str, Any]] = json.loads(vocabulary.normalizer or "[]")
+    steps = steps_of(vocabulary.normalizer)
     for step in steps:
         if step["type"] == "SentencePiece":
             rule = (

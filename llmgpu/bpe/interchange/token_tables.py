@@ -238,17 +238,21 @@ def name_bytes(vocabulary: Vocabulary, tool: str) -> dict[int, str]:
     """
     require_merging(vocabulary, tool)
     special = {number: text for text, number in vocabulary.special_tokens.items()}
+    tokens = enumerate(vocabulary.tokens)
+    texts = {number: special.get(number) or to_text(token) for number, token in tokens if token}
+    check_distinct(texts)
+    return texts
+
+
+def check_distinct(texts: Mapping[int, str]) -> None:
+    """Raise VocabularyError if two ids have the same text."""
     ids: dict[str, int] = {}
-    for number, token in enumerate(vocabulary.tokens):
-        if not token:
-            continue
-        text = special.get(number) or to_text(token)
+    for number, text in texts.items():
         if ids.setdefault(text, number) != number:
             raise VocabularyError(
                 f"ids {ids[text]} and {number} would both be written {quote(text)}: "
                 "the format can't hold both"
             )
-    return {number: text for text, number in ids.items()}
 
 
 def name_pairs(texts: Mapping[int, str], merges: NDArray[np.uint32]) -> list[tuple[str, str]]:
@@ -312,13 +316,14 @@ def _spellings(engine: str) -> dict[str, str]:
     return {name: expression for name, expression in found.items() if expression is not None}
 
 
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # The expressions that `export` writes, by the name of the pattern. None: the tool can't express the
 # pattern.
 TIKTOKEN, HUGGINGFACE = _spellings("tiktoken"), _spellings("huggingface")
 
 # Names of patterns by expression, for all expressions of a tokenizer.json that `import` knows.
 HUGGINGFACE_NAMES = {expression: name for name, expression in HUGGINGFACE.items()} | {
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
+    GPT2: "gpt2",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+": "gpt2",
     TIKTOKEN["gpt2"]: "gpt2",
 }

@@ -166,8 +166,9 @@ def ordinary_ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
     Tokens with the same bytes have one entry, with the lowest id.
     """
     ranks: dict[bytes, int] = {}
-    for number in vocabulary.ordinary_ids.tolist():
-        if token := vocabulary.tokens[number]:
+    ids = vocabulary.ordinary_ids.tolist()
+    for token, number in zip(vocabulary.ordinary_tokens, ids, strict=True):
+        if token:
             ranks.setdefault(token, number)
     return ranks
 

@@ -142,15 +142,6 @@ class PackedTokens(Sequence[bytes]):
     __hash__ = None  # type: ignore[assignment]
 
 
-@dataclass(frozen=True, eq=False)
-class FileContent:
-    """The unchecked content of a file: arguments of Vocabulary, the trie and the fingerprint."""
-
-    fields: dict[str, Any]
-    trie: Trie
-    fingerprint: str
-
-
 def check_text(what: str, text: object) -> None:
     """Raise VocabularyError unless `text` is a text that a file can hold."""
     if not isinstance(text, str):
@@ -226,10 +217,11 @@ def pack_data(name: str, size: int, parts: Iterable[bytes]) -> Iterator[bytes]:
     yield from parts
 
 
-def unpack(data: bytes) -> FileContent:
+def unpack(data: bytes) -> tuple[dict[str, Any], Trie, str]:
     """Parse the bytes of a file; VocabularyError unless they have the form that `pack` writes.
 
-    Vocabulary and `validate_trie` check whether the fields are consistent.
+    Returns arguments of Vocabulary, the trie and the fingerprint. Vocabulary and `validate_trie`
+    check whether they are consistent.
     """
     check_header(data)
     # A normalizer of SentencePiece's kind may contain a long map of characters.
@@ -244,7 +236,7 @@ def unpack(data: bytes) -> FileContent:
     fields["tokens"] = tokens
     fields["merges"] = _unpack_table("merges", content["merges"], 3)
     fields["special_tokens"] = _unpack_special_tokens(content["special_ids"], tokens)
-    return FileContent(fields, _unpack_trie(content["trie"]), fingerprint)
+    return fields, _unpack_trie(content["trie"]), fingerprint
 
 
 def check_header(data: bytes) -> None:

@@ -415,22 +415,21 @@ class Vocabulary:
         """
         # Move the rules out of the training data, then make a vocabulary, which checks everything.
         try:
-            content = unpack(data)
-            has_classes = _has_classes(content.fields["pattern"])
-            absent = UNRECORDED_VERSION if has_classes else DEFAULT_VERSION
-            unicode = content.fields["training"].pop(UNICODE, absent)
-            for rule in (*SPECIAL_IDS, *AROUND):
-                content.fields[rule] = _take_ids(content.fields["training"], rule)
-            chat = take_chat_template(content.fields["training"])
-            pieces = _take_pieces(content.fields)
-            vocabulary = cls(**content.fields, unicode=unicode, chat=chat, pieces=pieces)
-            if vocabulary.fingerprint != content.fingerprint:
+            entries, trie, fingerprint = unpack(data)
+            training = entries["training"]
+            absent = UNRECORDED_VERSION if _has_classes(entries["pattern"]) else DEFAULT_VERSION
+            entries["unicode"] = training.pop(UNICODE, absent)
+            entries |= {rule: _take_ids(training, rule) for rule in (*SPECIAL_IDS, *AROUND)}
+            entries["chat"] = take_chat_template(training)
+            entries["pieces"] = _take_pieces(entries)
+            vocabulary = cls(**entries)
+            if vocabulary.fingerprint != fingerprint:
                 raise VocabularyError("damaged: its fingerprint does not match its content")
-            if not _spells_each_token_once(content.trie, vocabulary):
-                validate_trie(content.trie, vocabulary.ordinary_tokens, vocabulary.ordinary_ids)
+            if not _spells_each_token_once(trie, vocabulary):
+                validate_trie(trie, vocabulary.ordinary_tokens, vocabulary.ordinary_ids)
         except VocabularyError as error:
             raise VocabularyError(f"{name}: {error}") from error
-        vocabulary.__dict__["trie"] = content.trie  # where cached_property stores the trie
+        vocabulary.__dict__["trie"] = trie  # where cached_property stores the trie
         return vocabulary
 
     @classmethod

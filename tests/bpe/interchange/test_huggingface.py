@@ -417,7 +417,11 @@ class TestFolder:
     @pytest.mark.parametrize(
         ("name", "content", "reason"),
         [
-            ("tokenizer_config.json", "[1]", "tokenizer_config.json: not a JSON object"),
+            (
+                "tokenizer_config.json",
+                "[1]",
+                "tokenizer_config.json: the file is not a JSON object",
+            ),
             ("tokenizer_config.json", "{", "tokenizer_config.json: not valid JSON"),
             ("tokenizer_config.json", '{"chat_template": "\\ud800"}', "not valid Unicode"),
             ("chat_template.jinja", "x" * 65537, "has 65537 bytes, but the limit is 65536"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgpu.bpe.interchange import components, tekken
+from llmgpu.bpe.interchange import tekken, token_tables
 from llmgpu.bpe.pretokens import custom_regex, programs
 from llmgpu.bpe.pretokens.custom_regex import HostPattern, custom_pattern, splits_name
 from llmgpu.bpe.pretokens.pattern import get_pattern
@@ -28,7 +28,7 @@ DEEPSEEK = (
 PUBLISHED = (
     DEEPSEEK,
     (tekken.EXPRESSION,),
-    (r"\p{N}", components.GPT2),
+    (r"\p{N}", token_tables.GPT2),
     (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{2}|\s+(?!\S)|\s|.",),
     (r"[\p{Lu}\p{M}]*[\p{Ll}\p{M}]+(?i:'s|'ll)?|(?=\p{N}{2})\p{N}+|(?:a(?:b|bc)c|\s*+b)\s{2,3}",),
 )
