@@ -101,7 +101,7 @@ KINDS = {
     GGUF: "gguf",
 }
 # Names of files in a folder, of which the first is read.
-_NAMES = ("tokenizer.json", "tekken.json", "tokenizer.model")
+NAMES = ("tokenizer.json", "tekken.json", "tokenizer.model")
 _VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
 # Formats of files whose content is not recognized, by the ending of the name.
 _BY_ENDING = ENDINGS | {".model": "sentencepiece"}
@@ -239,10 +239,10 @@ def download_advice(name: str, files: str = "") -> str:
 
 
 def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyFiles:
-    """Return the vocabulary in a folder: the first file of _NAMES, else vocab.json and merges.txt.
+    """Return the vocabulary in a folder: the first file of NAMES, else vocab.json and merges.txt.
 
     In a run folder, the vocabulary is that of the newest checkpoint. Format "gpt2" skips the files
-    of _NAMES.
+    of NAMES.
 
     Raises VocabularyError for a folder without these files.
     """
@@ -250,7 +250,7 @@ def find_in_folder(folder: str | Path, format: str | None = None) -> VocabularyF
     if not path.is_dir():
         advice = download_advice(str(folder), "tokenizer.json ") or "; nothing is downloaded"
         raise VocabularyError(f"no such folder: {str(folder)!r}{advice}")
-    found = () if format == "gpt2" else (name for name in _NAMES if (path / name).exists())
+    found = () if format == "gpt2" else (name for name in NAMES if (path / name).exists())
     for name in found:
         return find_vocabulary(path / name)
     if (path / _VOCAB).exists():

@@ -26,7 +26,6 @@ Files that are read:
 
 from __future__ import annotations
 
-import importlib
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmgpu.bpe.interchange.components import pattern_of_expressions
 from llmgpu.bpe.interchange.piece_files import describe_llama, name_pieces
@@ -49,10 +49,13 @@ from llmgpu.bpe.interchange.token_tables import (
     imported_vocabulary,
     name_bytes,
     name_pairs,
+    needs_whole_tokens,
     note_unicode,
     number_merges,
     place_tokens,
     refuse_added_flags,
+    refuse_missing_bytes,
+    require_package,
     to_bytes,
 )
 from llmgpu.bpe.pretokens.pattern import get_pattern
@@ -108,12 +111,7 @@ def write(
 
 def load_package() -> Any:
     """Return the package gguf; VocabularyError with the remedy if the package is missing."""
-    try:
-        return importlib.import_module("gguf")
-    except ImportError as error:
-        raise VocabularyError(
-            "GGUF files need the package gguf: pip install 'llmgpu[gguf]'"
-        ) from error
+    return require_package("gguf", "'llmgpu[gguf]'")
 
 
 @contextmanager
@@ -212,7 +210,7 @@ def _describe_merges(vocabulary: Vocabulary, texts: Mapping[int, str]) -> dict[s
     merges = listed_merges(vocabulary)
     return {
         "tokenizer_model": "gpt2",
-        "tokenizer_pre": _name_cut(vocabulary, len(set(merges[:, 2].tolist()))),
+        "tokenizer_pre": _name_cut(vocabulary, merges),
         "token_merges": [f"{left} {right}" for left, right in name_pairs(texts, merges)],
     }
 
@@ -233,13 +231,13 @@ def _ids_around(
     return found[0], found[1]
 
 
-def _name_cut(vocabulary: Vocabulary, made: int) -> str:
+def _name_cut(vocabulary: Vocabulary, merges: NDArray[np.uint32]) -> str:
     """Return llama.cpp's name for the pattern.
 
     The name also tells llama.cpp whether a pre-token that spells a token becomes this token without
     merging (ignore_merges).
 
-    made: the number of tokens that merges produce.
+    merges: of `listed_merges`, uint32 (M, 3).
 
     Raises VocabularyError if there is no such name, or llama.cpp would give other ids.
     """
@@ -249,20 +247,15 @@ def _name_cut(vocabulary: Vocabulary, made: int) -> str:
             f"{_TOOL} can't cut text by the pattern {quote(vocabulary.pattern)}; it can by {known}"
         )
     refuse_added_flags(vocabulary, f"{_TOOL} does not support")
-    if missing := vocabulary.missing_bytes:
-        raise VocabularyError(
-            f"{len(missing)} bytes have no token, the first is 0x{missing[0]:02x}: {_TOOL} would "
-            "skip them"
-        )
-    if made == 0:
+    refuse_missing_bytes(vocabulary.missing_bytes, f"{_TOOL} would skip them")
+    if len(merges) == 0:
         raise VocabularyError(f"the vocabulary has no merges, which {_TOOL} needs")
-    longer = int((vocabulary.token_lengths[vocabulary.ordinary_ids] > 1).sum())
     # names: llama.cpp's names for the pattern, by `_Cut.whole`.
     pattern = "llama3" if vocabulary.pattern in _AS_LLAMA3 else vocabulary.pattern
     names = {cut.whole: known.split()[0] for known, cut in _NAMES.items() if cut.pattern == pattern}
     if not vocabulary.takes_whole_tokens:
         return names[False]
-    if True not in names and (len(vocabulary.merges) or made < longer):
+    if True not in names and needs_whole_tokens(vocabulary, merges):
         raise VocabularyError(
             f"with pattern {vocabulary.pattern}, {_TOOL} always applies merges, but this "
             "vocabulary takes a pre-token that is a token as it is (ignore_merges)"

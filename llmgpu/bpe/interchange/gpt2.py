@@ -22,6 +22,7 @@ from llmgpu.bpe.interchange.token_tables import (
     imported_vocabulary,
     name_bytes,
     name_pairs,
+    needs_whole_tokens,
     note_around,
     note_missing_bytes,
     note_unicode,
@@ -114,7 +115,9 @@ def write(
     require_name(path)
     texts = name_bytes(vocabulary, "GPT-2's tokenizer")
     merges = listed_merges(vocabulary)
-    _check_expressible(vocabulary, len(set(merges[:, 2].tolist())))
+    _check_expressible(vocabulary)
+    if needs_whole_tokens(vocabulary, merges):
+        raise VocabularyError("GPT-2's files can't hold ignore_merges")
     lines = [f"{left} {right}\n" for left, right in name_pairs(texts, merges)]
     ids = {text: number for number, text in texts.items()}
     contents = [json.dumps(ids).encode(), (_HEADER + "".join(lines)).encode()]
@@ -123,7 +126,7 @@ def write(
     note_around(vocabulary, note)
 
 
-def _check_expressible(vocabulary: Vocabulary, made: int) -> None:
+def _check_expressible(vocabulary: Vocabulary) -> None:
     if vocabulary.pattern != "gpt2":
         raise VocabularyError(
             "GPT-2's files are for pattern gpt2, but this vocabulary has "
@@ -132,9 +135,6 @@ def _check_expressible(vocabulary: Vocabulary, made: int) -> None:
     refuse_normalizing(vocabulary, "GPT-2's files")
     if vocabulary.unknown_token is not None and vocabulary.missing_bytes:
         raise VocabularyError("GPT-2's files can't hold an unknown token")
-    longer = int((vocabulary.token_lengths[vocabulary.ordinary_ids] > 1).sum())
-    if vocabulary.ignore_merges and (len(vocabulary.merges) or made < longer):
-        raise VocabularyError("GPT-2's files can't hold ignore_merges")
 
 
 def _find_special(

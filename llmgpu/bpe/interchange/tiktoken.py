@@ -43,6 +43,7 @@ from llmgpu.bpe.interchange.token_tables import (
     note_around,
     note_unicode,
     place_tokens,
+    refuse_missing_bytes,
     refuse_normalizing,
     require_merging,
     require_package,
@@ -306,11 +307,7 @@ def _dump_ranks(ranks: Mapping[bytes, int]) -> bytes:
 
 def _check_bytes(ranks: Mapping[bytes, int]) -> None:
     missing = [value for value in range(256) if bytes([value]) not in ranks]
-    if missing:
-        raise VocabularyError(
-            f"{len(missing)} bytes have no token, the first is 0x{missing[0]:02x}: "
-            "tiktoken can't encode text that contains them"
-        )
+    refuse_missing_bytes(missing, "tiktoken can't encode text that contains them")
 
 
 def _join_special(known: _Encoding | None, given: Mapping[str, int], note: Note) -> dict[str, int]:

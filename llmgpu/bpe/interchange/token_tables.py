@@ -202,6 +202,24 @@ def require_merging(vocabulary: Vocabulary, tool: str) -> None:
         )
 
 
+def refuse_missing_bytes(missing: Sequence[int], effect: str) -> None:
+    """Raise VocabularyError if there are bytes without a token; effect: what a tool does then."""
+    if missing:
+        raise VocabularyError(
+            f"{len(missing)} bytes have no token, the first is 0x{missing[0]:02x}: {effect}"
+        )
+
+
+def needs_whole_tokens(vocabulary: Vocabulary, merges: NDArray[np.uint32]) -> bool:
+    """Whether merging alone gives other ids, because pre-tokens may become tokens without merging.
+
+    merges: of `listed_merges`, uint32 (M, 3).
+    """
+    longer = int((vocabulary.token_lengths[vocabulary.ordinary_ids] > 1).sum())
+    is_made = len(set(merges[:, 2].tolist())) >= longer  # merges make all tokens
+    return vocabulary.takes_whole_tokens and (len(vocabulary.merges) > 0 or not is_made)
+
+
 def refuse_normalizing(vocabulary: Vocabulary, files: str) -> None:
     """Raise VocabularyError for a normalizer, and for flags of special tokens.
 
@@ -339,9 +357,13 @@ def expression_of(pattern: str, engine: dict[str, str]) -> str:
     return engine[pattern]
 
 
-def require_package(name: str) -> Any:
-    """Import and return another tool's package; VocabularyError with a remedy if missing."""
+def require_package(name: str, install: str | None = None) -> Any:
+    """Import and return another tool's package; VocabularyError with a remedy if missing.
+
+    install: name for pip, if it is another.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise VocabularyError(f"the package {name} is missing: pip install {name}") from error
+        remedy = f"pip install {install or name}"
+        raise VocabularyError(f"the package {name} is missing: {remedy}") from error

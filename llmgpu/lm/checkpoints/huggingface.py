@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.interchange.formats import find_in_folder
+from llmgpu.bpe.interchange.formats import NAMES, find_in_folder
 from llmgpu.bpe.interchange.huggingface import describe_config
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, InputError
@@ -37,14 +37,13 @@ WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 
 _TOKENIZER_FILES = (
-    "tokenizer.json",
+    *NAMES,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
     "vocab.json",
     "merges.txt",
-    "tekken.json",
-    "tokenizer.model",
+    "tokenizer.model.json",  # the side file of ranks
 )
 _WEIGHT_FILE = re.compile(r"[^/\\]+\.safetensors")
 # Old versions of transformers stored tensors with this ending. These tensors are ignored.
