@@ -231,8 +231,7 @@ class _Tokenizing:
         if self.size is not None and asked.max_tokens is not None:
             self.size = min(self.size, _BYTES_A_TOKEN * asked.max_tokens)
         is_begun = opening.begin_encoding(self.size)
-        vocabulary = vocabulary_files.read(report.note)
-        vocabulary = vocabulary.with_match(asked.match or vocabulary.match)
+        vocabulary = vocabulary_files.read(report.note).with_match(asked.match)
         self.vocabulary = with_chat_template(vocabulary, asked.chat.chat_template)
         self.special = around_text(special, asked.special, self.vocabulary, report)
         self.added = {*chain(*ids_around(self.vocabulary, self.special))}
@@ -549,8 +548,7 @@ def _decode(asked: TokenizeCommand, report: Reporter) -> dict[str, Any]:
     check_files(target, [*read, *(name for name, _ in sources)], ())
     separators = asked.reading.corpus_options().separators  # at most one, between documents
     # Read the vocabulary.
-    vocabulary = vocabulary_files.read(report.note)
-    vocabulary = vocabulary.with_match(asked.match or vocabulary.match)
+    vocabulary = vocabulary_files.read(report.note).with_match(asked.match)
     tokens, text_bytes = 0, 0
     in_lines = format_by_name(target.name) == "jsonl"
     if separators and (in_lines or len(separators) > 1):

@@ -154,8 +154,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         with opening_device(device) as opening:
             from llmgpu.bpe.interchange.formats import open_vocabulary
 
-            vocabulary = open_vocabulary(path, note=_log.info)
-            vocabulary = vocabulary.with_match(match or vocabulary.match)
+            vocabulary = open_vocabulary(path, note=_log.info).with_match(match)
             return cls(vocabulary, opening, dtype=dtype)
 
     @classmethod

@@ -58,7 +58,6 @@ from llmgpu.bpe.interchange.token_tables import (
     require_package,
     to_bytes,
 )
-from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.building import listed_merges
 from llmgpu.bpe.vocabulary.file import ChatTemplate
 from llmgpu.bpe.vocabulary.pieces import BYTE, CONTROL, NORMAL, SPACE_MARK, UNKNOWN, UNUSED, USER
@@ -360,7 +359,7 @@ def _read_bytes(content: Content, texts: list[str], kinds: list[int], note: Note
             f"llama.cpp's pre-tokenizer {quote(name)} is not supported; supported: "
             f"{', '.join(sorted(CUTS))}. Use the model's tokenizer.json"
         )
-    chosen = get_pattern(cut.pattern or pattern_of_expressions(cut.expressions, note))
+    pattern = cut.pattern or pattern_of_expressions(cut.expressions, note)
     # For "tekken", the notes on o200k apply: the expressions differ in numbers and contractions
     # only.
     if differs := _DIFFERENCES.get("o200k" if name == "tekken" else cut.pattern):
@@ -381,7 +380,7 @@ def _read_bytes(content: Content, texts: list[str], kinds: list[int], note: Note
         place_tokens(ordinary, special),
         special,
         number_merges(pairs, named),
-        chosen,
+        pattern,
         ignore_merges=cut.whole,
         **_around(content, texts, note, adds_bos=cut.whole),
     )

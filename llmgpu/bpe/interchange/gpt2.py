@@ -33,7 +33,6 @@ from llmgpu.bpe.interchange.token_tables import (
     to_bytes,
     write_files,
 )
-from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.building import listed_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
@@ -70,7 +69,6 @@ def read(
     """
     if merges_path is None:
         raise VocabularyError("gpt2 is two files, vocab.json and merges.txt: name both")
-    chosen = get_pattern(pattern or "gpt2")
     with naming(path):
         ids = check_vocabulary_map(parse_json(read_limited(path)))
     with naming(merges_path):
@@ -89,7 +87,7 @@ def read(
             place_tokens(ordinary, special),
             special,
             merges,
-            chosen,
+            pattern or "gpt2",
             ignore_merges=by_ranks,
         )
     note_missing_bytes(vocabulary, note)

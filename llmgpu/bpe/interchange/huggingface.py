@@ -76,7 +76,6 @@ from llmgpu.bpe.interchange.token_tables import (
     to_bytes,
     write_files,
 )
-from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.building import listed_merges
 from llmgpu.bpe.vocabulary.file import ChatTemplate
 from llmgpu.bpe.vocabulary.pieces import USER
@@ -484,7 +483,7 @@ def _read_bytes(
     **rules: Any,
 ) -> Vocabulary:
     """Return the vocabulary of a byte-level model; see `piece_files.make_vocabulary`."""
-    cut = get_pattern(read_pattern(parts["pre_tokenizer"], note))
+    cut = read_pattern(parts["pre_tokenizer"], note)
     normalizer = spell_normalizer([step for _, step in parts["normalizer"]])
     if normalizer is None and len(rules["normalized_tokens"]) == len(added):
         rules["normalized_tokens"] = ()  # without a normalizer, both searches see the same text

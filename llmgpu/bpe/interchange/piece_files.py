@@ -53,7 +53,6 @@ from llmgpu.bpe.interchange.token_tables import (
     name_pairs,
     place_tokens,
 )
-from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.building import last_pair
 from llmgpu.bpe.vocabulary.pieces import (
     ABSENT,
@@ -243,7 +242,7 @@ def make_vocabulary(
         placed,
         added,
         merges,
-        get_pattern("none"),
+        "none",
         ignore_merges=takes_whole,
         normalizer=spell_normalizer(steps),
         unknown_token=unknown,

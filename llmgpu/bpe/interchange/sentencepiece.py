@@ -26,7 +26,6 @@ import numpy as np
 
 from llmgpu.bpe.interchange.piece_files import PREFIX, TO_SPACES
 from llmgpu.bpe.interchange.token_tables import MAX_IDS, imported_vocabulary
-from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.pieces import (
     BYTE,
     CONTROL,
@@ -140,7 +139,7 @@ def make_model(
         tuple(tokens),
         special,
         (),
-        get_pattern("none"),
+        "none",
         normalizer=_spell_normalizer(charsmap, prefix, removes, suffix, texts),
         unknown_token=kinds.index(UNKNOWN),
         normalized_tokens=symbols,

@@ -17,7 +17,6 @@ from typing import Any
 
 from llmgpu.bpe.interchange.components import pattern_of_expressions
 from llmgpu.bpe.interchange.token_tables import MAX_IDS, imported_vocabulary, place_tokens
-from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, naming, no_notes, parse_json, quote, read_limited
@@ -61,7 +60,7 @@ def _read_content(content: Any, note: Note) -> Vocabulary:
         place_tokens(dict(enumerate(ordinary, first)), special),
         special,
         (),
-        get_pattern(pattern_of_expressions([EXPRESSION], note)),
+        pattern_of_expressions([EXPRESSION], note),
         ignore_merges=True,
     )
 

@@ -50,7 +50,6 @@ from llmgpu.bpe.interchange.token_tables import (
     write_files,
 )
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.building import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
@@ -151,7 +150,6 @@ def read(
                 f"{spelled('--pattern')}, "
                 f"one of {', '.join(PATTERNS)}"
             )
-        chosen = get_pattern(pattern or (known.pattern if known else ""))
         special = _join_special(known, special_tokens or {}, note)
         for text, number in special.items():
             check_id(f"special token {quote(text)}", number)
@@ -165,7 +163,7 @@ def read(
             place_tokens(ordinary, special),
             special,
             (),
-            chosen,
+            pattern or (known.pattern if known else ""),
             ignore_merges=True,
             normalizer=normalizer,
             # Qwen's tokenizer normalizes the whole text before it searches for special tokens.

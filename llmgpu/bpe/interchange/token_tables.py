@@ -33,8 +33,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.vocabulary.building import ALPHABET
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -129,19 +129,23 @@ def imported_vocabulary(
     tokens: tuple[bytes, ...],
     special: dict[str, int],
     merges: ArrayLike,
-    pattern: Pattern,
+    pattern: str,
     **rules: Any,
 ) -> Vocabulary:
     """Return the vocabulary of another tool.
 
     tokens: see `place_tokens`. special: ids by text. merges: ids of the left token, the right token
-    and the result of each merge; may be empty. rules: further fields of Vocabulary.
+    and the result of each merge; may be empty. pattern: a name. rules: further fields of
+    Vocabulary.
+
+    Raises LlmgpuError for an unknown pattern.
     """
+    cut = get_pattern(pattern)
     return Vocabulary(
         tokens=tokens,
         merges=np.asarray(merges, np.uint32).reshape(-1, 3),
-        pattern=pattern.name,
-        expression=pattern.expression,
+        pattern=cut.name,
+        expression=cut.expression,
         special_tokens=special,
         match="bpe",
         training={"imported_from": tool},

@@ -153,12 +153,12 @@ class Vocabulary:
         sizes = f"{self.size:,} ids, {len(self.merges):,} merges"
         return f"<Vocabulary: {sizes}, pattern {quote(self.pattern)}>"
 
-    def with_match(self, match: str) -> Vocabulary:
+    def with_match(self, match: str | None) -> Vocabulary:
         """Return the vocabulary with another rule by which it finds tokens, see `match`.
 
-        Raises VocabularyError if the rule is unknown.
+        None keeps the rule. Raises VocabularyError if the rule is unknown.
         """
-        if match == self.match:
+        if match in (None, self.match):
             return self
         changed = replace(self, match=match)
         # Copy the values of two cached properties to where cached_property stores them.

@@ -152,6 +152,7 @@ class TestRefused:
     def test_files_that_are_none(self, tmp_path: Path) -> None:
         with pytest.raises(VocabularyError, match=r"vocab\.json: can't read"):
             read_folder(tmp_path)
+        gpt2.write(trained(), tmp_path)
         with pytest.raises(LlmgpuError, match="unknown pattern"):
             read_folder(tmp_path, pattern="gpt9")
 
