@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -73,6 +74,15 @@ def test_arguments_for_files_that_are_complete(format: str) -> None:
     for arguments in ({"pattern": "gpt2"}, {"special_tokens": {"<x>": 1}}):
         with pytest.raises(VocabularyError, match=f"v: .*{format} has its own pattern"):
             VocabularyFiles("v", format).read(**arguments)
+
+
+def test_special_tokens_of_a_name_and_of_the_caller(tmp_path: Path) -> None:
+    """As for `import o200k_harmony --special-token '<b>=301'`."""
+    lines = [b"%s %d\n" % (base64.b64encode(bytes([value])), value) for value in range(256)]
+    (tmp_path / "ranks").write_bytes(b"".join(lines))
+    files = VocabularyFiles(str(tmp_path / "ranks"), "tiktoken", special_tokens={"<a>": 300})
+    read = files.read(pattern="gpt2", special_tokens={"<b>": 301})
+    assert read.special_tokens == {"<a>": 300, "<b>": 301}
 
 
 def test_a_folder_by_a_format(folder: Path) -> None:
