@@ -82,7 +82,6 @@ def select_backend(
     driver: str | None = None,
     note: Callable[[str], None] | None = None,
     only_discrete: bool = False,
-    check: Callable[[bool], None] | None = None,
 ) -> Backend:
     """Return the backend for ``auto``, ``cpu``, ``gpu`` or part of an adapter's name.
 
@@ -94,7 +93,6 @@ def select_backend(
     note: receives a message if wgpu replaces Dawn because Dawn fails; by default the message is
         logged. For a run that was started with Dawn, the failure is an error.
     only_discrete: ``auto`` opens only a discrete GPU.
-    check: called before an adapter is opened, with True if it is software; may raise an error.
 
     Raises DeviceError if no adapter matches (the message lists all), or if the adapter can't be
     opened.
@@ -114,11 +112,10 @@ def select_backend(
     chosen = chosen_driver()
     driver = None if chosen else driver
     chosen = chosen or driver
-    how: dict[str, Any] = {"only_discrete": only_discrete, "check": check}
     # Try Dawn. Unless a driver is named, Dawn is used only for an adapter with matrix units.
     if _may_take_dawn(matrices, driver):
         try:
-            backend = _open("dawn", wanted, only_matrices=chosen is None, **how)
+            backend = _open("dawn", wanted, only_discrete, only_matrices=chosen is None)
         except Exception as error:  # Dawn's package documents no exceptions
             if driver == "dawn":
                 raise DeviceError(
@@ -131,19 +128,14 @@ def select_backend(
             if backend is not None:
                 return backend
     if _has_wgpu():
-        return _open("wgpu", wanted, **how) or NUMPY
+        return _open("wgpu", wanted, only_discrete) or NUMPY
     if wanted == "auto":
         return NUMPY
     raise DeviceError(f"can't import wgpu; use {spelled('--device cpu')}, or run pip install wgpu")
 
 
 def _open(
-    driver: str,
-    wanted: str,
-    *,
-    only_matrices: bool = False,
-    only_discrete: bool = False,
-    check: Callable[[bool], None] | None = None,
+    driver: str, wanted: str, only_discrete: bool, *, only_matrices: bool = False
 ) -> Backend | None:
     """Open an adapter of a driver. Return None if no adapter matches.
 
@@ -168,8 +160,6 @@ def _open(
         adapter = select_adapter(wanted, webgpu)
     if adapter is None or (only_matrices and not adapter.matrix_shapes):
         return None
-    if check:
-        check(adapter.is_software)
     opened = OpenedAdapter(adapter)
     from llmgpu.gpu.device import Device
 

@@ -40,8 +40,9 @@ from llmgpu.lm.checkpoints.checkpoint import (
 from llmgpu.lm.checkpoints.huggingface import SavedModel
 from llmgpu.lm.data.batches import TokenSource
 from llmgpu.lm.data.inputs import are_tokens, default_separator, open_tokens
+from llmgpu.lm.model import initial_weights
 from llmgpu.lm.options import TrainOptions
-from llmgpu.lm.runs.run import RunListener, RunPlan, TrainingRun, initial_weights
+from llmgpu.lm.runs.run import RunListener, RunPlan, TrainingRun
 from llmgpu.lm.runs.run_folder import (
     EVALUATION_TOKENS_NAME,
     OPTIONS_NAME,
@@ -181,11 +182,8 @@ class _Job:
 
         Raises DeviceError, before an adapter is opened, for a model with too many layers.
         """
-
-        def check(is_software: bool) -> None:
-            require_layers(settings.config, is_software=is_software)
-
-        return select_backend(self.device, note=self.report.note, check=check, **how)
+        require_layers(settings.config)
+        return select_backend(self.device, note=self.report.note, **how)
 
     def select_new(self) -> Backend:
         """Return the backend of a new run.
@@ -248,8 +246,10 @@ class _Job:
             on_device = 0 if backend.device is None else needed_bytes
             self._announce(settings, backend, Memory(host_bytes, on_device))
         # Make the run. Open the data while threads draw the weights.
-        has_weights = checkpoint is not None or self.model is not None
-        initial = None if has_weights else initial_weights(settings, backend)
+        weights = None if self.model is None else self.model.weights.__getitem__
+        if weights is None and checkpoint is None:
+            seed, initialisation = options.seed, options.initialisation
+            weights = initial_weights(settings.config, seed, initialisation, backend)
         source, evaluated = self._open_sources(folder, backend, checkpoint)
         command = printable(shlex.join(["llmgpu", *sys.argv[1:]]))
         plan = RunPlan(
@@ -261,7 +261,7 @@ class _Job:
             eos_id=self.separator,
             checkpoint=checkpoint,
             init=self.model,
-            initial=initial,
+            weights=weights,
             origin=Origin(command, [text.path for each in self.corpora for text in each.files]),
             needed_bytes=needed_bytes,
             begun=begun,

@@ -136,9 +136,9 @@ class Model:
         """The output layer's matrix, (V, C); in a tied model the embedding table."""
         return self.working[EMBEDDING if self.config.tied else OUTPUT]
 
-    def initialise(self, seed: int, initialisation: Initialisation = "normal") -> None:
-        """Write the weights that `InitialWeights` draws."""
-        self.load(InitialWeights(self.config, seed, initialisation).take)
+    def initialise(self, seed: int) -> None:
+        """Write the weights that `initial_weights` draws."""
+        self.load(initial_weights(self.config, seed))
 
     def load(self, values: Callable[[str], AnyArray]) -> None:
         """Write all weights, and update the half-precision copies.
@@ -170,48 +170,44 @@ class Model:
         return AttentionShape(batch, seq, config.heads, config.kv_heads, config.head_dim)
 
 
-class InitialWeights:
-    """Draws the initial weights of a model. Each weight has its own stream of random numbers.
+def initial_weights(
+    config: ModelConfig,
+    seed: int,
+    initialisation: Initialisation = "normal",
+    backend: Backend = NUMPY,
+) -> Callable[[str], NDArray[np.float32]]:
+    """Begin to draw the initial weights of a model; return a function of their names.
 
-    The weights are equal on all backends. Threads begin to draw at once, while the caller creates
-    the model. NumPy draws without Python's lock: the weights of preset gpt2 take 0.96 s in two
-    threads, 1.19 s in one.
+    The function waits for a weight and returns it. ValueError unless names come in the order of
+    `config.weights()`.
+
+    The weights are equal on all backends, because each has its own stream of random numbers.
+    Threads draw while the caller creates the model. NumPy draws without Python's lock: the weights
+    of preset gpt2 take 0.96 s in two threads, 1.19 s in one.
+
+    backend: the backend that will hold the model. At most `drawn_ahead` weights are in memory
+    before they are taken.
     """
+    weights = list(config.weights())
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        seed: int,
-        initialisation: Initialisation = "normal",
-        backend: Backend = NUMPY,
-    ) -> None:
-        """Begin to draw. At most `drawn_ahead` weights are in memory before `take` returns them.
+    def draw(number: int) -> tuple[str, NDArray[np.float32]]:
+        if number < 0:
+            return "", np.empty(0, np.float32)
+        weight = weights[number]
+        return weight.name, initial_values(seed, number, weight, initialisation)
 
-        backend: the backend that will hold the model.
-        """
-        weights = list(config.weights())
+    # The first job does nothing, so that its result comes at once while threads draw weights.
+    threads = min(DRAWING_THREADS, usable_processors())
+    drawn = in_order(range(-1, len(weights)), draw, drawn_ahead(config, backend), threads=threads)
+    next(drawn)
 
-        def draw(number: int) -> tuple[str, NDArray[np.float32]]:
-            if number < 0:
-                return "", np.empty(0, np.float32)
-            weight = weights[number]
-            return weight.name, initial_values(seed, number, weight, initialisation)
-
-        # The first job does nothing, so that its result comes at once while threads draw weights.
-        threads = min(DRAWING_THREADS, usable_processors())
-        jobs = range(-1, len(weights))
-        self._drawn = in_order(jobs, draw, drawn_ahead(config, backend), threads=threads)
-        next(self._drawn)
-
-    def take(self, name: str) -> NDArray[np.float32]:
-        """Wait for a weight and return it.
-
-        ValueError unless names come in the order of `config.weights()`.
-        """
-        drawn, values = next(self._drawn)
-        if drawn != name:
-            raise ValueError(f"the next weight is {drawn}, not {name}")
+    def take(name: str) -> NDArray[np.float32]:
+        found, values = next(drawn)
+        if found != name:
+            raise ValueError(f"the next weight is {found}, not {name}")
         return values
+
+    return take
 
 
 def drawn_ahead(config: ModelConfig, backend: Backend) -> int:

@@ -7,7 +7,7 @@ import pytest
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.model import InitialWeights, drawn_ahead, initial_values
+from llmgpu.lm.model import drawn_ahead, initial_values, initial_weights
 from llmgpu.machine import usable_processors
 
 CONFIG = ModelConfig(vocab_size=300, dim=64, layers=2, heads=2, kv_heads=2, ffn_dim=256)
@@ -28,10 +28,10 @@ def test_values_by_the_inputs_of_a_matrix() -> None:
 
 def test_weights_drawn_in_threads_are_those_drawn_one_by_one() -> None:
     config = ModelConfig(vocab_size=40, dim=16, layers=2, heads=2, kv_heads=2, ffn_dim=16)
-    initial = InitialWeights(config, 7)
+    take = initial_weights(config, 7)
     for number, weight in enumerate(config.weights()):
         expected = initial_values(7, number, weight)
-        np.testing.assert_array_equal(initial.take(weight.name), expected, strict=True)
+        np.testing.assert_array_equal(take(weight.name), expected, strict=True)
 
 
 def test_weights_drawn_ahead_take_bounded_memory() -> None:
@@ -57,4 +57,4 @@ def test_weights_drawn_ahead_take_bounded_memory() -> None:
 def test_weights_are_taken_in_their_order() -> None:
     config = ModelConfig(vocab_size=40, dim=16, layers=1, heads=2, kv_heads=2, ffn_dim=16)
     with pytest.raises(ValueError, match="the next weight is model"):
-        InitialWeights(config, 7).take("x")
+        initial_weights(config, 7)("x")

@@ -39,11 +39,10 @@ from llmgpu.lm.checkpoints.huggingface import SavedModel
 from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import Batch, Batches, TokenSource, token_bytes
-from llmgpu.lm.model import InitialWeights
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.products import describe_products, has_fixed_products
 from llmgpu.lm.ops.recording import Snapshot
-from llmgpu.lm.ops.tensor import Tensor
+from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.loss_curve import write_loss_curve
 from llmgpu.lm.runs.run_folder import (
@@ -131,8 +130,9 @@ class RunPlan:
     source: tokens to train on. eos_id: token between documents.
     evaluation_source: tokens to evaluate on instead of a part of `source`.
     checkpoint: the checkpoint to resume from; None for a new run.
-    init: the model whose weights a new run begins with.
-    initial: result of `initial_weights`, for a new run without `init`.
+    init: the model that a new run begins with; None for random weights.
+    weights: returns the weights that a new run begins with, by name, in the order of
+        `ModelConfig.weights`.
     origin: data and command, for the model card.
     needed_bytes: result of `training_memory`.
     begun: time at which the command began, by `time.perf_counter`.
@@ -146,7 +146,7 @@ class RunPlan:
     eos_id: int | None = None
     checkpoint: Checkpoint | None = None
     init: SavedModel | None = None
-    initial: InitialWeights | None = None
+    weights: Callable[[str], AnyArray] | None = None
     origin: Origin | None = None
     needed_bytes: int
     begun: float = field(default_factory=lambda: time.perf_counter())
@@ -161,12 +161,6 @@ class RunPlan:
         if self.evaluation_source is not None:
             facts["evaluation_tokens_crc32"] = self.evaluation_source.checksum
         return facts
-
-
-def initial_weights(settings: RunSettings, backend: Backend) -> InitialWeights:
-    """Return the random initial weights of a new run, which threads begin to draw."""
-    options = settings.options
-    return InitialWeights(settings.config, options.seed, options.initialisation, backend)
 
 
 class TrainingRun:
@@ -202,8 +196,7 @@ class TrainingRun:
         started = plan.init if checkpoint is None else checkpoint
         stops = frozenset[int]() if started is None else started.stop_ids
         self._stop_ids = stops | end_of_reply(self._vocabulary.special_tokens)
-        # Create the trainer. Its weights come from the checkpoint, from the initial model, or from
-        # `initial_weights`.
+        # Create the trainer. Its weights come from the checkpoint, or from `plan.weights`.
         self._trainer = self._open_trainer(config)
         # Waits for the results of the steps since the last record, and returns them.
         self._read_results: Callable[[], list[StepResult]] | None = None
@@ -218,10 +211,9 @@ class TrainingRun:
         self._last: StepRecord
         if checkpoint is not None:
             self._load(checkpoint, begun)
-        elif plan.init is not None:
-            self._trainer.load(plan.init.weights.__getitem__)
         else:
-            self._trainer.load((plan.initial or initial_weights(plan.settings, plan.backend)).take)
+            assert plan.weights is not None, "a new run has initial weights"
+            self._trainer.load(plan.weights)
         # The first worker writes the log and the samples.
         self._samples = None
         if workers.is_first:

@@ -364,7 +364,7 @@ def training_memory(settings: RunSettings, backend: Backend, slots: int) -> int:
     return operations.nbytes
 
 
-def require_layers(config: ModelConfig, *, is_software: bool) -> None:
+def require_layers(config: ModelConfig, *, is_software: bool = False) -> None:
     """Raise DeviceError if the Python objects of layers exceed the free memory.
 
     is_software: the host's memory also holds the weights, so count these, too.

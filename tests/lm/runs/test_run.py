@@ -24,6 +24,7 @@ from llmgpu.lm.checkpoints.checkpoint import (
     save_checkpoint,
 )
 from llmgpu.lm.data.inputs import open_tokens
+from llmgpu.lm.model import initial_weights
 from llmgpu.lm.ops import recording
 from llmgpu.lm.ops.operations import EngineOperations, Operations
 from llmgpu.lm.ops.products import describe_products, has_fixed_products
@@ -77,12 +78,14 @@ def prepared(
     source = open_tokens([[str(text)]], vocabulary, "v.bin", folder.tokens, backend=NUMPY)
     settings = new_settings({**SIZES, **OPTIONS, **asked}, vocabulary.size)
     intervals = intervals or Intervals(log=2)
+    seed = settings.options.seed
     plan = RunPlan(
         settings=settings,
         intervals=intervals,
         backend=backend,
         source=source,
         checkpoint=checkpoint,
+        weights=None if checkpoint else initial_weights(settings.config, seed),
         needed_bytes=training_memory(
             settings, backend, intervals.unread_steps(settings.options.steps)
         ),
