@@ -48,7 +48,6 @@ from llmgpu.lm.runs.run_folder import (
     OPTIONS_NAME,
     SAMPLES_NAME,
     TOKENS_NAME,
-    Origin,
     RunFolder,
     StepRecord,
     open_run_folder,
@@ -251,7 +250,6 @@ class _Job:
             seed, initialisation = options.seed, options.initialisation
             weights = initial_weights(settings.config, seed, initialisation, backend)
         source, evaluated = self._open_sources(folder, backend, checkpoint)
-        command = printable(shlex.join(["llmgpu", *sys.argv[1:]]))
         plan = RunPlan(
             settings=settings,
             intervals=given.intervals,
@@ -262,7 +260,8 @@ class _Job:
             checkpoint=checkpoint,
             init=self.model,
             weights=weights,
-            origin=Origin(command, [text.path for each in self.corpora for text in each.files]),
+            command=printable(shlex.join(["llmgpu", *sys.argv[1:]])),
+            data=[text.path for each in self.corpora for text in each.files],
             needed_bytes=needed_bytes,
             begun=begun,
         )

@@ -13,8 +13,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, Protocol
@@ -133,7 +134,7 @@ class RunPlan:
     init: the model that a new run begins with; None for random weights.
     weights: returns the weights that a new run begins with, by name, in the order of
         `ModelConfig.weights`.
-    origin: data and command, for the model card.
+    command, data: the command and the files of text or tokens, for the model card.
     needed_bytes: result of `training_memory`.
     begun: time at which the command began, by `time.perf_counter`.
     """
@@ -147,9 +148,10 @@ class RunPlan:
     checkpoint: Checkpoint | None = None
     init: SavedModel | None = None
     weights: Callable[[str], AnyArray] | None = None
-    origin: Origin | None = None
+    command: str
+    data: Sequence[str]
     needed_bytes: int
-    begun: float = field(default_factory=lambda: time.perf_counter())
+    begun: float
 
     def token_facts(self) -> dict[str, Any]:
         """Return the facts that identify the tokens, for the log."""
@@ -188,11 +190,8 @@ class TrainingRun:
         self._begun = None if checkpoint is None else read_log(folder.log)
         begun = {} if self._begun is None else self._begun.facts
         # A resumed run keeps the command and the initial model that its log records.
-        init = plan.init if self._begun is None else None
-        self._init_path = begun.get("init") if init is None else str(init.folder)
-        self._origin = plan.origin and replace(
-            plan.origin, init=self._init_path, command=begun.get("command", plan.origin.command)
-        )
+        init = begun.get("init") if plan.init is None else str(plan.init.folder)
+        self._origin = Origin(begun.get("command", plan.command), plan.data, init)
         started = plan.init if checkpoint is None else checkpoint
         stops = frozenset[int]() if started is None else started.stop_ids
         self._stop_ids = stops | end_of_reply(self._vocabulary.special_tokens)
@@ -208,7 +207,7 @@ class TrainingRun:
         self._saving = Background()
         self._unchanging: dict[str, bytes] = {}  # files that are equal in all checkpoints
         self._notes_of_saving: deque[str] = deque()
-        self._last: StepRecord
+        self._records: list[StepRecord] = []  # the records of the log
         if checkpoint is not None:
             self._load(checkpoint, begun)
         else:
@@ -251,8 +250,8 @@ class TrainingRun:
             "options": self._options.stored(),
             "intervals": asdict(self._plan.intervals),
             "eos_id": self._plan.eos_id,
-            **({} if self._init_path is None else {"init": self._init_path}),
-            **({} if self._origin is None else {"command": self._origin.command}),
+            **({} if self._origin.init is None else {"init": self._origin.init}),
+            "command": self._origin.command,
         }
 
     def _load(self, checkpoint: Checkpoint, begun: Mapping[str, Any]) -> None:
@@ -267,7 +266,7 @@ class TrainingRun:
         if trainer.adapters is None:
             trainer.model.load(checkpoint.weights.__getitem__)
         else:
-            self._load_base(checkpoint, str(self._init_path), trainer.adapters)
+            self._load_base(checkpoint, str(self._origin.init), trainer.adapters)
         trainer.write_state(checkpoint.optimizer.tensors)
         trainer.step = self._saved_step = state.step
         if state.sequence_position != self._position(state.step):
@@ -299,13 +298,12 @@ class TrainingRun:
                     f"{name} was {before.get(name)} and is {now} now"
                 )
         step = self._trainer.step
-        records = [record for record in self._begun.records if record.step <= step]
-        if not records:
+        self._records = [*takewhile(lambda record: record.step <= step, self._begun.records)]
+        if not self._records:
             raise CheckpointError(f"{self._folder.log} has no record of step {step}")
-        self._last = records[-1]
-        self._seconds = self._last.seconds
-        self._spent = seconds_beside_steps(self._last)
-        return resume_log(self._folder.log, step)
+        self._seconds = self._records[-1].seconds
+        self._spent = seconds_beside_steps(self._records[-1])
+        return resume_log(self._folder.log, len(self._records))
 
     def run(self) -> dict[str, Any]:
         """Train to the last step; return a summary on the first worker, {} on other workers.
@@ -474,6 +472,7 @@ class TrainingRun:
         )
         self._logged_step = step
         append_line(self._log, record.to_json())
+        self._records.append(record)
         # The pace, in seconds per step, includes evaluations and checkpoints.
         begun_at, paced_step = self._paced
         pace = (now - begun_at) / (step - paced_step)
@@ -481,10 +480,8 @@ class TrainingRun:
         # Draw the curve after each evaluation.
         if evaluate:
             with self._timing("evaluation"):
-                records = read_log(self._folder.log).records
-                write_loss_curve(self._folder.loss_curve, records, self._folder.path.name)
+                write_loss_curve(self._folder.loss_curve, self._records, self._folder.path.name)
             self._measured = time.perf_counter(), step  # the next rate excludes evaluation
-        self._last = record
 
     def _tokens(self, steps: int) -> int:
         return self._position(steps) * self._trainer.model.config.seq_len
@@ -528,10 +525,7 @@ class TrainingRun:
             random_state={},  # the order of sequences depends only on the seed
             options=self._options.stored(),
         )
-        card = None
-        if self._origin is not None:
-            card = model_card(trainer.model.config, self._origin, self._last)
-        base = str(self._init_path)
+        base = str(self._origin.init)
         write = partial(
             save_checkpoint,
             self._folder.path,
@@ -545,7 +539,7 @@ class TrainingRun:
             spare=self._decay_start,
             write_adapter=None if adapters is None else partial(adapters.write, source, base),
             stop_ids=self._stop_ids,
-            card=card,
+            card=model_card(trainer.model.config, self._origin, self._records[-1]),
             unchanging=self._unchanging,
             note=self._notes_of_saving.append,
             in_memory=snapshot is not None,
@@ -593,7 +587,7 @@ class TrainingRun:
             self._listener.note(self._notes_of_saving.popleft())
 
     def _summary(self) -> dict[str, Any]:
-        last = self._last
+        last = self._records[-1]
         # All seconds of the command. `last.seconds` lacks the start and the last checkpoint.
         seconds = time.perf_counter() - self._plan.begun
         tokens = self._tokens(last.step - self._first_step)

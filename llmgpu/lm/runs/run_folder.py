@@ -225,7 +225,7 @@ def perplexity(loss: float) -> float:
         return math.inf
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
     """The state of a run at a step.
 
@@ -306,19 +306,13 @@ def begin_log(path: str | Path, facts: Mapping[str, Any]) -> BinaryIO:
     return log
 
 
-def resume_log(path: str | Path, step: int) -> BinaryIO:
-    """Cut off the records of a log after `step`; return its file, to append records.
+def resume_log(path: str | Path, records: int) -> BinaryIO:
+    """Cut off a log after its first `records` records; return its file, to append records.
 
-    Raises InputError if the log can't be read or is damaged before the first record after `step`,
-    OutputError if the log can't be written.
+    Raises InputError if the log can't be read, OutputError if it can't be written.
     """
     _, lines = _read_lines(path)
-    length = len(lines[0]) + 1
-    for index, line in enumerate(lines[1:], 1):
-        # Check the records up to `step`, because the run continues after them.
-        if _read_record(line, path, index).step > step:
-            break
-        length += len(line) + 1
+    length = sum(len(line) + 1 for line in lines[: records + 1])
     with output_errors(str(path)):
         log = open(path, "r+b")  # noqa: SIM115 (closed by the caller)
         log.truncate(length)
@@ -388,7 +382,7 @@ class Origin:
 
     command: str
     data: Sequence[str]
-    init: str | None = None
+    init: str | None
 
 
 def model_card(config: ModelConfig, origin: Origin, last: StepRecord) -> str:

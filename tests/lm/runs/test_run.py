@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,9 @@ def prepared(
         source=source,
         checkpoint=checkpoint,
         weights=None if checkpoint else initial_weights(settings.config, seed),
+        command="llmgpu train",
+        data=[str(text)],
+        begun=time.perf_counter(),
         needed_bytes=training_memory(
             settings, backend, intervals.unread_steps(settings.options.steps)
         ),
