@@ -65,7 +65,7 @@ from llmgpu.lm.runs.settings import (
     step_to_resume_from,
     training_memory,
 )
-from llmgpu.lm.workers import Workers, exchange_memory, local_memory, start_workers
+from llmgpu.lm.workers import Workers, start_workers
 from llmgpu.machine import Memory, free_memory
 from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.corpus import Corpus
@@ -228,19 +228,10 @@ class _Job:
             if given.resume:
                 report.line(f"{folder.path} has no checkpoint yet: starting at the first step")
         options = settings.options
-        if len(options.shares) != len(self.corpora):
-            raise InputError(
-                f"the run has --weights {options.corpus_weights}: name CORPUS and --weights as "
-                "before"
-            )
         # Before the text is read, refuse a run that does not fit into memory.
         unread = given.intervals.unread_steps(options.steps)
         needed_bytes = training_memory(settings, backend, unread)
-        host_bytes = host_memory(settings, backend, needed_bytes)
-        if options.sync_every:
-            host_bytes += local_memory(settings.config.parameters)
-        elif workers.count > 1:
-            host_bytes += exchange_memory(settings.config.parameters)
+        host_bytes = host_memory(settings, backend, needed_bytes, workers.count)
         if checkpoint is None or checkpoint.state.step < options.steps:
             on_device = 0 if backend.device is None else needed_bytes
             self._announce(settings, backend, Memory(host_bytes, on_device))
@@ -306,6 +297,11 @@ class _Job:
         checkpoint.require_vocabulary(self.vocabulary, self.vocabulary_name)
         settings = resumed_settings(checkpoint, self.explicit)
         self._check(settings.options)
+        if len(settings.options.shares) != len(self.corpora):
+            raise InputError(
+                f"the run has --weights {settings.options.corpus_weights}: name CORPUS and "
+                "--weights as before"
+            )
         if self.given.eos is not None and self.separator != checkpoint.eos_id:
             raise InputError(
                 f"--eos is id {self.separator}, but the run in {folder.path} has "

@@ -38,6 +38,7 @@ from llmgpu.lm.options import (
     TrainOptions,
 )
 from llmgpu.lm.trainer import Trainer
+from llmgpu.lm.workers import exchange_memory, local_memory
 from llmgpu.machine import free_memory, has_limited_address_space
 from llmgpu.option_fields import flag_of, own_options
 
@@ -373,10 +374,10 @@ def require_layers(config: ModelConfig, *, is_software: bool = False) -> None:
     require_free(LAYER_BYTES * config.layers + held, free_memory(), "at least ")
 
 
-def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> int:
+def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int, workers: int) -> int:
     """Return an upper bound of the host memory of the process in bytes, CPU tensors included.
 
-    tensor_bytes: result of `training_memory`.
+    tensor_bytes: result of `training_memory`. workers: number of processes that train the model.
     """
     config, options = settings.config, settings.options
     rows = options.batch_size * config.seq_len
@@ -404,7 +405,14 @@ def host_memory(settings: RunSettings, backend: Backend, tensor_bytes: int) -> i
     if backend.device is not None and backend.is_software:
         copies *= 2
     free = free_memory()
-    return needed + (copies if has_room_for_copies(copies, free and free - needed) else 0)
+    if has_room_for_copies(copies, free and free - needed):
+        needed += copies
+    # Add the memory in which workers exchange gradients or, at the end of a round, weights.
+    if options.sync_every:
+        needed += local_memory(config.parameters)
+    elif workers > 1:
+        needed += exchange_memory(config.parameters)
+    return needed
 
 
 def has_room_for_copies(nbytes: int, free: int | None) -> bool:

@@ -226,7 +226,7 @@ def test_what_a_run_holds_is_within_its_estimate(settings: RunSettings) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    estimate = host_memory(settings, NUMPY, needed) - NUMPY_BYTES
+    estimate = host_memory(settings, NUMPY, needed, 1) - NUMPY_BYTES
     assert needed < peak <= estimate <= 2.5 * peak
 
 
