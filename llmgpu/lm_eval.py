@@ -33,7 +33,7 @@ from llmgpu.errors import InputError
 from llmgpu.lm.checkpoints.checkpoint import open_model
 from llmgpu.lm.config import SHORT_CONTEXT
 from llmgpu.lm.data.inputs import default_separator
-from llmgpu.lm.generator import Continuation, Ends, Generator
+from llmgpu.lm.generator import Continuation, Generator
 from llmgpu.lm.model import load_model
 from llmgpu.lm.options import SamplingOptions
 from llmgpu.lm.sampling import Sampler
@@ -171,11 +171,9 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
             top_p=float(options.get("top_p") or 1.0),
             repetition_penalty=float(options.get("repetition_penalty") or 1.0),
         )
-        until = tuple(text.encode() for text in options["until"] if text)
-        stops = self._saved.stop_ids | {self.eot_token_id}
-        return Continuation(
-            self._saved.vocabulary, ids, Sampler(sampling), Ends(count, stops, until)
-        )
+        strings = [text.encode() for text in options["until"] if text]
+        given = ids, count, Sampler(sampling), self._saved.stop_ids | {self.eot_token_id}
+        return Continuation(*given, vocabulary=self._saved.vocabulary, stop_strings=strings)
 
     @property
     def tokenizer_name(self) -> str:

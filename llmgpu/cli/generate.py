@@ -34,7 +34,7 @@ from llmgpu.input_files import (
 )
 from llmgpu.lm.checkpoints.checkpoint import open_model
 from llmgpu.lm.checkpoints.huggingface import SavedModel
-from llmgpu.lm.generator import Continuation, Ends, Generator, Request
+from llmgpu.lm.generator import Continuation, Generator, Request
 from llmgpu.lm.model import load_model
 from llmgpu.lm.sampling import Sampler
 from llmgpu.pipeline import Background
@@ -88,15 +88,13 @@ def _generate(
     model = load_model(saved, backend, longest, asked.precision)
     sequences = 1 if prompts is None else min(asked.batch_size, len(texts))
     generator = Generator(model, saved.vocabulary.size, sequences)
-    ends = Ends(
-        asked.max_new_tokens,
-        frozenset() if asked.ignore_eos else frozenset(saved.stop_ids),
-        tuple(text.encode() for text in asked.stop),
-    )
+    stops = frozenset[int]() if asked.ignore_eos else saved.stop_ids
+    strings = [text.encode() for text in asked.stop]
 
     def begin(number: int) -> Continuation:
         sampler = Sampler(asked.sampling.numbered(number))
-        return Continuation(saved.vocabulary, prompt_ids[number], sampler, ends)
+        given = prompt_ids[number], asked.max_new_tokens, sampler, stops
+        return Continuation(*given, vocabulary=saved.vocabulary, stop_strings=strings)
 
     checking.wait()
     # Generate, and print.

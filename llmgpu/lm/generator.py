@@ -251,15 +251,17 @@ def _chosen_of(found: AnyArray, k: int) -> Chosen:
 class Request:
     """A prompt to be continued by up to `count` ids that `sampler` draws.
 
-    stops: ids that end the sequence without becoming part of it. ends: called with each new id;
-    returns whether this id is the last.
+    stops: ids that end the sequence without becoming part of it.
     """
 
     prompt: Sequence[int]
     count: int
     sampler: Sampler
     stops: Set[int] = frozenset()
-    ends: Callable[[int], bool] = lambda token: False
+
+    def add(self, token: int) -> bool:
+        """Receive a new id; return whether this id is the last."""
+        return False
 
 
 @dataclass
@@ -288,7 +290,7 @@ class _Sequence:
             self.left = 0
             return False
         self.ids.append(token)
-        self.left = 0 if self.request.ends(token) else self.left - 1
+        self.left = 0 if self.request.add(token) else self.left - 1
         return True
 
 
@@ -328,16 +330,6 @@ class Generator:
         self._ahead_most = AHEAD if model.operations.is_asynchronous else 1
         self._steps = 1  # number of steps of the next submission
         self._needs_all = False  # whether the next step needs all logits on the host
-
-    def generate(self, prompt: Sequence[int], count: int, sampler: Sampler) -> Iterator[int]:
-        """Yield the `count` ids after `prompt`; `sampler` draws each id from the model's logits.
-
-        Raises:
-            InputError: the prompt is empty or has an id beyond the vocabulary.
-        """
-        for _, token in self.continue_all([Request(prompt, count, sampler)]):
-            if token is not None:
-                yield token
 
     def continue_all(self, requests: Iterable[Request]) -> Iterator[tuple[int, int | None]]:
         """Yield (number of the request, id) for each new id, and (number, None) after the last id.
@@ -522,34 +514,23 @@ class StopStrings:
         return next((size for size in sizes if self.data.endswith(stop[:size])), 0)
 
 
-@dataclass(frozen=True)
-class Ends:
-    """The ends of a continuation: after `count` ids, or before one of `ids` or `texts`."""
-
-    count: int
-    ids: frozenset[int]
-    texts: tuple[bytes, ...]
-
-
+@dataclass(kw_only=True)
 class Continuation(Request):
-    """A request that collects its new ids and their text, and ends at a stop string.
+    """A request that collects its new ids and their text, and ends before one of the stop strings.
 
     ids: the new ids after the prompt. text: the bytes of these ids.
     """
 
-    def __init__(
-        self, vocabulary: Vocabulary, prompt: list[int], sampler: Sampler, ends: Ends
-    ) -> None:
-        super().__init__(prompt, ends.count, sampler, ends.ids, self._add)
-        self._vocabulary = vocabulary
-        self.text = StopStrings(ends.texts)
-        self.ids: list[int] = []
-        sampler.see(prompt)
+    vocabulary: Vocabulary
+    stop_strings: Sequence[bytes] = ()
 
-    def _add(self, token: int) -> bool:
-        """Add an id; return whether the text has ended."""
+    def __post_init__(self) -> None:
+        self.text, self.ids = StopStrings(self.stop_strings), list[int]()
+        self.sampler.see(self.prompt)
+
+    def add(self, token: int) -> bool:
         self.ids.append(token)
-        return self.text.add(self._vocabulary.tokens[token])
+        return self.text.add(self.vocabulary.tokens[token])
 
     def describe(self) -> dict[str, Any]:
         """Return the text, the ids and the reason for the end, for JSON output."""

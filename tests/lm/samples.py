@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from llmgpu.gpu.commands import Download
 from llmgpu.lm.checkpoints.checkpoint import TrainingState, save_checkpoint
 from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.generator import Generator
+from llmgpu.lm.generator import Generator, Request
 from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import GpuOperations
 from llmgpu.lm.options import SamplingOptions
@@ -69,6 +69,15 @@ def read_weights(model: Model) -> dict[str, NDArray[np.float32]]:
     return arrays
 
 
+def generated(
+    generator: Generator, prompt: Sequence[int], count: int, sampler: Sampler
+) -> Iterator[int]:
+    """Yield the `count` ids after a prompt."""
+    for _, token in generator.continue_all([Request(prompt, count, sampler)]):
+        if token is not None:
+            yield token
+
+
 class _KeptLogits(Sampler):
     """Draws from all logits, and keeps them."""
 
@@ -80,7 +89,7 @@ class _KeptLogits(Sampler):
 def logits_after(generator: Generator, ids: Sequence[int]) -> NDArray[np.float32]:
     """Return the logits of what follows `ids`: one for each id that stands for a token."""
     sampler = _KeptLogits(SamplingOptions(log_probabilities=True))
-    assert len(list(generator.generate(ids, 1, sampler))) == 1
+    assert len(list(generated(generator, ids, 1, sampler))) == 1
     return sampler.logits
 
 

@@ -18,7 +18,7 @@ from llmgpu.lm.model import Model
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.options import SamplingOptions
 from llmgpu.lm.sampling import Sampler
-from tests.lm.samples import logits_after, read_weights
+from tests.lm.samples import generated, logits_after, read_weights
 from tests.reference.lm.llama import Llama
 
 # More than FEW_ROWS of the products. Software takes long for each row.
@@ -78,7 +78,7 @@ def test_models_of_other_kinds(operations: Operations, changes: dict[str, Any]) 
 
 def test_the_likeliest_ids_one_after_the_other(operations: Operations) -> None:
     model = make_model(operations)
-    made = list(Generator(model).generate(IDS[:5], 20, Sampler(GREEDY)))
+    made = list(generated(Generator(model), IDS[:5], 20, Sampler(GREEDY)))
     logits = reference_logits(model, [*IDS[:5], *made])[4:-1, : CONFIG.vocab_size]
     assert made == logits.argmax(axis=1).tolist()
 
@@ -87,39 +87,39 @@ def test_generation_continues_after_the_longest_sequence(operations: Operations)
     model = make_model(operations)
     generator = Generator(model)
     length = CONFIG.seq_len
-    made = list(generator.generate(IDS, length, Sampler(GREEDY)))
+    made = list(generated(generator, IDS, length, Sampler(GREEDY)))
     assert len(made) == length
     # After the first id the sequence is full: the cache starts again from its last half.
     half = [*IDS, made[0]][-(length // 2) :]
-    assert made[1:4] == list(generator.generate(half, 3, Sampler(GREEDY)))
+    assert made[1:4] == list(generated(generator, half, 3, Sampler(GREEDY)))
     long_prompt = [*IDS, *IDS]
-    assert list(generator.generate(long_prompt, 2, Sampler(GREEDY))) == list(
-        generator.generate(long_prompt[-(length // 2) :], 2, Sampler(GREEDY))
+    assert list(generated(generator, long_prompt, 2, Sampler(GREEDY))) == list(
+        generated(generator, long_prompt[-(length // 2) :], 2, Sampler(GREEDY))
     )
 
 
 def test_steps_under_way_are_dropped_with_what_asked_for_them(operations: Operations) -> None:
     generator = Generator(make_model(operations))
-    whole = list(generator.generate(IDS[:3], 20, Sampler(GREEDY)))
+    whole = list(generated(generator, IDS[:3], 20, Sampler(GREEDY)))
     for taken in (1, 2, 5, 9):
-        continued = generator.generate(IDS[:3], 60, Sampler(GREEDY))
+        continued = generated(generator, IDS[:3], 60, Sampler(GREEDY))
         assert list(islice(continued, taken)) == whole[:taken]
         del continued
-        assert next(generator.generate(IDS[4:9], 60, Sampler(GREEDY))) is not None
-    assert list(generator.generate(IDS[:3], 20, Sampler(GREEDY))) == whole
+        assert next(generated(generator, IDS[4:9], 60, Sampler(GREEDY))) is not None
+    assert list(generated(generator, IDS[:3], 20, Sampler(GREEDY))) == whole
 
 
 def test_no_id_beyond_the_vocabulary_is_drawn(operations: Operations) -> None:
     model = make_model(operations, replace(CONFIG, vocab_size=3))
     assert model.config.padded_vocab_size > 3
     options = SamplingOptions(temperature=100, top_k=0)
-    assert set(Generator(model).generate([0], 40, Sampler(options))) == {0, 1, 2}
+    assert set(generated(Generator(model), [0], 40, Sampler(options))) == {0, 1, 2}
 
 
 def test_a_seed_repeats_what_was_drawn(operations: Operations) -> None:
     generator = Generator(make_model(operations))
     runs = [
-        list(generator.generate(IDS[:3], 10, Sampler(SamplingOptions(temperature=5, seed=seed))))
+        list(generated(generator, IDS[:3], 10, Sampler(SamplingOptions(temperature=5, seed=seed))))
         for seed in (1, 1, 2)
     ]
     assert runs[0] == runs[1] != runs[2]
@@ -148,7 +148,7 @@ def test_no_step_is_computed_that_nobody_asked_for(monkeypatch: pytest.MonkeyPat
     for options in (GREEDY, SamplingOptions(temperature=4, top_k=9)):
         generator = Generator(make_model(operations))
         runs.clear()
-        for made, _ in enumerate(islice(generator.generate(IDS[:1], 30, Sampler(options)), 9)):
+        for made, _ in enumerate(islice(generated(generator, IDS[:1], 30, Sampler(options)), 9)):
             assert len(runs) == made + 1
 
 
@@ -166,7 +166,7 @@ def test_ids_drawn_ahead_are_those_drawn_from_all_logits(
 ) -> None:
     model = make_model(operations)
     alone = [
-        list(Generator(model).generate(IDS[k : k + 5], 14, FromAllLogits(options)))
+        list(generated(Generator(model), IDS[k : k + 5], 14, FromAllLogits(options)))
         for k, options in enumerate(DRAWN)
     ]
     requests = [Request(IDS[k : k + 5], 14, sampler(options)) for k, options in enumerate(DRAWN)]
@@ -186,7 +186,8 @@ def test_where_the_largest_logits_do_not_decide_all_are_read(
     model.load(values.__getitem__)
     options = SamplingOptions(temperature=1, top_k=200, seed=3)
     ids = [
-        list(Generator(model).generate([1], 6, kind(options))) for kind in (Sampler, FromAllLogits)
+        list(generated(Generator(model), [1], 6, kind(options)))
+        for kind in (Sampler, FromAllLogits)
     ]
     assert ids[0] == ids[1]
 
@@ -206,7 +207,7 @@ def test_a_batch_of_prompts(operations: Operations, dim: int) -> None:
         made[number].append(token)
     alone = Generator(model)
     for k, request in enumerate(requests):
-        expected = alone.generate(request.prompt, request.count, Sampler(GREEDY))
+        expected = generated(alone, request.prompt, request.count, Sampler(GREEDY))
         assert made[k] == [*expected, None]
 
 
@@ -220,7 +221,7 @@ def test_sequences_of_a_batch_are_drawn_as_alone_and_end_at_their_stop(
         return Request(IDS[seed : seed + 6], 25, Sampler(options), frozenset(stops))
 
     alone = [
-        list(Generator(model).generate(r.prompt, 25, r.sampler)) for r in map(request, range(4))
+        list(generated(Generator(model), r.prompt, 25, r.sampler)) for r in map(request, range(4))
     ]
     stops = [made[k * 5] for k, made in enumerate(alone)]
     requests = [request(k, stop) for k, stop in enumerate(stops)]
@@ -241,4 +242,4 @@ def test_a_batch_that_the_device_can_not_bind_is_refused(portable_device: Device
 def test_prompts_that_the_model_does_not_know_are_refused(prompt: list[int]) -> None:
     generator = Generator(make_model(open_operations(None)))
     with pytest.raises(InputError, match="the prompt"):
-        next(generator.generate(prompt, 1, Sampler(GREEDY)))
+        next(generated(generator, prompt, 1, Sampler(GREEDY)))

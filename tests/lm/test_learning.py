@@ -11,6 +11,7 @@ from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.options import SamplingOptions, TrainOptions
 from llmgpu.lm.sampling import Sampler
 from llmgpu.lm.trainer import Trainer
+from tests.lm.samples import generated
 
 PARAGRAPH = b"The tide went out before dawn, and the boats lay on the sand until it came back."
 STEPS = 200
@@ -37,6 +38,6 @@ def test_a_paragraph_is_learnt_by_heart(operations: Operations) -> None:
         trainer.take_step([batch], options.rate(step))
     losses = [result.loss for result in trainer.results(STEPS)]
     assert losses[0] > 5 and losses[-1] < 0.05
-    generator = Generator(trainer.model)
-    made = generator.generate(ids[:8].tolist(), len(ids) - 8, Sampler(SamplingOptions(0)))
+    sampler = Sampler(SamplingOptions(0))
+    made = generated(Generator(trainer.model), ids[:8].tolist(), len(ids) - 8, sampler)
     assert bytes(ids[:8].tolist()) + bytes(made) == PARAGRAPH

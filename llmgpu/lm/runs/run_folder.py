@@ -18,10 +18,10 @@ import json
 import math
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, dataclass, fields
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,7 +34,7 @@ from llmgpu.files import FileLock, atomic_output, output_errors, require_name
 from llmgpu.input_files import input_errors, printable, quote, read_whole
 from llmgpu.lm.checkpoints.checkpoint import list_checkpoints
 from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.generator import Generator
+from llmgpu.lm.generator import Continuation, Generator
 from llmgpu.lm.model import Model
 from llmgpu.lm.options import SamplingOptions
 from llmgpu.lm.sampling import Sampler
@@ -440,6 +440,7 @@ def open_samples(
     first: the first id of samples, which also ends a sample; None: samples begin with a newline.
     """
     prompt = [vocabulary.tokens.index(b"\n") if first is None else first]
+    stops = frozenset(() if first is None else prompt)
     generator = Generator(model, vocabulary.size)
     if path.exists():
         with output_errors(str(path)):
@@ -449,9 +450,10 @@ def open_samples(
             file.writelines(line for line in whole if json.loads(line)["step"] <= step)
 
     def take(step: int) -> str:
-        ids = generator.generate(prompt, SAMPLE_TOKENS, Sampler(SamplingOptions()))
-        tokens = (vocabulary.tokens[token] for token in takewhile(lambda one: one != first, ids))
-        text = b"".join(tokens).decode("utf-8", "replace")
+        how = SAMPLE_TOKENS, Sampler(SamplingOptions()), stops
+        sample = Continuation(prompt, *how, vocabulary=vocabulary)
+        deque(generator.continue_all([sample]), maxlen=0)
+        text = sample.text.data.decode("utf-8", "replace")
         with output_errors(str(path)), open(path, "ab") as file:
             append_line(file, {"step": step, "text": text})
         return text
