@@ -194,7 +194,7 @@ class EvaluatedModel(TemplateLM):  # type: ignore[misc]
         )
 
 
-def _sum(score: Score) -> float:
+def _sum(score: Score[Request]) -> float:
     return float(score.log_likelihoods.sum(dtype=np.float64))
 
 

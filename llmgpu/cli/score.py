@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
-from itertools import tee
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Opening
 from llmgpu.bpe.encoding.open import open_encoder
@@ -24,7 +21,7 @@ from llmgpu.lm.data.batches import token_bytes
 from llmgpu.lm.data.inputs import default_separator
 from llmgpu.lm.model import load_model
 from llmgpu.lm.runs.run_folder import bits_per_byte, perplexity
-from llmgpu.lm.scoring import Document, Request, Score, Scorer, read_documents
+from llmgpu.lm.scoring import Scorer, read_documents
 from llmgpu.text.corpus import Corpus
 
 
@@ -60,8 +57,9 @@ def score(asked: ScoreCommand, report: Reporter, opening: Opening) -> None:
     begin = time.perf_counter()
     with Corpus(sources, options) as text:
         encoder = open_encoder(saved.vocabulary, NUMPY)
-        for document, found in _scored(scorer, read_documents(encoder, text), before):
-            ids = document.ids[len(document.ids) - len(found.log_likelihoods) :]
+        for found in scorer.scores(read_documents(encoder, text, before)):
+            document = found.request
+            ids = document.ids[document.first :]
             spanned = int(spans[ids].sum(dtype=np.int64))
             log_likelihoods.append(float(found.log_likelihoods.sum(dtype=np.float64)))
             tokens, text_bytes = tokens + len(ids), text_bytes + spanned
@@ -83,19 +81,6 @@ def score(asked: ScoreCommand, report: Reporter, opening: Opening) -> None:
         "stride": scorer.stride,
     }
     report.summarize(summary, to_stderr=True)
-
-
-def _scored(
-    scorer: Scorer, documents: Iterator[Document], before: NDArray[np.uint32]
-) -> Iterator[tuple[Document, Score]]:
-    """Yield each document with the scores of its ids.
-
-    before: uint32, ids that precede each document: the context in which its first id is scored.
-    """
-    scored, named = tee(documents)
-    first = max(1, len(before))
-    requests = (Request(np.concatenate([before, each.ids]), first) for each in scored)
-    yield from zip(named, scorer.scores(requests), strict=True)
 
 
 def _measures(tokens: int, text_bytes: int, log_likelihood: float) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,33 +44,35 @@ class Request:
     first: int = 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Document(Request):
+    """A document of a corpus, after the ids of its context.
+
+    path: file of the document. number: number among the documents of all files, from 0.
+    """
+
+    path: str
+    number: int
+
+
+R = TypeVar("R", bound=Request)
+
+
 @dataclass(frozen=True)
-class Score:
+class Score(Generic[R]):
     """The scores of the ids of a request from index `first` on, (n - first,).
 
     log_likelihoods: natural logarithms of the ids' probabilities. likeliest: whether each id was
     the most probable.
     """
 
+    request: R
     log_likelihoods: NDArray[np.float32]
     likeliest: NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Document:
-    """A document of a corpus.
-
-    path: file of the document. number: number among the documents of all files, from 0. ids: uint32
-    (n,).
-    """
-
-    path: str
-    number: int
-    ids: NDArray[np.uint32]
-
-
-# A request, the score that receives its results, and a window over its targets, see `windows`.
-_Piece = tuple[Request, Score, tuple[int, int, int]]
+# A score that receives results, and a window over the targets of its request, see `windows`.
+_Piece = tuple[Score[Any], tuple[int, int, int]]
 
 
 def windows(count: int, window: int, stride: int) -> Iterator[tuple[int, int, int]]:
@@ -106,12 +109,12 @@ class Scorer:
         self._model, self.window, self.stride = model, window, stride
         self._graphs: dict[int, tuple[LossGraph, Program]] = {}
 
-    def scores(self, requests: Iterable[Request]) -> Iterator[Score]:
+    def scores(self, requests: Iterable[R]) -> Iterator[Score[R]]:
         """Yield the score of each request, in order; many requests are scored together.
 
         Raises TrainingError for a model whose logits are not finite.
         """
-        waiting: list[Request] = []
+        waiting: list[R] = []
         size = 0
         for request in requests:
             waiting.append(request)
@@ -121,17 +124,17 @@ class Scorer:
                 waiting, size = [], 0
         yield from self._score(waiting)
 
-    def _score(self, requests: Sequence[Request]) -> list[Score]:
-        found = [
-            Score(np.zeros(count, np.float32), np.zeros(count, np.bool_))
-            for count in (max(0, len(request.ids) - request.first) for request in requests)
-        ]
+    def _score(self, requests: Sequence[R]) -> list[Score[R]]:
+        found: list[Score[R]] = []
         pieces: dict[int, list[_Piece]] = {}  # by sequence length
-        for request, score in zip(requests, found, strict=True):
+        for request in requests:
+            count = max(0, len(request.ids) - request.first)
+            score = Score(request, np.zeros(count, np.float32), np.zeros(count, np.bool_))
+            found.append(score)
             for begin, end, scored in windows(len(request.ids) - 1, self.window, self.stride):
                 if end >= request.first:
                     piece = begin, end, max(scored, request.first - 1)
-                    pieces.setdefault(self._length(end - begin), []).append((request, score, piece))
+                    pieces.setdefault(self._length(end - begin), []).append((score, piece))
         # Run the windows of each length in batches.
         for length, alike in pieces.items():
             size = max(1, BATCH_IDS // length)
@@ -164,8 +167,8 @@ class Scorer:
         shape = (graph.rows // length, length)
         tokens = np.zeros(shape, np.uint32)
         targets = np.full(shape, IGNORED_TARGET, np.uint32)
-        for row, (request, _, (begin, end, scored)) in enumerate(pieces):
-            ids = request.ids
+        for row, (score, (begin, end, scored)) in enumerate(pieces):
+            ids = score.request.ids
             tokens[row, : end - begin] = ids[begin:end]
             targets[row, scored - begin : end - begin] = ids[scored + 1 : end + 1]
         graph.write_batch((tokens, targets))
@@ -176,30 +179,38 @@ class Scorer:
         assert graph.likeliest is not None  # `_graph` sets `find_likeliest`
         likeliest = operations.read(graph.likeliest).reshape(shape)
         # Copy the results of each window to the scores of its request.
-        for row, (request, score, (begin, end, scored)) in enumerate(pieces):
+        for row, (score, (begin, end, scored)) in enumerate(pieces):
             inside = slice(scored - begin, end - begin)
-            first = request.first - 1
+            first = score.request.first - 1
             place = slice(scored - first, end - first)
             score.log_likelihoods[place] = -losses[row, inside]
             score.likeliest[place] = likeliest[row, inside] == targets[row, inside]
 
 
-def read_documents(encoder: Encoder, text: Corpus) -> Iterator[Document]:
-    """Yield the documents of a corpus, each as soon as all ids of the document are known."""
-    held: list[NDArray[np.uint32]] = []
+def read_documents(
+    encoder: Encoder, text: Corpus, context: NDArray[np.uint32]
+) -> Iterator[Document]:
+    """Yield the documents of a corpus, each as soon as all ids of the document are known.
+
+    context: ids that precede each document, and are not scored, uint32. Without context, the first
+    id of a document is not scored.
+    """
+    held = [context]
     begun = 0  # number of documents that have begun
+
+    def document() -> Document:
+        ids, number = np.concatenate(held), begun - 1
+        file = bisect_right(text.begun, number, key=lambda begin: begin.documents) - 1
+        first = max(1, len(context))
+        return Document(ids, first, path=text.begun[file].path, number=number)
+
     for piece in encode_corpus(encoder, text):
         borders = [0, *map(int, piece.document_starts), len(piece.ids)]
         for index, (start, stop) in enumerate(pairwise(borders)):
             if index and begun:
-                yield _document(text, begun - 1, held)
-                held = []
+                yield document()
+                held = [context]
             begun += index > 0
             held.append(np.array(piece.ids[start:stop], np.uint32))
     if begun:
-        yield _document(text, begun - 1, held)
-
-
-def _document(text: Corpus, number: int, parts: Sequence[NDArray[np.uint32]]) -> Document:
-    file = bisect_right(text.begun, number, key=lambda begin: begin.documents) - 1
-    return Document(text.begun[file].path, number, np.concatenate(parts))
+        yield document()

@@ -138,11 +138,13 @@ def test_documents_and_their_ids(tmp_path: Path) -> None:
         (tmp_path / name).write_text("".join(lines) if "." in name else documents[0])
     (tmp_path / "a").write_bytes(b"")
     files = [str(tmp_path / name) for name in ("a", *texts)]
+    context = np.arange(2, dtype=np.uint32)
     with Corpus(resolve_sources(files), CorpusOptions()) as corpus:
-        found = list(read_documents(open_encoder(vocabulary, NUMPY), corpus))
+        found = list(read_documents(open_encoder(vocabulary, NUMPY), corpus, context))
     named = [(name, text) for name, documents in texts.items() for text in documents]
     assert [document.number for document in found] == list(range(len(found)))
     rest = [document for document in found if document.path != files[0]]  # which is one, or none
     for document, (name, text) in zip(rest, named, strict=True):
         assert document.path == str(tmp_path / name)
-        assert b"".join(vocabulary.tokens[number] for number in document.ids) == text.encode()
+        assert document.first == 2 and document.ids[:2].tolist() == [0, 1]
+        assert b"".join(vocabulary.tokens[number] for number in document.ids[2:]) == text.encode()
