@@ -422,7 +422,7 @@ def _find_start(
     Returns the vocabulary, its name in messages, the files that are read, and the model. There is
     no model without --init, or if the run has a checkpoint to resume from.
 
-    Raises click.MissingParameter without a vocabulary; InputError if the model has another
+    Raises click.MissingParameter without a vocabulary; CheckpointError if the model has another
     vocabulary than --vocab.
     """
     vocab, init, chat_template = given.vocab, given.init, given.chat.chat_template
@@ -442,13 +442,7 @@ def _find_start(
     found = find_vocabulary(vocab)
     vocabulary = _as_trained(found.read(report.note), chat_template)
     if model is not None:
-        matched = vocabulary.with_match(model.vocabulary.match)
-        if matched.fingerprint != model.vocabulary.fingerprint:
-            raise InputError(
-                f"{vocab} has the fingerprint {matched.fingerprint[:12]}, but the model in {init} "
-                f"needs {model.vocabulary.fingerprint[:12]}; drop --vocab"
-            )
-        model = replace(model, vocabulary=matched)
+        model.require_vocabulary(vocabulary, vocab)
     return vocabulary, vocab, found.inputs, model
 
 

@@ -33,7 +33,7 @@ TRAIN = ("train", "--vocab", "v.bin", "corpus.txt", "-o", "run", *SIZES, *STEPS)
 
 def weights_of(folder: Path) -> dict[str, np.ndarray]:
     checkpoint = load_checkpoint(folder)
-    return {**checkpoint.weights, **checkpoint.optimizer.tensors}
+    return {**checkpoint.weights, **checkpoint.optimizer}
 
 
 def assert_same_weights(one: Path, other: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_stored_run_resumes_to_the_weights_that_it_had(llmgpu: Run, tmp_path: 
     assert done.returncode == 0, done.stderr
     found = load_checkpoint(tmp_path / "run")
     assert found.state.step == 4
-    for name, values in read_tensors(tmp_path / "resumed.safetensors").tensors.items():
+    for name, values in read_tensors(tmp_path / "resumed.safetensors").items():
         np.testing.assert_allclose(found.weights[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
@@ -458,7 +458,7 @@ def test_a_run_in_half_precision_logs_its_scale(llmgpu: Run, corpus: Path, vocab
     assert b"slower than f32 without matrix units" in done.stderr
     last = read_log(corpus.parent / "run" / "log.jsonl").records[-1]
     assert (last.step, last.loss_scale, last.skipped_steps) == (4, 65536.0, 0)
-    state = load_checkpoint(corpus.parent / "run").optimizer.tensors["loss scaling"]
+    state = load_checkpoint(corpus.parent / "run").optimizer["loss scaling"]
     assert state.tolist() == [65536.0, 4.0, 0.0, 0.0]
 
 

@@ -37,7 +37,7 @@ def test_adapters_are_written_merged_and_resumed_after_a_kill(
     config = json.loads((step / "adapter/adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (2, 4, "model")
     assert config["target_modules"] == ["q_proj", "down_proj"]
-    tensors = read_tensors(step / "adapter/adapter_model.safetensors").tensors
+    tensors = read_tensors(step / "adapter/adapter_model.safetensors")
     assert len(tensors) == 2 * 2 * 2
     merged = load_checkpoint(step).weights
     for name, values in weights_of(CONFIG).items():

@@ -204,7 +204,7 @@ def test_a_factor_is_written_transposed(tmp_path: Path) -> None:
     trainer.load(weights_of(kind_of_model("llama")).__getitem__)
     assert trainer.adapters is not None
     trainer.adapters.write(trainer.source, "", tmp_path / "adapter")
-    tensors = read_tensors(tmp_path / "adapter" / "adapter_model.safetensors").tensors
+    tensors = read_tensors(tmp_path / "adapter" / "adapter_model.safetensors")
     name = "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
     assert tensors[name].shape == (3, 40)
     assert np.abs(tensors[name]).max() <= 40**-0.5

@@ -157,7 +157,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(folder: Path) -> Non
         assert done.returncode == 0, done.stderr
     last, before = Path("step-00000005"), Path("step-00000004")
     assert saved(folder / "one" / last) == saved(folder / "two" / last)
-    names = read_tensors(folder / "one" / last / "optimizer.safetensors").tensors
+    names = read_tensors(folder / "one" / last / "optimizer.safetensors")
     assert any(name.startswith("outer momentum of ") for name in names)
     shutil.rmtree(folder / "two" / last)
     done = run(folder, 2, *rounds, "-o", "two", "--resume")

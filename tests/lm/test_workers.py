@@ -84,8 +84,8 @@ def test_two_workers_train_as_one_does(folder: Path) -> None:
         read_tensors(folder / name / "step-00000004" / "model.safetensors")
         for name in ("one", "two")
     )
-    for tensor in first.tensors:
-        np.testing.assert_allclose(second.tensors[tensor], first.tensors[tensor], atol=1e-6)
+    for tensor in first:
+        np.testing.assert_allclose(second[tensor], first[tensor], atol=1e-6)
 
 
 @needs_mpi

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_origin, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmgpu.bpe.interchange import huggingface as tokenizer_json
 from llmgpu.bpe.interchange.formats import download_advice
@@ -53,7 +54,6 @@ from llmgpu.lm.checkpoints.huggingface import (
     read_object,
 )
 from llmgpu.lm.checkpoints.safetensors_file import (
-    TensorFile,
     TensorSource,
     hash_file,
     naming,
@@ -115,21 +115,8 @@ _STATE_TYPES: dict[str, type] = {
 class Checkpoint(SavedModel):
     """A checkpoint: a model, the state of its optimizer, and the state of its run."""
 
-    optimizer: TensorFile
+    optimizer: dict[str, NDArray[Any]]
     state: TrainingState
-
-    def require_vocabulary(self, vocabulary: Vocabulary, source: str | Path) -> None:
-        """Raise CheckpointError unless `vocabulary` equals the model's; match rules may differ.
-
-        source: the file of the vocabulary, for the error.
-        """
-        matched = vocabulary.with_match(self.vocabulary.match)
-        if matched.fingerprint != self.vocabulary.fingerprint:
-            raise CheckpointError(
-                f"{source} belongs to vocabulary {matched.fingerprint[:12]}, but "
-                f"{self.folder / VOCABULARY} is {self.vocabulary.fingerprint[:12]}: use the "
-                "vocabulary the model was trained with"
-            )
 
 
 def save_checkpoint(
@@ -404,17 +391,17 @@ def _load_newest(folder: Path, load: Callable[[Path], Model]) -> Model:
 
 def _load(folder: Path) -> Checkpoint:
     model, state = _read_files(folder, _READ_AGAIN)
-    return Checkpoint(optimizer=read_tensors(folder / OPTIMIZER), state=state, **model)
+    return Checkpoint(optimizer=read_tensors(folder / OPTIMIZER), state=state, **vars(model))
 
 
 def _load_model(folder: Path, begin: Begin | None) -> SavedModel:
-    return SavedModel(**_read_files(folder, _MODEL_FILES, begin)[0])
+    return _read_files(folder, _MODEL_FILES, begin)[0]
 
 
 def _read_files(
     folder: Path, names: Sequence[str], begin: Begin | None = None
-) -> tuple[dict[str, Any], TrainingState]:
-    """Check the files with these names; return the fields of SavedModel and the state."""
+) -> tuple[SavedModel, TrainingState]:
+    """Check the files with these names; return the model and the state of its run."""
     state, fingerprint = _read_training(folder, names, begin)
     with naming(folder / VOCABULARY):
         vocabulary = Vocabulary.load(folder / VOCABULARY)
@@ -423,13 +410,7 @@ def _read_files(
             f"{folder / VOCABULARY} is vocabulary {vocabulary.fingerprint[:12]}, "
             f"but {folder / TRAINING} belongs to {fingerprint[:12]}"
         )
-    model = read_model_files(folder)
-    if model["config"].vocab_size < vocabulary.size:
-        raise CheckpointError(
-            f"{folder / CONFIG}: the model has {model['config'].vocab_size} tokens, but "
-            f"{VOCABULARY} has {vocabulary.size}"
-        )
-    return model | {"vocabulary": vocabulary}, state
+    return read_model_files(folder, lambda: vocabulary), state
 
 
 def _read_training(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -364,6 +364,19 @@ class SavedModel:
     eos_id: int | None
     stop_ids: frozenset[int] = field(default_factory=frozenset)
 
+    def require_vocabulary(self, vocabulary: Vocabulary, source: str) -> None:
+        """Raise CheckpointError unless `vocabulary` equals the model's; match rules may differ.
+
+        source: the file of the vocabulary, for the error.
+        """
+        matched = vocabulary.with_match(self.vocabulary.match)
+        if matched.fingerprint != self.vocabulary.fingerprint:
+            raise CheckpointError(
+                f"{source} is vocabulary {matched.fingerprint[:12]}, but the model in "
+                f"{self.folder} needs {self.vocabulary.fingerprint[:12]}: use the vocabulary the "
+                "model was trained with"
+            )
+
 
 class WeightFiles(Mapping[str, NDArray[np.float32]]):
     """Weights in safetensors files, by name.
@@ -377,7 +390,7 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
         self._tensors: dict[str, NDArray[Any]] = {}
         self._paths: dict[str, Path] = {}
         for path, names in _weight_files(folder).items():
-            found = read_tensors(path).tensors
+            found = read_tensors(path)
             for name in names or found:
                 if name not in found:
                     raise CheckpointError(f"{path}: tensor {quote(name)} is missing")
@@ -446,18 +459,11 @@ def open_pretrained(path: str | Path, note: Note = no_notes) -> SavedModel:
     for name in (CONFIG, GENERATION_CONFIG, *_TOKENIZER_FILES):
         if name == CONFIG or os.path.lexists(folder / name):
             _inside(folder, name)
-    model = read_model_files(folder)
-    vocabulary = find_in_folder(folder).read(note)
-    if vocabulary.size > model["config"].vocab_size:
-        raise CheckpointError(
-            f"{folder}: the tokenizer has {vocabulary.size:,} ids, but vocab_size in {CONFIG} is "
-            f"{model['config'].vocab_size:,}"
-        )
-    return SavedModel(vocabulary=vocabulary, **model)
+    return read_model_files(folder, lambda: find_in_folder(folder).read(note))
 
 
-def read_model_files(folder: Path) -> dict[str, Any]:
-    """Return the fields of a `SavedModel` except the vocabulary.
+def read_model_files(folder: Path, read_vocabulary: Callable[[], Vocabulary]) -> SavedModel:
+    """Return the model in a folder; `read_vocabulary` is called after the other files are read.
 
     Raises CheckpointError, with the file, for files that can't be used.
     """
@@ -475,14 +481,21 @@ def read_model_files(folder: Path) -> dict[str, Any]:
         generation = read_object(folder / GENERATION_CONFIG)
         with naming(folder / GENERATION_CONFIG):
             stop_ids |= {*read_token_ids(generation, "eos_token_id", config.vocab_size)}
-    return {
-        "folder": folder,
-        "config": config,
-        "weights": weights,
-        "bos_id": next(iter(first), None),
-        "eos_id": next(iter(last), None),
-        "stop_ids": frozenset(stop_ids),
-    }
+    vocabulary = read_vocabulary()
+    if vocabulary.size > config.vocab_size:
+        raise CheckpointError(
+            f"{folder}: the tokenizer has {vocabulary.size:,} ids, but vocab_size in {CONFIG} is "
+            f"{config.vocab_size:,}"
+        )
+    return SavedModel(
+        folder=folder,
+        config=config,
+        vocabulary=vocabulary,
+        weights=weights,
+        bos_id=next(iter(first), None),
+        eos_id=next(iter(last), None),
+        stop_ids=frozenset(stop_ids),
+    )
 
 
 def _weight_files(folder: Path) -> dict[Path, list[str]]:

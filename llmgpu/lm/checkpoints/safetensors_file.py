@@ -73,35 +73,6 @@ class TensorSource:
         return cls(array.dtype, array.shape, lambda: array)
 
 
-@dataclass(frozen=True)
-class TensorFile:
-    """The tensors of a file by name, in the order of their data.
-
-    The tensors are mapped from the file and read-only; the system loads pages on their first use.
-    """
-
-    path: str
-    tensors: dict[str, NDArray[Any]]
-
-    def require(self, expected: Mapping[str, tuple[DTypeLike, tuple[int, ...]]]) -> None:
-        """Raise CheckpointError for the first tensor that is missing, unexpected or different.
-
-        expected: dtype and shape of each tensor that the file must have, by name.
-        """
-        for name, (dtype, shape) in expected.items():
-            if name not in self.tensors:
-                raise CheckpointError(f"{self.path}: tensor {quote(name)} is missing")
-            found = self.tensors[name]
-            if (found.dtype, found.shape) != (np.dtype(dtype), shape):
-                raise CheckpointError(
-                    f"{self.path}: tensor {quote(name)} is {found.dtype} {list(found.shape)}, "
-                    f"but must be {np.dtype(dtype)} {list(shape)}"
-                )
-        for name in self.tensors:
-            if name not in expected:
-                raise CheckpointError(f"{self.path}: tensor {quote(name)} is unexpected")
-
-
 def write_tensors(
     path: str | Path,
     sources: Mapping[str, TensorSource],
@@ -204,8 +175,12 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
     return flat.view(np.uint8).data
 
 
-def read_tensors(path: str | Path) -> TensorFile:
-    """Map a file into memory; raise CheckpointError, with the path, for an invalid file."""
+def read_tensors(path: str | Path) -> dict[str, NDArray[Any]]:
+    """Return the tensors of a file by name, in the order of their data.
+
+    The tensors are mapped from the file and read-only; the system loads pages on their first use.
+    Raises CheckpointError, with the path, for an invalid file.
+    """
     with naming(path):
         content, data = _open(path)
         metadata = content.pop(METADATA, {})
@@ -213,8 +188,31 @@ def read_tensors(path: str | Path) -> TensorFile:
             isinstance(text, str) for text in metadata.values()
         ):
             raise CheckpointError(f"damaged: {METADATA} is not a map of strings")
-        tensors = _map_tensors(content, data)
-    return TensorFile(str(path), tensors)
+        return _map_tensors(content, data)
+
+
+def require_tensors(
+    path: str | Path,
+    tensors: Mapping[str, NDArray[Any]],
+    expected: Mapping[str, tuple[DTypeLike, tuple[int, ...]]],
+) -> None:
+    """Raise CheckpointError for the first tensor that is missing, unexpected or different.
+
+    path: the file of the tensors, for the error. expected: dtype and shape of each tensor that the
+    file must have, by name.
+    """
+    for name, (dtype, shape) in expected.items():
+        if name not in tensors:
+            raise CheckpointError(f"{path}: tensor {quote(name)} is missing")
+        found = tensors[name]
+        if (found.dtype, found.shape) != (np.dtype(dtype), shape):
+            raise CheckpointError(
+                f"{path}: tensor {quote(name)} is {found.dtype} {list(found.shape)}, "
+                f"but must be {np.dtype(dtype)} {list(shape)}"
+            )
+    for name in tensors:
+        if name not in expected:
+            raise CheckpointError(f"{path}: tensor {quote(name)} is unexpected")
 
 
 def _open(path: str | Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:

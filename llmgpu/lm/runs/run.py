@@ -29,6 +29,7 @@ from llmgpu.files import sync
 from llmgpu.lm.adapters import Adapters
 from llmgpu.lm.checkpoints.checkpoint import (
     ADAPTER,
+    OPTIMIZER,
     Checkpoint,
     TrainingState,
     open_model,
@@ -37,7 +38,7 @@ from llmgpu.lm.checkpoints.checkpoint import (
     step_folder_name,
 )
 from llmgpu.lm.checkpoints.huggingface import SavedModel
-from llmgpu.lm.checkpoints.safetensors_file import TensorSource
+from llmgpu.lm.checkpoints.safetensors_file import TensorSource, require_tensors
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import Batch, Batches, TokenSource, token_bytes
 from llmgpu.lm.ops.operations import Operations, open_operations
@@ -260,14 +261,13 @@ class TrainingRun:
         tokens = {"evaluation_tokens_crc32": None, **self._plan.token_facts()}
         before = {name: begun.get(name) for name in tokens}
         check_same_run(f"{self._folder.path} was started with other tokens", before, tokens)
-        checkpoint.optimizer.require(
-            {tensor.name: (tensor.dtype, tensor.shape) for tensor in trainer.state_tensors()}
-        )
+        expected = {each.name: (each.dtype, each.shape) for each in trainer.state_tensors()}
+        require_tensors(checkpoint.folder / OPTIMIZER, checkpoint.optimizer, expected)
         if trainer.adapters is None:
             trainer.model.load(checkpoint.weights.__getitem__)
         else:
             self._load_base(checkpoint, str(self._origin.init), trainer.adapters)
-        trainer.write_state(checkpoint.optimizer.tensors)
+        trainer.write_state(checkpoint.optimizer)
         trainer.step = self._saved_step = state.step
         if state.sequence_position != self._position(state.step):
             raise CheckpointError(

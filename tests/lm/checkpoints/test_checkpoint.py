@@ -78,7 +78,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path, sizes: dict[str, Any]) -> None:
         assert found.vocabulary.to_bytes() == vocabulary.to_bytes()
         assert (found.bos_id, found.eos_id) == (None, end)
         assert_arrays(found.weights, used_rows(config, weights))
-        assert_arrays(found.optimizer.tensors, optimizer)
+        assert_arrays(found.optimizer, optimizer)
 
 
 def test_equal_states_give_equal_files(tmp_path: Path) -> None:
@@ -234,10 +234,10 @@ def test_a_model_of_a_damaged_checkpoint_is_refused(tmp_path: Path, name: str) -
 
 def test_a_checkpoint_of_version_1_has_sums_of_whole_files(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
-    tensors = load_checkpoint(folder).optimizer.tensors
+    tensors = load_checkpoint(folder).optimizer
     sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in READ_AGAIN}
     damage_training(folder, lambda content: content.update(version=1, files=sums))
-    assert_arrays(load_checkpoint(folder).optimizer.tensors, tensors)
+    assert_arrays(load_checkpoint(folder).optimizer, tensors)
     (folder / "optimizer.safetensors").write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors: damaged or changed"):
         load_checkpoint(folder)
@@ -320,7 +320,7 @@ MISFITS: list[tuple[Callable[[Path], None], str]] = [
     ),
     (
         use_larger_vocabulary,
-        r"config\.json: the model has 263 tokens, but vocabulary\.bin has 264",
+        r": the tokenizer has 264 ids, but vocab_size in config\.json is 263",
     ),
     (
         lambda folder: change_config(folder, intermediate_size=44),
@@ -392,14 +392,15 @@ def test_where_there_is_no_checkpoint(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "step-00000001")
 
 
-def test_tokens_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
+def test_another_vocabulary_than_the_model_s_is_refused(tmp_path: Path) -> None:
     found = load_checkpoint(save(tmp_path, 1))
-    found.require_vocabulary(small_vocabulary(), "tokens.bin")
+    found.require_vocabulary(small_vocabulary(), "v.bin")
+    found.require_vocabulary(small_vocabulary().with_match("greedy"), "v.bin")
     with pytest.raises(
         CheckpointError,
-        match=rf"tokens\.bin belongs to vocabulary \w+, but {found.folder}/vocabulary\.bin is",
+        match=rf"v\.bin is vocabulary \w+, but the model in {found.folder} needs \w+: use the",
     ):
-        found.require_vocabulary(small_vocabulary("none"), "tokens.bin")
+        found.require_vocabulary(small_vocabulary("none"), "v.bin")
 
 
 def test_a_vocabulary_that_tokenizer_json_can_not_hold(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_tables_have_a_row_for_each_token(tmp_path: Path) -> None:
     content = json.loads((folder / "config.json").read_bytes())
     assert (content["vocab_size"], content["llmgpu"]) == (263, {"vocab_size": 263})
     assert read_model(content) == config
-    stored = read_tensors(folder / "model.safetensors").tensors
+    stored = read_tensors(folder / "model.safetensors")
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         assert stored[name].shape == (263, config.dim)
     for name, values in used_rows(config, weights).items():
