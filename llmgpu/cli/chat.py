@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 
 import click
 
@@ -20,7 +19,6 @@ from llmgpu.input_files import decode_text, naming, read_limited
 from llmgpu.text.chat import MESSAGES, Chat
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.tokens.conversations import CHAT_TOKENS, Conversations
-from llmgpu.tokens.filters import Filter, with_masks
 
 
 def special_options(given: SpecialTokenOptions, chat: ChatOptions) -> SpecialOptions:
@@ -90,11 +88,6 @@ def with_chat(options: CorpusOptions, chat: Chat | None) -> CorpusOptions:
         return options
     is_default = options.text_field == CorpusOptions.text_field
     return replace(options, text_field=MESSAGES if is_default else options.text_field, chat=chat)
-
-
-def masking(chat: Chat | None, vocabulary: Vocabulary) -> list[Filter]:
-    """Return a list with the filter that limits the loss to the assistant's tokens, if any."""
-    return [partial(with_masks, conversations=chat, vocabulary=vocabulary)] if chat else []
 
 
 def with_chat_template(vocabulary: Vocabulary, path: str | None) -> Vocabulary:

@@ -18,7 +18,6 @@ from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange.formats import open_vocabulary
 from llmgpu.cli.chat import (
     around_text,
-    masking,
     rendering,
     special_options,
     watch_text,
@@ -37,6 +36,7 @@ from llmgpu.input_files import number_of, source_name
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Selection, Sources
 from llmgpu.text.streams import STANDARD_INPUT, read_mark
+from llmgpu.tokens.filters import masking
 from llmgpu.tokens.tokenizing import (
     DocumentLengths,
     FileCount,

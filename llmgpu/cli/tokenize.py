@@ -25,7 +25,6 @@ from llmgpu.bpe.encoding.special_options import ids_around
 from llmgpu.bpe.interchange.formats import find_vocabulary
 from llmgpu.cli.chat import (
     around_text,
-    masking,
     rendering,
     special_options,
     watch_text,
@@ -71,6 +70,7 @@ from llmgpu.tokens.filters import (
     drawn_owners,
     first_tokens,
     in_chunks,
+    masking,
     owners_by_file,
     shuffled,
     spans_without,

@@ -168,8 +168,6 @@ class _Job:
         )
         lists = filter(None, (given.config, given.chat.chat_template))
         self.inputs = [*texts, *read, *lists, *given.files.lists]
-        if not given.resume:
-            self._check(self._new_settings().options)
 
     def _check(self, options: TrainOptions) -> None:
         """Raise InputError for options that contradict the number of workers or the intervals."""
@@ -190,8 +188,8 @@ class _Job:
         With --precision f16, or if half precision makes the run faster, a driver with matrix units
         is preferred.
         """
-        wanted = self.settings["precision"]
-        settings = self._new_settings()
+        wanted, settings = self.settings["precision"], self._new_settings()
+        self._check(settings.options)
         halves = wanted == "f16" if wanted else gains_by_halves(settings)
         return self._select(settings, matrices=halves)
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,11 @@ def with_masks(slices: Slices, conversations: Chat, vocabulary: Vocabulary) -> S
         yield replace(piece, mask=conversations.mask(edges))
     if position != conversations.text_bytes:
         raise AssertionError("ids and conversations have different lengths")
+
+
+def masking(chat: Chat | None, vocabulary: Vocabulary) -> list[Filter]:
+    """Return a list with the filter that limits the loss to the assistant's tokens, if any."""
+    return [partial(with_masks, conversations=chat, vocabulary=vocabulary)] if chat else []
 
 
 def first_tokens(slices: Slices, most: int, spans: NDArray[np.int64]) -> Slices:

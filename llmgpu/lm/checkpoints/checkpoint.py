@@ -467,14 +467,12 @@ def list_checkpoints(run_folder: str | Path) -> dict[int, Path]:
 
 
 def prepare_step_folders(run_folder: str | Path, step: int = 0) -> None:
-    """Create the folder of a run that starts after `step`, and remove temporary folders in it.
+    """Remove temporary folders of killed runs from the folder of a run that starts after `step`.
 
     Raises OutputError if the folder can't be written, or has checkpoints of later steps, which
     would be mixed with the checkpoints of this run.
     """
     folder = Path(run_folder)
-    with output_errors(str(folder)):
-        folder.mkdir(parents=True, exist_ok=True)
     steps = list_checkpoints(folder)
     if steps and max(steps) > step:
         raise OutputError(

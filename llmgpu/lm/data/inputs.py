@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -36,7 +35,7 @@ from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Selection, Sources, resolve_sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
 from llmgpu.tokens.conversations import CHAT_TOKENS
-from llmgpu.tokens.filters import with_masks
+from llmgpu.tokens.filters import masking
 from llmgpu.tokens.formats import masked_file
 from llmgpu.tokens.manifest import shard_files
 from llmgpu.tokens.shards import ShardNames, ShardWriter
@@ -157,10 +156,6 @@ def _tokenize(
         require_rereadable(inputs)
     # Encode the texts. For conversations, also write masks of the ids that count in the loss.
     encoder = open_encoder(vocabulary, backend, special=special)
-    chat = reading.chat
-    filters = []
-    if chat is not None:
-        filters = [partial(with_masks, conversations=chat, vocabulary=vocabulary)]
     with (
         Corpus(inputs, reading) as text,
         ShardWriter(
@@ -168,12 +163,12 @@ def _tokenize(
             vocabulary,
             shard_tokens,
             added={*chain(*ids_around(vocabulary, special))},
-            masked=chat is not None,
+            masked=reading.chat is not None,
             run=key,
             resume=resume,
         ) as writer,
     ):
-        encode_into(writer, encoder, text, progress, filters)
+        encode_into(writer, encoder, text, progress, masking(reading.chat, vocabulary))
     with atomic_output(folder / _MADE_FROM) as file:
         file.write(json.dumps(facts, indent=1).encode() + b"\n")
     return shard_files(names.manifest), text

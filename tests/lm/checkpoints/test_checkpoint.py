@@ -83,7 +83,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path, sizes: dict[str, Any]) -> None:
 
 def test_equal_states_give_equal_files(tmp_path: Path) -> None:
     for run in ("a", "b"):
-        prepare_step_folders(tmp_path / run)
+        (tmp_path / run).mkdir()
     first, second = save(tmp_path / "a", 1), save(tmp_path / "b", 1)
     for name in FILES:
         assert (first / name).read_bytes() == (second / name).read_bytes()
@@ -117,12 +117,12 @@ def test_a_step_that_is_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_with_newer_checkpoints_is_refused(tmp_path: Path) -> None:
-    prepare_step_folders(tmp_path / "a" / "run")
-    save(tmp_path / "a" / "run", 5)
-    prepare_step_folders(tmp_path / "a" / "run", 5)
+    prepare_step_folders(tmp_path)
+    save(tmp_path, 5)
+    prepare_step_folders(tmp_path, 5)
     for step in (0, 4):
         with pytest.raises(OutputError, match=f"checkpoint of step 5, .* starts at step {step}"):
-            prepare_step_folders(tmp_path / "a" / "run", step)
+            prepare_step_folders(tmp_path, step)
     (tmp_path / "file").write_text("x")
     with pytest.raises(OutputError, match="file"):
         prepare_step_folders(tmp_path / "file")
