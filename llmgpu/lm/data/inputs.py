@@ -26,12 +26,13 @@ from llmgpu.bpe.interchange.token_tables import find_end_of_text
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output, output_errors
-from llmgpu.input_files import read_whole
+from llmgpu.input_files import input_errors, read_whole
 from llmgpu.lm.data.batches import TokenSource, open_token_files
 from llmgpu.outputs import MANIFEST, PROGRESS, SIDE_FILE, kind_of
 from llmgpu.progress import Progress, no_progress
 from llmgpu.resume_key import Run, check_same_run
 from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.sources import Selection, Sources, resolve_sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
 from llmgpu.tokens.conversations import CHAT_TOKENS
@@ -182,12 +183,8 @@ def _are_shards_of(inputs: Sources, folder: Path, facts: Run, *, resume: bool) -
     path = folder / _MADE_FROM
     if not path.exists():
         return False
-    try:
-        before = json.loads(read_whole(path, "description of a run"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"can't read {path}: {error}") from error
-    if not isinstance(before, dict):
-        raise InputError(f"{path} does not say what the tokens were made from")
+    with input_errors(str(path)):
+        before = parse_json_object(read_whole(path, "description of a run"), str(path))
     try:
         if resume:
             check_same_run(f"{folder} has the tokens of another text", before, facts)

@@ -333,8 +333,8 @@ def test_tokens_of_another_text_are_replaced_or_refused(tmp_path: Path) -> None:
         opened(tmp_path, text, resume=True)
     assert all_ids(opened(tmp_path, text)) == ids_of(b"shorter")
     assert len(times(tmp_path / "tokens")) == 2
-    (tmp_path / "tokens" / "made-from.json").write_bytes(b"[")
-    with pytest.raises(InputError, match=r"can't read .*made-from.json"):
+    (tmp_path / "tokens" / "made-from.json").write_bytes(b"{")
+    with pytest.raises(InputError, match=r"made-from.json: not JSON"):
         opened(tmp_path, text)
 
 
