@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +26,6 @@ from llmgpu.cli.groups import READING_OPTIONS, check_text_field, id_or_text, req
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import refuse_given, was_asked
 from llmgpu.errors import InputError, error_line, shorten
-from llmgpu.files import output_errors
 from llmgpu.input_files import number_of, printable
 from llmgpu.lm.checkpoints.checkpoint import (
     VOCABULARY,
@@ -35,7 +33,6 @@ from llmgpu.lm.checkpoints.checkpoint import (
     list_checkpoints,
     load_checkpoint,
     open_model,
-    set_aside_checkpoints,
 )
 from llmgpu.lm.checkpoints.huggingface import SavedModel
 from llmgpu.lm.data.batches import TokenSource
@@ -376,19 +373,12 @@ class _Job:
             # Remove the old run, but not its tokens if the new run reads them.
             folder.remove(REPLACED, source.folders | (evaluated.folders if evaluated else set()))
         if is_first and checkpoint is not None:
-            _set_decayed_aside(folder, checkpoint, report)
+            for path, kept in folder.set_aside(checkpoint.state.step):
+                report.note(
+                    f"{path} belongs to the decay of the earlier schedule; the decay now starts "
+                    f"later, so it is kept as {kept}, with its log"
+                )
         return source, evaluated
-
-
-def _set_decayed_aside(folder: RunFolder, checkpoint: Checkpoint, report: Reporter) -> None:
-    """Rename the checkpoints after the step from which the run continues; none is deleted."""
-    for path, renamed in set_aside_checkpoints(folder.path, checkpoint.state.step).items():
-        with output_errors(str(renamed)):
-            shutil.copyfile(folder.log, renamed / folder.log.name)
-        report.note(
-            f"{path} belongs to the decay of the earlier schedule; the decay now starts later, so "
-            f"it is kept as {renamed}, with its log"
-        )
 
 
 def _written(folder: str, force: bool) -> list[Output]:

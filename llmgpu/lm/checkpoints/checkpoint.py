@@ -511,25 +511,6 @@ def new_checkpoint(run_folder: str | Path, step: int) -> Iterator[Path]:
     sync(target.parent)
 
 
-def set_aside_checkpoints(run_folder: str | Path, step: int) -> dict[Path, Path]:
-    """Rename the checkpoints of steps after `step` to ``decayed-...``; return new paths by old.
-
-    Renamed checkpoints can be loaded by their paths, but do not belong to the run.
-
-    Raises OutputError if a folder can't be renamed, or if a new path exists.
-    """
-    renamed = {}
-    for each, path in list_checkpoints(run_folder).items():
-        if each > step:
-            target = path.with_name(path.name.replace("step", "decayed"))
-            with output_errors(str(target)):
-                if os.path.lexists(target):
-                    raise OutputError(f"{target} already exists: move it out of the run folder")
-                path.rename(target)
-            renamed[path] = target
-    return renamed
-
-
 def remove_old_checkpoints(run_folder: str | Path, keep: int, spare: int | None = None) -> None:
     """Remove all but the `keep` newest checkpoints of a run.
 

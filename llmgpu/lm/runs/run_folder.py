@@ -90,6 +90,24 @@ class RunFolder:
                 for found in set(self.path.glob(pattern)) - {self.path / LOCK_NAME}:
                     _remove(found, kept)
 
+    def set_aside(self, step: int) -> list[tuple[Path, Path]]:
+        """Rename checkpoints of steps after `step` to ``decayed-...``; return old and new paths.
+
+        Each gets a copy of the log. Renamed checkpoints can be loaded by their paths, but do not
+        belong to the run.
+
+        Raises OutputError if a folder can't be renamed, or if a new path exists.
+        """
+        later = [path for each, path in list_checkpoints(self.path).items() if each > step]
+        renamed = [(path, path.with_name(path.name.replace("step", "decayed"))) for path in later]
+        for path, kept in renamed:
+            with output_errors(str(kept)):
+                if os.path.lexists(kept):
+                    raise OutputError(f"{kept} already exists: move it out of the run folder")
+                path.rename(kept)
+                shutil.copyfile(self.log, kept / self.log.name)
+        return renamed
+
 
 def _remove(path: Path, kept: Collection[Path]) -> None:
     """Remove a file or a folder, except for the files of folders in `kept`."""
