@@ -21,7 +21,7 @@ from pathlib import Path
 
 from llmgpu.backend import Backend
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_options import SpecialOptions, ids_around, token_id
+from llmgpu.bpe.encoding.special_options import SpecialOptions, ids_around
 from llmgpu.bpe.interchange.token_tables import find_end_of_text
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
@@ -62,9 +62,8 @@ def open_tokens(
     *,
     backend: Backend,
     reading: CorpusOptions | None = None,
-    separator: int | str | None = None,
+    separator: int | None = None,
     resume: bool = False,
-    shard_tokens: int = SHARD_TOKENS,
     progress: Progress = no_progress,
     dtype: str | None = None,
     told: Callable[[Corpus], None] = lambda text: None,
@@ -79,21 +78,18 @@ def open_tokens(
 
     The other arguments are for texts. folder: receives the shards, in folders "0", "1" and so on
     for several corpora; created if missing. backend: encodes the texts. reading: options of
-    reading. separator: id or text of the token after each document, or None. resume: whether tokens
-    of other texts in the folder are an error; if False, they are replaced. shard_tokens: length of
-    the shards. told: called with each text after reading, to report rows that were left out.
+    reading. separator: id of the token after each document, or None. resume: whether tokens of
+    other texts in the folder are an error; if False, they are replaced. told: called with each text
+    after reading, to report rows that were left out.
 
     Raises InputError for inputs that are missing, damaged, mixed or have ids beyond the vocabulary,
     for a file in two corpora, and for texts other than the texts of a resumed run; VocabularyError
-    for token files of another vocabulary and for a separator that is not in the vocabulary;
-    OutputError for a folder that can't be written.
+    for token files of another vocabulary, and for texts with a separator that is not in the
+    vocabulary; OutputError for a folder that can't be written.
     """
     reading = reading or CorpusOptions()
-    if reading.chat is not None:  # the chat template itself separates conversations
-        special = CHAT_TOKENS
-    else:
-        eos = None if separator is None else token_id(vocabulary, separator)
-        special = SpecialOptions(eos=eos)
+    # A chat template itself separates conversations.
+    special = SpecialOptions(eos=separator) if reading.chat is None else CHAT_TOKENS
     # Decide for each corpus whether its files are token files or texts.
     resolved = [resolve_sources(each, Selection(may_be_tokens=True)) for each in corpora]
     named = [_token_files(sources) for sources in resolved]
@@ -103,7 +99,7 @@ def open_tokens(
     for number, (sources, files) in enumerate(zip(resolved, named, strict=True)):
         if files is None:
             own = folder / str(number) if len(resolved) > 1 else folder
-            how = reading, special, backend, shard_tokens, progress
+            how = reading, special, backend, progress
             files, text = _tokenize(sources, own, vocabulary, *how, resume=resume)
             if text is not None:
                 told(text)
@@ -133,7 +129,6 @@ def _tokenize(
     reading: CorpusOptions,
     special: SpecialOptions,
     backend: Backend,
-    shard_tokens: int,
     progress: Progress,
     *,
     resume: bool,
@@ -162,7 +157,7 @@ def _tokenize(
         ShardWriter(
             names.output,
             vocabulary,
-            shard_tokens,
+            SHARD_TOKENS,
             added={*chain(*ids_around(vocabulary, special))},
             masked=reading.chat is not None,
             run=key,

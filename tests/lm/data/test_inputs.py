@@ -25,6 +25,7 @@ from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.lm.data import batches
+from llmgpu.lm.data import inputs as inputs_module
 from llmgpu.lm.data.batches import TokenSource
 from llmgpu.lm.data.inputs import default_separator, open_tokens
 from llmgpu.text.corpus import CorpusOptions, corpus_from_bytes
@@ -32,10 +33,15 @@ from llmgpu.tokens.formats import open_writer
 from llmgpu.tokens.manifest import read_progress
 from llmgpu.tokens.shards import ShardWriter
 from tests.cli.conftest import environment
-from tests.lm.vocabularies import END, sample_text, sample_vocabulary
+from tests.lm.vocabularies import sample_text, sample_vocabulary
 
 SEPARATOR = len(sample_vocabulary().tokens) - 1
 NO_STARTS = np.zeros(1, np.int64)
+
+
+@pytest.fixture(autouse=True)
+def short_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs_module, "SHARD_TOKENS", 1_000)
 
 
 def ids_of(text: bytes) -> list[int]:
@@ -44,7 +50,7 @@ def ids_of(text: bytes) -> list[int]:
 
 
 def opened(folder: Path, *inputs: str | Path, **options: Any) -> TokenSource:
-    options = {"backend": NUMPY, "shard_tokens": 1_000} | options
+    options = {"backend": NUMPY} | options
     vocabulary = options.pop("vocabulary", sample_vocabulary())
     return open_tokens(
         [[str(i) for i in inputs]], vocabulary, "v.bin", folder / "tokens", **options
@@ -281,11 +287,11 @@ def test_separators(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"ab")
     inputs = (tmp_path / "a.txt", tmp_path / "b.txt")
     plain = ids_of(b"ab")
-    for separator, between in ((None, []), (END, [SEPARATOR]), ("!", [ord("!")]), (7, [7])):
+    for separator, between in ((None, []), (SEPARATOR, [SEPARATOR]), (7, [7])):
         expected = [*plain, *between, *plain, *between]
         assert all_ids(opened(tmp_path, *inputs, separator=separator)) == expected
-    with pytest.raises(VocabularyError, match="'<none>' is not a single token of this vocabulary"):
-        opened(tmp_path, *inputs, separator="<none>")
+    with pytest.raises(VocabularyError, match="id 9999 is not in this vocabulary"):
+        opened(tmp_path, *inputs, separator=9999)
 
 
 def test_how_text_is_read(tmp_path: Path) -> None:
@@ -301,7 +307,7 @@ def test_how_text_is_read(tmp_path: Path) -> None:
 def test_an_empty_text_has_no_tokens(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"")
     assert len(opened(tmp_path, tmp_path / "a.txt")) == 0
-    assert all_ids(opened(tmp_path, tmp_path / "a.txt", separator=END)) == [SEPARATOR]
+    assert all_ids(opened(tmp_path, tmp_path / "a.txt", separator=SEPARATOR)) == [SEPARATOR]
 
 
 def times(folder: Path) -> dict[str, int]:
@@ -325,7 +331,7 @@ def test_tokens_of_another_text_are_replaced_or_refused(tmp_path: Path) -> None:
     text.write_bytes(sample_text())
     opened(tmp_path, text)
     with pytest.raises(InputError, match=r"tokens of another text: token behind documents was"):
-        opened(tmp_path, text, separator=END, resume=True)
+        opened(tmp_path, text, separator=SEPARATOR, resume=True)
     with pytest.raises(InputError, match=r"tokens of another text: vocabulary was"):
         opened(tmp_path, text, vocabulary=sample_vocabulary(300), resume=True)
     text.write_bytes(b"shorter")
@@ -351,10 +357,12 @@ import sys
 from pathlib import Path
 from llmgpu.backend import NUMPY
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.lm.data.inputs import open_tokens
+from llmgpu.lm.data import inputs
 v, text, folder, resume = sys.argv[1:]
-source = open_tokens([[text]], Vocabulary.load(v), v, Path(folder), backend=NUMPY,
-    separator="<|endoftext|>", resume=resume == "resume", shard_tokens=1000)
+inputs.SHARD_TOKENS = 1000
+vocabulary = Vocabulary.load(v)
+source = inputs.open_tokens([[text]], vocabulary, v, Path(folder), backend=NUMPY,
+    separator=inputs.default_separator(vocabulary), resume=resume == "resume")
 print(len(source))
 """
 
@@ -387,7 +395,7 @@ def test_tokenizing_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert shard.stat().st_mtime_ns == before and not progress.exists()
     ids = [*ids_of(text.read_bytes()), SEPARATOR]
     assert int(done.stdout) == len(ids)
-    options: dict[str, Any] = {"separator": END, "resume": True}
+    options: dict[str, Any] = {"separator": SEPARATOR, "resume": True}
     assert all_ids(opened(tmp_path, text, **options)) == ids
 
 
