@@ -33,7 +33,7 @@ from llmgpu.progress import Progress, no_progress
 from llmgpu.resume_key import Run, check_same_run
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.jsonl import parse_json_object
-from llmgpu.text.sources import Selection, Sources, resolve_sources
+from llmgpu.text.sources import Sources
 from llmgpu.text.streams import AUTO, STANDARD_INPUT
 from llmgpu.tokens.conversations import CHAT_TOKENS
 from llmgpu.tokens.filters import masking
@@ -55,7 +55,7 @@ def default_separator(vocabulary: Vocabulary) -> int | None:
 
 
 def open_tokens(
-    corpora: Sequence[Sequence[str] | Sources],
+    corpora: Sequence[Sources],
     vocabulary: Vocabulary,
     vocabulary_name: str,
     folder: Path,
@@ -70,8 +70,7 @@ def open_tokens(
 ) -> TokenSource:
     """Open the tokens of one or more corpora; a corpus consists of token files, or of texts.
 
-    corpora: for each corpus the names, or the resolved sources, of token files and manifests, or of
-        texts (files, folders, globs, "-").
+    corpora: for each corpus its token files and manifests, or its texts.
     vocabulary_name: name of the vocabulary in errors. dtype: type of ids in token files of other
         tools that do not record the type.
     progress: phases "tokenizing" (in bytes) and "checking tokens" (in ids).
@@ -91,14 +90,13 @@ def open_tokens(
     # A chat template itself separates conversations.
     special = SpecialOptions(eos=separator) if reading.chat is None else CHAT_TOKENS
     # Decide for each corpus whether its files are token files or texts.
-    resolved = [resolve_sources(each, Selection(may_be_tokens=True)) for each in corpora]
-    named = [_token_files(sources) for sources in resolved]
-    _require_apart(resolved, named)
+    named = [_token_files(sources) for sources in corpora]
+    _require_apart(corpora, named)
     # Tokenize the texts, then open all token files.
     paths: list[list[str]] = []
-    for number, (sources, files) in enumerate(zip(resolved, named, strict=True)):
+    for number, (sources, files) in enumerate(zip(corpora, named, strict=True)):
         if files is None:
-            own = folder / str(number) if len(resolved) > 1 else folder
+            own = folder / str(number) if len(corpora) > 1 else folder
             how = reading, special, backend, progress
             files, text = _tokenize(sources, own, vocabulary, *how, resume=resume)
             if text is not None:

@@ -29,6 +29,7 @@ from llmgpu.lm.data import inputs as inputs_module
 from llmgpu.lm.data.batches import TokenSource
 from llmgpu.lm.data.inputs import default_separator, open_tokens
 from llmgpu.text.corpus import CorpusOptions, corpus_from_bytes
+from llmgpu.text.sources import Selection, resolve_sources
 from llmgpu.tokens.formats import open_writer
 from llmgpu.tokens.manifest import read_progress
 from llmgpu.tokens.shards import ShardWriter
@@ -52,9 +53,8 @@ def ids_of(text: bytes) -> list[int]:
 def opened(folder: Path, *inputs: str | Path, **options: Any) -> TokenSource:
     options = {"backend": NUMPY} | options
     vocabulary = options.pop("vocabulary", sample_vocabulary())
-    return open_tokens(
-        [[str(i) for i in inputs]], vocabulary, "v.bin", folder / "tokens", **options
-    )
+    corpus = resolve_sources([str(i) for i in inputs], Selection(may_be_tokens=True))
+    return open_tokens([corpus], vocabulary, "v.bin", folder / "tokens", **options)
 
 
 def all_ids(source: TokenSource) -> list[int]:
@@ -358,10 +358,12 @@ from pathlib import Path
 from llmgpu.backend import NUMPY
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.lm.data import inputs
+from llmgpu.text.sources import resolve_sources
 v, text, folder, resume = sys.argv[1:]
 inputs.SHARD_TOKENS = 1000
 vocabulary = Vocabulary.load(v)
-source = inputs.open_tokens([[text]], vocabulary, v, Path(folder), backend=NUMPY,
+corpus = resolve_sources([text])
+source = inputs.open_tokens([corpus], vocabulary, v, Path(folder), backend=NUMPY,
     separator=inputs.default_separator(vocabulary), resume=resume == "resume")
 print(len(source))
 """

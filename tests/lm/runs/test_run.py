@@ -37,6 +37,7 @@ from llmgpu.lm.runs.run import RunPlan, TrainingRun, stop_requests
 from llmgpu.lm.runs.run_folder import RunFolder, StepRecord, open_run_folder, read_log
 from llmgpu.lm.runs.settings import new_settings, training_memory
 from llmgpu.lm.trainer import Trainer
+from llmgpu.text.sources import resolve_sources
 from tests.lm.vocabularies import sample_text, sample_vocabulary
 
 pytestmark = pytest.mark.usefixtures("few_partial_norms")
@@ -76,7 +77,8 @@ def prepared(
     if not text.exists():
         text.write_bytes(sample_text())
     vocabulary = sample_vocabulary()
-    source = open_tokens([[str(text)]], vocabulary, "v.bin", folder.tokens, backend=NUMPY)
+    corpora = [resolve_sources([str(text)])]
+    source = open_tokens(corpora, vocabulary, "v.bin", folder.tokens, backend=NUMPY)
     settings = new_settings({**SIZES, **OPTIONS, **asked}, vocabulary.size)
     intervals = intervals or Intervals(log=2)
     seed = settings.options.seed
