@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 import threading
@@ -292,6 +293,19 @@ def test_a_log_that_does_not_say_what_computed_the_run_is_refused(tmp_path: Path
         folder.log.write_text("".join([json.dumps(kept) + "\n", *rest]))
         with pytest.raises(CheckpointError, match="the log of the run lacks fixed_products"):
             prepared(folder, [], load_checkpoint(folder.path), steps=4)
+
+
+def test_a_resumed_run_drops_the_records_after_its_checkpoint(tmp_path: Path) -> None:
+    intervals = Intervals(log=1, save=2, keep=3)
+    with open_run_folder(tmp_path / "run") as folder:
+        prepared(folder, [], intervals=intervals, steps=5).run()
+        records = read_log(folder.log).records
+        for step, path in list_checkpoints(folder.path).items():
+            if step > 2:  # as if the run had been killed before it saved step 4
+                shutil.rmtree(path)
+        checkpoint = load_checkpoint(folder.path)
+        with prepared(folder, [], checkpoint, intervals=intervals, steps=5)._log:
+            assert read_log(folder.log).records == records[:2]
 
 
 def contents_of(run: Path) -> dict[int, dict[str, bytes]]:
