@@ -6,7 +6,6 @@ run, see `llmgpu.text.chat`, or a `PlainRenderer` writes plain ChatML.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -24,16 +23,12 @@ from llmgpu.closing import Closing, undoing
 from llmgpu.errors import InputError
 from llmgpu.input_files import quote
 from llmgpu.text.compressions import Package
-from llmgpu.text.documents import InputPolicy, Piece
+from llmgpu.text.documents import NO_TEXT, InputPolicy, Piece
 from llmgpu.text.jsonl import (
     BadRowError,
-    JsonlStream,
-    decode_line,
+    JsonlFile,
     encode_text,
-    jsonl_lines,
     kind_of_value,
-    parse_json_object,
-    place_of_line,
 )
 from llmgpu.text.streams import Source
 from llmgpu.text.tables import ArrowFile, ParquetFile
@@ -49,8 +44,6 @@ _PLAIN_TEMPLATE = (  # ChatML as a Jinja template, for exports to other tools
 _JINJA = Package("jinja2", "chat")
 _DATE = "SOURCE_DATE_EPOCH"
 _PROGRAM = Path(__file__).with_name("chat_worker.py")
-_BLOCK_BYTES = 1 << 20  # bytes read at a time
-LINE_BYTES = 1 << 25  # most bytes of a line; rendering a template needs many times as much memory
 
 # The text of a conversation, cut by author; the bool tells whether the assistant wrote this text.
 Parts = list[tuple[str, bool]]
@@ -262,58 +255,49 @@ class Collector:
         policy: InputPolicy,
         *,
         has_invalid: bool = False,
-    ) -> Iterator[Piece]:
-        """Yield the next conversation as a document.
+    ) -> Piece | None:
+        """Return the next conversation as a document.
 
-        Yields nothing for a bad row, for a row without messages, and beyond the limit.
+        Returns None for a bad row and for a row without messages, which `policy` counts, and
+        NO_TEXT beyond the limit.
 
         has_invalid: whether surrogate escapes in the conversation represent invalid bytes.
         """
         if messages is None:
             policy.null_rows += 1
-            return
+            return None
         try:
             read = self._chat.read(messages, tools, where)
         except BadRowError as error:
             policy.leave_out(error)
-            return
+            return None
         parts = [
             (encode_text(text, has_invalid, where, policy), is_reply) for text, is_reply in read
         ]
         data = b"".join(data for data, _ in parts)
         if self._limit is not None and self._chat.text_bytes + len(data) > self._limit:
             self.is_full = True
-            return
+            return NO_TEXT
         self._chat.add(parts)
-        yield Piece(np.frombuffer(data, np.uint8), np.zeros(1, np.int64), closed=True)
+        return Piece.document(data)
 
 
-class ChatFile(JsonlStream):
+class ChatFile(JsonlFile):
     """An open JSON Lines file with a conversation in each line."""
+
+    longest = 1 << 25  # rendering a template needs many times as much memory
+    reads_in_c = False
 
     def __init__(self, source: Source, field: str, collector: Collector) -> None:
         """Open the file; `field` of each line's object holds the messages."""
         super().__init__(source, field)
         self._collector = collector
 
-    def documents(self, policy: InputPolicy) -> Iterator[Piece]:
-        """Yield the text of each line; InputError names the file and the line."""
-        stream = io.BufferedReader(self, _BLOCK_BYTES)
-        lines = jsonl_lines(stream, self.name, LINE_BYTES, is_begin=not self._begin)
-        for number, line in lines:
-            where = place_of_line(self.name, number, self._begin)
-            decoded, has_invalid = decode_line(line, where, policy)
-            try:
-                document = parse_json_object(decoded, where)
-                messages = self.value(document, where)
-            except BadRowError as error:
-                policy.leave_out(error)
-                continue
-            tools = document.get(_TOOLS)
-            yield from self._collector.take(messages, tools, where, policy, has_invalid=has_invalid)
-            if self._collector.is_full:
-                return
-        self.check_field()
+    def _of_row(
+        self, row: dict[str, object], where: str, policy: InputPolicy, has_invalid: bool
+    ) -> Piece | None:
+        messages, tools = self.value(row, where), row.get(_TOOLS)
+        return self._collector.take(messages, tools, where, policy, has_invalid=has_invalid)
 
 
 class ChatTable(ParquetFile):
@@ -336,9 +320,8 @@ class ChatTable(ParquetFile):
         rows = chain.from_iterable(chain.from_iterable(map(self._read, self._find_groups())))
         for number, (messages, tools) in enumerate(rows, self._rows[0] + 1):
             where = f"{self._path}, row {number}"
-            yield from self._collector.take(messages, tools, where, policy)
-            if self._collector.is_full:
-                return
+            if document := self._collector.take(messages, tools, where, policy):
+                yield document
         self.position = self._size
         self.check_unchanged()
 

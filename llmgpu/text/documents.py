@@ -61,6 +61,11 @@ class Piece:
     closed: bool
     end: bool = False
 
+    @staticmethod
+    def document(text: bytes) -> Piece:
+        """Return a whole document as a piece."""
+        return Piece(np.frombuffer(text, np.uint8), np.zeros(1, np.int64), closed=True)
+
     @property
     def length(self) -> int:
         """Bytes of the text."""
@@ -76,7 +81,7 @@ class PieceReader:
     def __init__(
         self, pieces: Iterator[Piece], wait: Callable[[float], bool] | None = None
     ) -> None:
-        """Read from `pieces`.
+        """Read from `pieces`, up to a piece with `end`, whose text is empty.
 
         wait: waits for the next piece as the method `wait` does; None if `pieces` never blocks.
         """
@@ -89,8 +94,8 @@ class PieceReader:
     def read(self, view: NDArray[np.uint8]) -> Piece:
         """Fill the front of `view` from one piece. The text of the result may be empty."""
         if self.is_used_up:
-            following = next(self._pieces, None)
-            if following is None:
+            following = next(self._pieces, NO_TEXT)
+            if following.end:
                 return NO_TEXT
             self._piece, self._position, self._next_start = following, 0, 0
         # Copy as much of the piece as fits.

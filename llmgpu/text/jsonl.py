@@ -70,23 +70,19 @@ class BadRowError(InputError):
 _ARRAY = "; jq -c '.[]' makes JSON Lines of an array"
 
 
-def jsonl_lines(
-    stream: io.BufferedIOBase, name: str, most: int | None = None, *, is_begin: bool = True
-) -> Iterator[tuple[int, bytes]]:
-    """Yield (line number from 1, line) of every line that isn't blank.
+def jsonl_lines(stream: io.BufferedIOBase, name: str) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number from 1, line) of every line of a file that isn't blank.
 
-    name: the file, for errors. most: most bytes of a line, LINE_BYTES by default. is_begin: whether
-    the stream begins at the start of the file, where a byte order mark is dropped.
+    name: the file, for errors. A byte order mark is dropped.
 
-    Raises InputError for a longer line.
+    Raises InputError for a line of more than LINE_BYTES.
     """
-    most = most or LINE_BYTES
     number = 0
-    while line := stream.readline(most + 1):
+    while line := stream.readline(LINE_BYTES + 1):
         number += 1
-        if len(line) > most:
-            raise _too_long(name, number, most)
-        line = line.removeprefix(_BYTE_ORDER_MARK) if is_begin and number == 1 else line
+        if len(line) > LINE_BYTES:
+            raise _too_long(name, number, LINE_BYTES)
+        line = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
         if not line.isspace() and line:
             yield number, line
 
@@ -106,16 +102,56 @@ class _Block:
     after: int | None = None
 
 
-class JsonlStream(ByteStream):
-    """An open file with an object in each line."""
+class JsonlFile(ByteStream):
+    """An open file with a document in each line.
 
-    def __init__(self, source: Source, field: str) -> None:
-        """Open the file; field: name of the field to read in each line's object."""
+    longest: most bytes of a line. reads_in_c: whether the C engine may extract the documents.
+    """
+
+    may_be_compressed: ClassVar[bool] = True
+    cut_at_lines: ClassVar[bool] = True
+    longest: ClassVar[int] = LINE_BYTES
+    reads_in_c: ClassVar[bool] = True
+
+    @staticmethod
+    def check(source: Source) -> None:
+        """Allow any file."""
+
+    def __init__(self, source: Source, text_field: str, template: Template | None = None) -> None:
+        """Open the file.
+
+        A document is the field `text_field` of a line; with a template, the text that it composes.
+        """
         super().__init__(source)
-        self._begin, self._field = source.begin, field
+        self._begin, self._field, self._template = source.begin, text_field, template
+        self._lines = 0
         self._has_field = False  # whether a row with the field was found
         self._missing = 0  # rows seen before the first row with the field
         self._first_missing = ""
+        self._texts: JsonlTexts | None = None
+        has_engine = self.reads_in_c and library() is not None
+        if template is None and has_engine and _SURROGATE.search(text_field) is None:
+            self._texts = JsonlTexts(text_field, self.longest)
+        self._parts = self._taken_parts()
+
+    def documents(self, policy: InputPolicy) -> Iterator[Piece]:
+        """Yield the texts of the lines. The InputError of a bad line names the file and line."""
+        for block, taken in self._parts:
+            yield from self._take(block, policy, taken)
+            if block.after is not None:
+                self.position = block.after
+        self.check_field()
+        self.check_unchanged()
+
+    def begin(self) -> None:
+        """Parse the first blocks before the file's turn, see `DocumentFile.begin`."""
+        super().begin()
+        if self._texts is not None:
+            self._parts.begin(_BEGUN)
+
+    def close(self) -> None:
+        self._parts.close()
+        super().close()
 
     def value(self, document: dict[str, object], where: str) -> object:
         """Return the field's value in a line's object; None if the field is missing or null."""
@@ -140,7 +176,7 @@ class JsonlStream(ByteStream):
         if self._has_field or not self._missing:
             return
         if self._source.span is not None:
-            whole = JsonlStream(self._source._replace(span=None), self._field)
+            whole = JsonlFile(self._source._replace(span=None), self._field)
             whole.check_first_rows()
             if whole._has_field:
                 return
@@ -160,48 +196,6 @@ class JsonlStream(ByteStream):
                 if self._has_field:
                     return
             self.check_field()
-
-
-class JsonlFile(JsonlStream):
-    """An open file with a document in each line."""
-
-    may_be_compressed: ClassVar[bool] = True
-    cut_at_lines: ClassVar[bool] = True
-
-    @staticmethod
-    def check(source: Source) -> None:
-        """Allow any file."""
-
-    def __init__(self, source: Source, text_field: str, template: Template | None = None) -> None:
-        """Open the file.
-
-        A document is the field `text_field` of a line; with a template, the text that it composes.
-        """
-        super().__init__(source, text_field)
-        self._lines = 0
-        self._template = template
-        self._texts: JsonlTexts | None = None
-        if template is None and library() is not None and _SURROGATE.search(text_field) is None:
-            self._texts = JsonlTexts(text_field, LINE_BYTES)
-        self._parts = self._taken_parts()
-
-    def documents(self, policy: InputPolicy) -> Iterator[Piece]:
-        """Yield the texts of the lines. The InputError of a bad line names the file and line."""
-        for block, taken in self._parts:
-            yield from self._take(block, policy, taken)
-            if block.after is not None:
-                self.position = block.after
-        self.check_field()
-        self.check_unchanged()
-
-    def begin(self) -> None:
-        """Parse the first blocks before the file's turn, see `DocumentFile.begin`."""
-        super().begin()
-        self._parts.begin(_BEGUN)
-
-    def close(self) -> None:
-        self._parts.close()
-        super().close()
 
     def _taken_parts(self) -> Begun[Any, tuple[_Block, TakenTexts | None]]:
         """Return the blocks of the file, each with its texts; threads parse blocks in advance.
@@ -232,7 +226,7 @@ class JsonlFile(JsonlStream):
         # A line that covers the whole span belongs to an earlier span.
         last = first
         if first < end:
-            last = self._next_line(end, min(end + LINE_BYTES + 1, self._end_of_file))
+            last = self._next_line(end, min(end + self.longest + 1, self._end_of_file))
         data = np.empty(last - first + TEXT_PADDING, np.uint8)
         lines = data[: last - first]
         self.read_at(lines, first)
@@ -268,8 +262,8 @@ class JsonlFile(JsonlStream):
                 following[:held] = data[end:length]
             if end:
                 yield _Block(data, 0, end)
-            if held > LINE_BYTES:
-                raise _too_long(self.name, self._lines + 1, LINE_BYTES)
+            if held > self.longest:
+                raise _too_long(self.name, self._lines + 1, self.longest)
             data = following
         if held:
             yield _Block(data, 0, held, is_last=True)
@@ -297,29 +291,39 @@ class JsonlFile(JsonlStream):
             after = lines.find(b"\n", begin) + 1 or end
             line, begin = lines[begin:after], after
             self._lines += 1
-            if len(line) > LINE_BYTES:
-                raise _too_long(self.name, self._lines, LINE_BYTES)
+            if len(line) > self.longest:
+                raise _too_long(self.name, self._lines, self.longest)
             if self._lines == 1 and not self._begin:
                 line = line.removeprefix(_BYTE_ORDER_MARK)
             if not line.isspace() and line:
                 document = self._document(line, policy)
                 if document is not None:
-                    text = np.frombuffer(document, np.uint8)
-                    yield Piece(text, np.zeros(1, np.int64), closed=True)
+                    yield document
 
-    def _document(self, line: bytes, policy: InputPolicy) -> bytes | None:
+    def _document(self, line: bytes, policy: InputPolicy) -> Piece | None:
         """Return the text of a line; None if the line is left out, which `policy` counts."""
         where = place_of_line(self.name, self._lines, self._begin)
         decoded, has_invalid = decode_line(line, where, policy)
         try:
-            text = self._text_of(parse_json_object(decoded, where), where)
+            return self._of_row(parse_json_object(decoded, where), where, policy, has_invalid)
         except BadRowError as error:
             policy.leave_out(error)
             return None
+
+    def _of_row(
+        self, row: dict[str, object], where: str, policy: InputPolicy, has_invalid: bool
+    ) -> Piece | None:
+        """Return the document of a row; None for a row without text, which `policy` counts.
+
+        where: name of the row in errors. has_invalid: see `encode_text`.
+
+        Raises BadRowError for a value that is not text.
+        """
+        text = self._text_of(row, where)
         if text is None:
             policy.null_rows += 1
             return None
-        return encode_text(text, has_invalid, where, policy)
+        return Piece.document(encode_text(text, has_invalid, where, policy))
 
     def _text_of(self, row: dict[str, object], where: str) -> str | None:
         """Compose the text of a row. Raises BadRowError for a value that is not text.

@@ -42,7 +42,7 @@ from llmgpu.outputs import TOKEN_FILE, kind_of
 from llmgpu.spelling import spelled
 from llmgpu.text.compressions import COMPRESSIONS, PACKAGES
 from llmgpu.text.documents import MissingFieldError
-from llmgpu.text.jsonl import JsonlFile, JsonlStream
+from llmgpu.text.jsonl import JsonlFile
 from llmgpu.text.remote import find_remote, is_listing, is_remote, shown_url
 from llmgpu.text.streams import (
     ARROW,
@@ -387,7 +387,7 @@ def _lacks_field(source: Source, kind: type[DocumentFile] | None, field: str) ->
         if kind is JsonlFile:
             # Without a size, the stream does not decompress blocks ahead. Only its first rows are
             # needed.
-            JsonlStream(source._replace(size=None), field).check_first_rows()
+            JsonlFile(source._replace(size=None), field).check_first_rows()
         else:
             kind(source, field).close()
     except MissingFieldError:

@@ -117,7 +117,7 @@ def test_jsonl_that_is_no_text(tmp_path: Path, line: bytes, raw: bytes, replaced
 
 
 def test_a_line_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "LINE_BYTES", 20)
+    monkeypatch.setattr(jsonl.JsonlFile, "longest", 20)
     path = write(tmp_path, "f.jsonl", b'{"text": "0123456"}\n{"text": "01234567890"}\n')
     with pytest.raises(InputError, match="line 2: longer than 20 bytes"):
         read_documents(Corpus([path]))
@@ -341,7 +341,7 @@ def test_a_long_line_is_refused_wherever_spans_end(
 ) -> None:
     monkeypatch.setattr(jsonl, "_SPAN_BYTES", span)
     monkeypatch.setattr(jsonl, "_SEARCHED_BYTES", 5)
-    monkeypatch.setattr(jsonl, "LINE_BYTES", 30)
+    monkeypatch.setattr(jsonl.JsonlFile, "longest", 30)
     path = write(tmp_path, "f.jsonl", b'{"t": "a"}\n' * 3 + b'{"t": "' + b"b" * 200 + b'"}\n')
     with pytest.raises(InputError, match=f"{path}, line 4: longer than 30 bytes: split the docu"):
         read_documents(Corpus([path], CorpusOptions(text_field="t", bad_rows="skip")))
