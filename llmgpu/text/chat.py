@@ -244,7 +244,7 @@ class Collector:
 
     def __init__(self, chat: Chat, limit: int | None) -> None:
         """Start with room for `limit` bytes of text; None: without a limit."""
-        self._chat, self._limit = chat, limit
+        self._chat, self._room = chat, limit
         self.is_full = False
 
     def take(
@@ -275,8 +275,10 @@ class Collector:
             (encode_text(text, has_invalid, where, policy), is_reply) for text, is_reply in read
         ]
         data = b"".join(data for data, _ in parts)
-        if self._limit is not None and self._chat.text_bytes + len(data) > self._limit:
-            self.is_full = True
+        if self._room is not None:
+            self._room -= len(data)
+            self.is_full = self._room < 0
+        if self.is_full:
             return NO_TEXT
         self._chat.add(parts)
         return Piece.document(data)

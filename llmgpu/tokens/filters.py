@@ -61,9 +61,12 @@ class Totals:
 
 
 def with_masks(slices: Slices, conversations: Chat, vocabulary: Vocabulary) -> Slices:
-    """Add masks to slices: an id counts in the loss if the assistant wrote any byte of it."""
+    """Add masks to slices: an id counts in the loss if the assistant wrote any byte of it.
+
+    The conversations of the slices come after all conversations so far, such as another corpus's.
+    """
     lengths = lengths_in_conversations(vocabulary)
-    position = 0
+    position = conversations.text_bytes
     for piece in slices:
         edges = position + np.concatenate([[0], np.cumsum(lengths[piece.ids])])
         position = int(edges[-1])

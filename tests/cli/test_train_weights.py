@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,14 @@ def test_conversations_and_tokens_with_weights(llmgpu: Run, tokens: Path) -> Non
     done = llmgpu(*mixed, "--chat", "-o", "chat")
     assert done.returncode == 0, done.stderr
     assert {"loss_mask_crc32", "corpus_tokens"} < set(read_log(tokens / "chat/log.jsonl").facts)
+    # Two corpora of the same conversations: each is limited and masked on its own.
+    shutil.copy(tokens / "chats.jsonl", tokens / "same.jsonl")
+    both = ("chats.jsonl", "same.jsonl", "--weights", "1,3", "--chat", "--limit", "4000")
+    done = llmgpu(*TRAIN, *both, "-o", "both")
+    assert done.returncode == 0, done.stderr
+    for name in ("tokens-000000.bin", "tokens-000000.bin.mask.npy"):
+        first, second = ((tokens / "both/tokens" / each / name).read_bytes() for each in "01")
+        assert first == second
     done = llmgpu(
         *TRAIN, "half.txt", "chats.jsonl", "--weights", "1,3", "--text-field", "body", "-o", "run"
     )
