@@ -313,7 +313,10 @@ class Corpus(Closing):
             return True
         if self._reader is None:  # a pipe is not opened yet, since opening it may block
             return self._files.next_one().size is not None
-        return self._reader.wait(max(0.0, deadline - time.monotonic()))
+        if isinstance(self._reader, PieceReader) and not self._reader.is_used_up:
+            return True
+        seconds = max(0.0, deadline - time.monotonic())
+        return not isinstance(self._file, ByteStream) or self._file.wait(seconds)
 
     def _open_next(self, length: int, documents: int) -> DirectReader | PieceReader:
         """Open the next source, and note in `begun` where it starts.
@@ -331,11 +334,11 @@ class Corpus(Closing):
         as_it_is = not (options.separators or options.line_documents)
         if not is_text or options.chat is not None:
             pieces = self._split(cast(DocumentFile, file).documents(self.policy))
-            self._reader = PieceReader(pieces, file.wait)
+            self._reader = PieceReader(pieces)
         elif as_it_is and options.encoding_errors == "raw":
             self._reader = DirectReader(cast(ByteStream, file), self.policy, source.continues)
         else:
-            self._reader = PieceReader(self._text_pieces(cast(ByteStream, file)), file.wait)
+            self._reader = PieceReader(self._text_pieces(cast(ByteStream, file)))
         return self._reader
 
     def _text_pieces(self, stream: ByteStream) -> Iterator[Piece]:
@@ -608,7 +611,6 @@ class DirectReader:
     def __init__(self, stream: ByteStream, policy: InputPolicy, continues: bool) -> None:
         """Prepare to read `stream`; continues: whether the stream begins inside a document."""
         self._stream, self._policy, self.has_begun = stream, policy, continues
-        self.wait = stream.wait
 
     def read(self, view: NDArray[np.uint8]) -> Piece:
         """Read the next bytes into `view`."""

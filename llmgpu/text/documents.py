@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, takewhile, zip_longest
 from typing import NamedTuple, Protocol
@@ -78,15 +78,9 @@ NO_TEXT = Piece(np.empty(0, np.uint8), np.empty(0, np.int64), closed=True, end=T
 class PieceReader:
     """Copies pieces into buffers of any size."""
 
-    def __init__(
-        self, pieces: Iterator[Piece], wait: Callable[[float], bool] | None = None
-    ) -> None:
-        """Read from `pieces`, up to a piece with `end`, whose text is empty.
-
-        wait: waits for the next piece as the method `wait` does; None if `pieces` never blocks.
-        """
+    def __init__(self, pieces: Iterator[Piece]) -> None:
+        """Read from `pieces`, up to a piece with `end`, whose text is empty."""
         self._pieces = pieces
-        self._wait = wait
         self._piece = NO_TEXT
         self._position = 0  # position in the text of the current piece
         self._next_start = 0  # index in the starts of the current piece
@@ -112,10 +106,6 @@ class PieceReader:
         starts = piece.starts[self._next_start : last] - begin
         self._position, self._next_start = end, last
         return Piece(text, starts, closed)
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for up to `seconds`; return whether `read` would not block."""
-        return not self.is_used_up or self._wait is None or self._wait(seconds)
 
     @property
     def is_used_up(self) -> bool:
@@ -192,47 +182,37 @@ class InputPolicy:
         self.bad_rows += 1
 
     def apply(self, text: NDArray[np.uint8], final: bool) -> NDArray[np.uint8]:
-        """Apply the policy to the next bytes of the file; an incomplete sequence is held back.
+        """Apply the policy to the next bytes of the file.
 
-        final: whether the file ends with these bytes. Raises InputError for invalid bytes under
-        "strict".
+        final: whether the file ends with these bytes. Under "replace", an incomplete sequence is
+        held back. Raises InputError for invalid bytes under "strict".
         """
-        if self.policy == "replace":
-            return np.frombuffer(self.replace(text.tobytes(), final), np.uint8)
-        if self.policy == "strict":
-            self.check(text, final)
-        return text
+        if self.policy == "raw":
+            return text
+        valid, end = [], max(len(text), 1)
+        for begin in range(0, end, _CHECK_BYTES):
+            block = text[begin : begin + _CHECK_BYTES].tobytes()
+            valid.append(self.replace(block, final and begin + _CHECK_BYTES >= end))
+        return text if self.policy == "strict" else np.frombuffer(b"".join(valid), np.uint8)
 
     def count(self, block: bytes, final: bool) -> None:
         """Count invalid sequences in the next bytes of a file; final: whether they are the last."""
         self._invalid_in[source_name(self._name)] = None
         self.replace(block, final)
 
-    def check(self, text: NDArray[np.uint8], final: bool) -> None:
-        """Raise InputError for invalid sequences in the next bytes of a file.
-
-        final: whether the file ends with these bytes.
-        """
-        for begin in range(0, max(len(text), 1), _CHECK_BYTES):
-            block = text[begin : begin + _CHECK_BYTES]
-            last = final and begin + _CHECK_BYTES >= len(text)
-            data = self._held + block.tobytes()
-            try:
-                consumed = codecs.utf_8_decode(data, "strict", last)[1]
-            except UnicodeDecodeError as error:
-                raise InputError(self._describe(data, error)) from error
-            self._hold(data, consumed)
-
     def replace(self, block: bytes, final: bool) -> bytes:
         """Return the next bytes of a file with invalid sequences replaced by U+FFFD.
 
-        An incomplete sequence at the end is held back, unless the file ends there (`final`).
+        An incomplete sequence at the end is held back, unless the file ends there (`final`). Raises
+        InputError for an invalid sequence under "strict".
         """
         data = self._held + block
         try:
             consumed = codecs.utf_8_decode(data, "strict", final)[1]
             valid = data[:consumed]
-        except UnicodeDecodeError:
+        except UnicodeDecodeError as error:
+            if self.policy == "strict":
+                raise InputError(self._describe(data, error)) from error
             text, consumed = codecs.utf_8_decode(data, "replace", final)
             valid = text.encode()
             present = data[:consumed].count(REPLACEMENT.encode())

@@ -149,9 +149,6 @@ class DocumentFile(Protocol):
     def begin(self) -> None:
         """Read the first blocks of the file before its turn. Any thread may call this."""
 
-    def wait(self, seconds: float | None, /) -> bool:
-        """Wait for up to `seconds` (None: forever); return whether reading would not block."""
-
     def check_unchanged(self) -> None:
         """Raise InputError if the file was changed after it was found."""
 

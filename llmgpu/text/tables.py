@@ -145,10 +145,6 @@ class ParquetFile:
                 text = policy.apply(np.frombuffer(value, np.uint8), final=True)
                 yield Piece(text, np.zeros(1, np.int64), closed=True)
 
-    def wait(self, seconds: float | None) -> bool:
-        """Return true: a regular file never blocks."""
-        return True
-
     def check_unchanged(self) -> None:
         """Raise InputError if the file has changed since the program found the file."""
         check_unchanged(self._source, self._raw)
