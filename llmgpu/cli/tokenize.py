@@ -93,11 +93,11 @@ from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.tokenizing import (
     encode_corpus,
+    encode_into,
     encoding_key,
     known_bytes,
     require_rereadable,
     suggesting_gpu,
-    write_slices,
 )
 
 # The last encoder stays referenced until the process ends: the system frees a device's memory
@@ -425,16 +425,16 @@ class _Tokenizing:
         def tell() -> None:
             progress("tokenizing", text.bytes_read, text.total_bytes)
 
-        slices = encode_corpus(encoder, text, ReusedMemory(), self._filters(tell))
+        filters = self._filters(tell)
         # Encode all slices, and write or count their ids.
         with report:
             if sink is None:
-                for piece in slices:
+                for piece in encode_corpus(encoder, text, ReusedMemory(), filters):
                     tokens += len(piece.ids)
                     tell()
             else:
                 with sink:
-                    write_slices(sink, slices, text, progress)
+                    encode_into(sink, encoder, text, progress, filters)
                 tokens = sink.ids
                 splits += sink.sinks if isinstance(sink, SplitSink) else ()
             # Estimate once more after the last slice: a single long pre-token makes the encoder's

@@ -99,20 +99,18 @@ def is_valid_utf8(text: NDArray[np.uint8]) -> bool:
     return call("valid_utf8", text, len(text)) == len(text)
 
 
-def read_small_files(
-    names: Sequence[str],
-    sizes: Sequence[int],
-    changed_ns: Sequence[int],
-    are_any_bytes: Sequence[bool],
-    text: NDArray[np.uint8],
-) -> int:
+def read_small_files(files: Sequence[tuple[str, int, int, bool]], text: NDArray[np.uint8]) -> int:
     """Read files of up to SMALL_BYTES bytes end to end into `text`; return the number of files.
 
+    files: one or more names, each with the file's size, its modification time in nanoseconds, and
+    whether any bytes are accepted.
+
     Reading stops before the first file whose size or modification time has changed, before an
-    unreadable file, and, unless `are_any_bytes`, before a file that is not certainly plain text:
-    valid UTF-8 without control characters, without a byte order mark, and without an object of JSON
-    in the first line. The bytes of `text` after the last file are undefined.
+    unreadable file, and, unless any bytes are accepted, before a file that is not certainly plain
+    text: valid UTF-8 without control characters, without a byte order mark, and without a JSON
+    object in the first line. The bytes of `text` after the last file are undefined.
     """
+    names, sizes, changed_ns, are_any_bytes = zip(*files, strict=True)
     encoded = [*map(os.fsencode, names)]
     names_at = np.cumsum([0, *(len(name) + 1 for name in encoded)], dtype=np.int64)
     texts_at = np.cumsum([0, *sizes], dtype=np.int64)

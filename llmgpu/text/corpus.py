@@ -593,13 +593,8 @@ def read_small(sources: Sequence[Source], view: NDArray[np.uint8]) -> int:
     Reading stops before a file that has an error or is not plain text. `DirectReader` then reads
     this file alone and raises the error.
     """
-    return read_small_files(
-        [source.path for source in sources],
-        [source.size or 0 for source in sources],
-        [source.changed_ns or 0 for source in sources],
-        [source.format == BYTES for source in sources],
-        view,
-    )
+    files = [(s.path, s.size or 0, s.changed_ns or 0, s.format == BYTES) for s in sources]
+    return read_small_files(files, view)
 
 
 class DirectReader:

@@ -89,14 +89,13 @@ def jsonl_lines(stream: io.BufferedIOBase, name: str) -> Iterator[tuple[int, byt
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Whole lines of a file: data[begin:end].
+    """Whole lines of a file: data[:end].
 
     is_last: whether the file ends here. The last line may then lack its newline. after: value of
     `JsonlFile.position` once the block is used up; None for a stream, where reading counts bytes.
     """
 
     data: NDArray[np.uint8]
-    begin: int
     end: int
     is_last: bool = False
     after: int | None = None
@@ -211,7 +210,7 @@ class JsonlFile(ByteStream):
         return Begun(spans, lambda begin: self._take_block(self._read_span(begin)), most)
 
     def _take_block(self, block: _Block) -> tuple[_Block, TakenTexts | None]:
-        return block, self._take_texts(block, block.begin)
+        return block, self._take_texts(block, 0)
 
     def _take_texts(self, block: _Block, begin: int) -> TakenTexts | None:
         """Return the texts that the C engine extracts from `begin` on; None without the engine."""
@@ -231,7 +230,7 @@ class JsonlFile(ByteStream):
         lines = data[: last - first]
         self.read_at(lines, first)
         is_last = last > first and bool(lines[-1] != ord("\n"))
-        return _Block(data, 0, len(lines), is_last=is_last, after=end - self._begin)
+        return _Block(data, len(lines), is_last=is_last, after=end - self._begin)
 
     def _next_line(self, offset: int, end: int) -> int:
         """Return where the first line from `offset` on begins; `end` if none begins before it."""
@@ -261,18 +260,18 @@ class JsonlFile(ByteStream):
                 following = np.empty(max(room, 2 * held) + TEXT_PADDING, np.uint8)
                 following[:held] = data[end:length]
             if end:
-                yield _Block(data, 0, end)
+                yield _Block(data, end)
             if held > self.longest:
                 raise _too_long(self.name, self._lines + 1, self.longest)
             data = following
         if held:
-            yield _Block(data, 0, held, is_last=True)
+            yield _Block(data, held, is_last=True)
 
     def _take(
         self, block: _Block, policy: InputPolicy, taken: TakenTexts | None
     ) -> Iterator[Piece]:
         """Yield the texts of a block. The C engine leaves unusual lines to Python's json."""
-        begin, end, lines = block.begin, block.end, b""
+        begin, end, lines = 0, block.end, b""
         while begin < end:
             # Yield the texts that C has parsed, up to the first line that C has left to Python.
             taken = taken or self._take_texts(block, begin)

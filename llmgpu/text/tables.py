@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar, cast
+from typing import Any, BinaryIO, ClassVar, cast
 
 import numpy as np
 
@@ -101,7 +101,7 @@ class ParquetFile:
                 # Small files are read without Arrow's buffer, which grows to the size that a page
                 # claims, up to 2 GB.
                 self._buffer_bytes = _BUFFER_BYTES if self._size > _AHEAD_BYTES else 0
-                self._file = self._open_table()
+                self._file = self._open_table(self._raw)
                 self._names = [*map(self._find_column, self._columns)]
         except InputError:
             self._raw.close()
@@ -114,9 +114,9 @@ class ParquetFile:
         read = self._read_ahead if most > 1 else self._read
         self._groups = Begun(self._find_groups(), read, min(most, self._file.num_row_groups))
 
-    def _open_table(self) -> Any:
-        parquet = PYARROW_PARQUET.require(self._path)
-        return parquet.ParquetFile(self._raw, pre_buffer=False, buffer_size=self._buffer_bytes)
+    def _open_table(self, raw: BinaryIO, metadata: Any = None) -> Any:
+        how = {"metadata": metadata, "pre_buffer": False, "buffer_size": self._buffer_bytes}
+        return PYARROW_PARQUET.require(self._path).ParquetFile(raw, **how)
 
     def documents(self, policy: InputPolicy) -> Iterator[Piece]:
         """Yield the text of rows; InputError for damage or, under "strict", invalid UTF-8."""
@@ -227,9 +227,7 @@ class ParquetFile:
         """
         raw = io.BufferedReader(_Places(self._raw.fileno(), self._size), _BUFFER_BYTES)
         with self._damage():
-            file = PYARROW_PARQUET.require(self._path).ParquetFile(
-                raw, metadata=self._file.metadata, pre_buffer=False, buffer_size=self._buffer_bytes
-            )
+            file = self._open_table(raw, self._file.metadata)
         batches = self._read(group, file)
         arrays = []
         nbytes = 0
@@ -309,7 +307,7 @@ class ArrowFile(ParquetFile):
         with self._damage():
             return super()._rows
 
-    def _open_table(self) -> Any:
+    def _open_table(self, raw: BinaryIO, metadata: Any = None) -> Any:
         return _Batches(self._path, PYARROW.require(self._path), PYARROW_IPC.require(self._path))
 
 

@@ -60,6 +60,11 @@ class Totals:
             yield piece
 
 
+def masking(chat: Chat | None, vocabulary: Vocabulary) -> list[Filter]:
+    """Return a list with the filter that limits the loss to the assistant's tokens, if any."""
+    return [partial(with_masks, conversations=chat, vocabulary=vocabulary)] if chat else []
+
+
 def with_masks(slices: Slices, conversations: Chat, vocabulary: Vocabulary) -> Slices:
     """Add masks to slices: an id counts in the loss if the assistant wrote any byte of it.
 
@@ -73,11 +78,6 @@ def with_masks(slices: Slices, conversations: Chat, vocabulary: Vocabulary) -> S
         yield replace(piece, mask=conversations.mask(edges))
     if position != conversations.text_bytes:
         raise AssertionError("ids and conversations have different lengths")
-
-
-def masking(chat: Chat | None, vocabulary: Vocabulary) -> list[Filter]:
-    """Return a list with the filter that limits the loss to the assistant's tokens, if any."""
-    return [partial(with_masks, conversations=chat, vocabulary=vocabulary)] if chat else []
 
 
 def first_tokens(slices: Slices, most: int, spans: NDArray[np.int64]) -> Slices:

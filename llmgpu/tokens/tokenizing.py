@@ -58,22 +58,16 @@ def encode_into(
     progress: Progress,
     filters: Sequence[Filter] = (),
 ) -> None:
-    """Write the ids of a whole corpus to a sink; see `encode_corpus` and `write_slices`."""
-    write_slices(sink, encode_corpus(encoder, text, ReusedMemory(), filters), text, progress)
-
-
-def write_slices(
-    sink: TokenSink, slices: Iterator[EncodedSlice], text: Corpus, progress: Progress
-) -> None:
-    """Write slices of a corpus to a sink, each slice as soon as possible.
+    """Write the ids of a whole corpus to a sink, each slice as soon as possible.
 
     While slices are encoded, threads write earlier slices. A program may be waiting for the output
     of a direct sink, such as a pipe, so each slice is written before the next one is encoded.
 
     progress: called with the bytes read from the sources, phase "tokenizing".
 
-    Raises the errors of the encoder, the corpus and the sink.
+    filters: see `encode_corpus`. Raises the errors of the encoder, the corpus and the sink.
     """
+    slices = encode_corpus(encoder, text, ReusedMemory(), filters)
     prepared = in_order(slices, sink.prepare, 0 if sink.is_direct else _PREPARED)
     ahead = 0 if sink.is_direct else _WRITTEN
     for _ in in_order(prepared, sink.write, ahead, threads=1):
