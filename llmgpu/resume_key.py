@@ -10,7 +10,6 @@ from typing import Any
 from llmgpu.errors import InputError
 from llmgpu.input_files import input_errors
 from llmgpu.text.parts import Part
-from llmgpu.text.remote import is_remote, remote_facts
 from llmgpu.text.sources import Sources
 from llmgpu.text.streams import STANDARD_INPUT
 
@@ -23,12 +22,11 @@ CORPUS = "files of all parts (name, bytes)"
 def file_facts(path: str) -> list[str | int]:
     """Return name, size in bytes and modification time of a file, to detect changes.
 
-    Standard input only has a name. Raises InputError for a missing file.
+    Standard input only has a name. Raises InputError for a missing file. `Source.facts` has the
+    facts of a file of text.
     """
     if path == STANDARD_INPUT:
         return [path]
-    if is_remote(path) and not os.path.lexists(path):
-        return remote_facts(path)
     with input_errors(path):
         status = os.stat(path)
     return [path, status.st_size, status.st_mtime_ns]
@@ -39,7 +37,7 @@ def part_key(run: Run, part: Part, whole: Sources, own: Sources) -> Run:
 
     run: the key without the part. whole: sources of the whole corpus. own: sources of the part.
     """
-    files = [[*file_facts(source.path), *(source.span or ())] for source in own.files]
+    files = [[*source.facts, *(source.span or ())] for source in own.files]
     corpus = [[source.path, source.size] for source in whole.files]
     return {**run, FILES: files, CORPUS: corpus, PART: str(part)}
 

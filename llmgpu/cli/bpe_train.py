@@ -189,7 +189,9 @@ class _Job:
         with text as source:
             assert source is not None
             paths = self._paths() or asked.from_counts
-            run = {**options.facts(), FILES: list(map(file_facts, paths)), **self.key}
+            read = self.sources.files if self.sources else ()
+            files = [each.facts for each in read] or [*map(file_facts, asked.from_counts)]
+            run = {**options.facts(), FILES: files, **self.key}
             made = [*self.outputs.values(), *filter(None, [self.counts_output])]
             if (
                 self.resumed

@@ -430,9 +430,9 @@ class _Files:
 
     def open(self, source: Source) -> _File:
         """Open a file that `take` returned."""
-        file = next(self._begun) if _is_begun_early(source) else None
-        if file is None:
+        if not _is_begun_early(source):
             return self._open(source)
+        file = next(self._begun)
         self._opened.remove(file)
         return file
 
@@ -464,17 +464,15 @@ def _begin_file(
     first: Sequence[Source],
     opened: list[_File],
     source: Source,
-) -> _File | None:
+) -> _File:
     """Open a file before its turn, and read ahead.
 
-    first: the first file, which the caller needs at once; it is not opened here, and None is
-    returned. opened: receives the opened file.
+    first: the first file, which the caller needs at once: nothing is read ahead. opened: receives
+    the opened file.
     """
-    if source in first:
-        return None
     file = open_file(source)
     opened.append(file)
-    if files_ahead():
+    if source not in first and files_ahead():
         file.begin()
     return file
 

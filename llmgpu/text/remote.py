@@ -243,9 +243,6 @@ class RemoteFile(PositionedFile):
         self._file = self.source.open_once(self._block_bytes)
 
 
-_found: dict[str, RemoteSource] = {}  # sources that `find_remote` has found, by `shown_url`
-
-
 def find_remote(name: str) -> list[RemoteSource]:
     """Return the files of a URL, sorted by name: one file, or the files of a folder or a glob.
 
@@ -270,7 +267,6 @@ def find_remote(name: str) -> list[RemoteSource]:
     ]
     if not sources:
         raise InputError(f"no files at {shown_url(name)}")
-    _found.update({source.path: source for source in sources})
     return sources
 
 
@@ -280,9 +276,3 @@ def _find_matches(system: Any, pattern: str) -> set[str]:
     for found, facts in system.glob(pattern, detail=True).items():
         names.update(system.find(found) if facts.get("type") == "directory" else [found])
     return names
-
-
-def remote_facts(path: str) -> list[str | int]:
-    """Return name, bytes and version of a file from `find_remote`."""
-    source = _found[path]
-    return [source.path, source.size, source.version]

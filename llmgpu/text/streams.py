@@ -88,6 +88,17 @@ class Source(NamedTuple):
         return self.span[0] if self.span else 0
 
     @property
+    def facts(self) -> list[str | int]:
+        """Name, bytes, and time of change or version; standard input has only a name.
+
+        If the facts are equal, the text is taken for the same.
+        """
+        if self.path == STANDARD_INPUT:
+            return [self.path]
+        changed = self.changed_ns if self.remote is None else self.remote.version
+        return [self.path, self.size or 0, changed or 0]
+
+    @property
     def is_file(self) -> bool:
         """Whether this is a regular file of this machine."""
         return self.size is not None and self.remote is None

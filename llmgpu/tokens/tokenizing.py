@@ -16,7 +16,7 @@ from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.errors import InputError, TextError
 from llmgpu.pipeline import in_order
 from llmgpu.progress import Progress, no_progress
-from llmgpu.resume_key import FILES, Run, file_facts
+from llmgpu.resume_key import FILES, Run
 from llmgpu.spelling import spelled
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources, resolve_sources
@@ -81,7 +81,7 @@ def encoding_key(
     chat, files = options.chat, resolve_sources(sources).files
     formats = [source.format for source in files]
     return {
-        FILES: [file_facts(source.path) for source in files],
+        FILES: [source.facts for source in files],
         "text field": options.text_field,
         "document separators": [text.decode() for text in options.separators],
         "encoding errors": options.encoding_errors,

@@ -22,10 +22,9 @@ import numpy as np
 import pytest
 
 from llmgpu.errors import InputError
-from llmgpu.resume_key import file_facts
 from llmgpu.text import remote
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.remote import find_remote, shown_url
+from llmgpu.text.remote import shown_url
 from llmgpu.text.sources import Selection, resolve_sources
 from tests.conftest import ROOT
 from tests.text.reading import read_documents
@@ -176,12 +175,12 @@ def test_versions_are_not_joined(flaky: Flaky) -> None:
     with pytest.raises(InputError, match="flaky://f was changed while it was read"):
         read("flaky://f")
     flaky.files["f"] = b"some text"
-    (source,) = find_remote("flaky://f")
-    facts = file_facts(source.path)
+    (source,) = resolve_sources(["flaky://f"]).files
+    assert source.remote is not None
     flaky.files["f"] = b"some text and more"
     with pytest.raises(InputError, match="was changed while it was read"):
-        source.check()
-    assert file_facts(find_remote("flaky://f")[0].path) != facts
+        source.remote.check()
+    assert resolve_sources(["flaky://f"]).files[0].facts != source.facts
 
 
 def test_secrets_are_not_shown(flaky: Flaky) -> None:
@@ -193,7 +192,7 @@ def test_secrets_are_not_shown(flaky: Flaky) -> None:
     assert read(url) == [b"some text"]
     sources = resolve_sources([url])
     assert SECRET not in repr([source.path for source in sources.files])
-    assert SECRET not in repr(file_facts(sources.files[0].path))
+    assert SECRET not in repr(sources.files[0].facts)
     with pytest.raises(InputError, match="flaky://f is named by two URLs that are shown alike"):
         read(url, "flaky://f")
     with pytest.raises(InputError) as raised:
