@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple, Protocol, cast
 
@@ -35,6 +35,7 @@ from llmgpu.pipeline import in_order
 from llmgpu.spelling import spelled
 from llmgpu.text.chat import Chat, ChatArrow, ChatFile, ChatTable, Collector
 from llmgpu.text.documents import (
+    FIRST,
     MANY_DOCUMENTS,
     NO_TEXT,
     DocumentSplitter,
@@ -65,7 +66,6 @@ MOST_BYTES = 1 << 18  # bytes that a filter gets at a time, so that copies stay 
 _BLOCK_BYTES = 1 << 20
 _SMALL_FILES = 1024  # most files that one call of the engine reads
 
-_FIRST = np.zeros(1, np.int64)
 _File = ByteStream | DocumentFile  # an open file
 
 
@@ -333,7 +333,7 @@ class Corpus(Closing):
         options = self.options
         as_it_is = not (options.separators or options.line_documents)
         if not is_text or options.chat is not None:
-            pieces = self._split(cast(DocumentFile, file).documents(self.policy))
+            pieces = self._splitter.split(cast(DocumentFile, file).documents(self.policy))
             self._reader = PieceReader(pieces)
         elif as_it_is and options.encoding_errors == "raw":
             self._reader = DirectReader(cast(ByteStream, file), self.policy, source.continues)
@@ -350,15 +350,6 @@ class Corpus(Closing):
             if stream.is_invalid and policy.policy == "raw":
                 policy.count(text.tobytes(), is_end)
             yield self._splitter.feed(policy.apply(text, is_end), is_end)
-
-    def _split(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        """Cut each document of the pieces at separators and into lines."""
-        if not self.options.separators and not self.options.line_documents:
-            yield from pieces
-            return
-        for piece in pieces:
-            for begin, end in pairwise([*piece.starts.tolist(), piece.length]):
-                yield self._splitter.cut(piece.text[begin:end])
 
     def _hand_over(self, text: NDArray[np.uint8], starts: NDArray[np.int64]) -> Piece:
         if self.watch:
@@ -502,7 +493,7 @@ class _MemoryCorpus(Corpus):
         super().__init__(Sources([], 0), options)
         self.total_bytes = total_bytes
         self._ended = False
-        self._reader = PieceReader(pieces)
+        self._reader = PieceReader(self._splitter.split(pieces))
 
     @property
     def bytes_read(self) -> int:
@@ -514,7 +505,7 @@ def corpus_from_bytes(data: bytes | Sequence[bytes]) -> Corpus:
     documents = [data] if isinstance(data, bytes) else data
     text = np.frombuffer(b"".join(documents), np.uint8)
     ends = np.cumsum(np.fromiter(map(len, documents), np.int64, len(documents)))
-    starts = np.concatenate([_FIRST, ends])[: len(documents)]
+    starts = np.concatenate([FIRST, ends])[: len(documents)]
     return _MemoryCorpus(iter([Piece(text, starts, closed=True)]), len(text))
 
 
@@ -522,10 +513,7 @@ def corpus_from_documents(
     documents: Iterable[bytes], options: CorpusOptions | None = None
 ) -> Corpus:
     """Return a corpus of documents from an iterable, which is consumed as the corpus is read."""
-    options = options or CorpusOptions()
-    splitter = DocumentSplitter(options.separators, options.line_documents)
-    arrays = (np.frombuffer(document, np.uint8) for document in documents)
-    return _MemoryCorpus(map(splitter.cut, arrays), options=options)
+    return _MemoryCorpus(map(Piece.document, documents), options=options)
 
 
 class FilteredSource:
@@ -618,6 +606,6 @@ class DirectReader:
             text = view[: len(block)]
             text[...] = np.frombuffer(block, np.uint8)
         is_end = not len(text)
-        starts = NO_TEXT.starts if self.has_begun else _FIRST
+        starts = NO_TEXT.starts if self.has_begun else FIRST
         self.has_begun = True
         return Piece(text, starts, is_end, is_end)

@@ -20,7 +20,7 @@ import codecs
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, takewhile, zip_longest
+from itertools import chain, pairwise, takewhile, zip_longest
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -64,7 +64,7 @@ class Piece:
     @staticmethod
     def document(text: bytes) -> Piece:
         """Return a whole document as a piece."""
-        return Piece(np.frombuffer(text, np.uint8), np.zeros(1, np.int64), closed=True)
+        return Piece(np.frombuffer(text, np.uint8), FIRST, closed=True)
 
     @property
     def length(self) -> int:
@@ -72,6 +72,7 @@ class Piece:
         return len(self.text)
 
 
+FIRST = np.zeros(1, np.int64)  # the starts of a single document
 NO_TEXT = Piece(np.empty(0, np.uint8), np.empty(0, np.int64), closed=True, end=True)
 
 
@@ -325,10 +326,15 @@ class DocumentSplitter:
         self._closed = True
         self._fresh = True  # whether the next byte begins a line
 
-    def cut(self, text: NDArray[np.uint8]) -> Piece:
-        """Return a whole text, cut into documents."""
-        self.begin()
-        return self.feed(text, final=True)
+    def split(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        """Cut each document of the pieces, which have whole documents, into further documents."""
+        if not (self._separators or self._line_documents):
+            yield from pieces
+            return
+        for piece in pieces:
+            for begin, end in pairwise([*piece.starts.tolist(), piece.length]):
+                self.begin()
+                yield self.feed(piece.text[begin:end], final=True)
 
     def feed(self, block: NDArray[np.uint8], final: bool) -> Piece:
         """Return the text that later blocks can't change; final: whether this is the last block."""
@@ -344,7 +350,7 @@ class DocumentSplitter:
             starts = self._find_lines(text, cuts)
             return Piece(text, starts, self._fresh or final)
         if self._due:
-            cuts = np.concatenate([np.zeros(1, np.int64), cuts])
+            cuts = np.concatenate([FIRST, cuts]) if len(cuts) else FIRST
             self._due = False
         if len(text) or len(cuts):
             self._closed = bool(len(cuts)) and bool(cuts[-1] == len(text))
@@ -360,7 +366,7 @@ class DocumentSplitter:
         if len(cuts):
             starts = np.union1d(starts, cuts)
         if self._fresh and not (len(starts) and starts[0] == 0):
-            starts = np.concatenate([np.zeros(1, np.int64), starts])
+            starts = np.concatenate([FIRST, starts])
         self._fresh = bool(len(starts)) and bool(starts[-1] == len(text))
         return starts[:-1] if self._fresh else starts
 

@@ -31,6 +31,7 @@ from llmgpu.machine import usable_processors
 from llmgpu.pipeline import Begun
 from llmgpu.text.compressions import PYARROW, PYARROW_COMPUTE, PYARROW_IPC, PYARROW_PARQUET
 from llmgpu.text.documents import (
+    FIRST,
     NO_TEXT,
     InputPolicy,
     MissingFieldError,
@@ -143,7 +144,7 @@ class ParquetFile:
             if value is not None:
                 policy.begin(f"{self._path}, row {row}")
                 text = policy.apply(np.frombuffer(value, np.uint8), final=True)
-                yield Piece(text, np.zeros(1, np.int64), closed=True)
+                yield Piece(text, FIRST, closed=True)
 
     def check_unchanged(self) -> None:
         """Raise InputError if the file has changed since the program found the file."""

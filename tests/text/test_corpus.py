@@ -134,7 +134,7 @@ def test_replacing_does_not_depend_on_reads(parts: list[bytes], size: int, step:
 @pytest.mark.parametrize("text", [b"\n" * 1000, b"\x8a\x0b\n" * 5, b"a" * 100 + b"\n", b""])
 def test_lines_as_python_finds_them(text: bytes) -> None:
     expected = [0, *(place + 1 for place, byte in enumerate(text) if byte == 10)]
-    piece = DocumentSplitter([], line_documents=True).cut(np.frombuffer(text, np.uint8))
+    piece = DocumentSplitter([], line_documents=True).feed(np.frombuffer(text, np.uint8), True)
     assert piece.starts.tolist() == [start for start in expected if start < len(text)]
 
 
