@@ -40,6 +40,8 @@ _BLOCK_BYTES = 1 << 20
 _SHOWN = 60  # characters of a quoted text in a message
 _LISTED = 3  # names that a note lists before it counts the rest
 
+STANDARD_INPUT = "-"  # the name of standard input on command lines
+
 # Characters that control a terminal, and lone surrogates, which UTF-8 can't encode.
 _UNPRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
@@ -72,7 +74,7 @@ def listed(texts: Sequence[str]) -> str:
 
 def source_name(path: str) -> str:
     """Return the name of a source for messages: "standard input", or its path."""
-    return "standard input" if path == "-" else path
+    return "standard input" if path == STANDARD_INPUT else path
 
 
 def number_of(count: int, noun: str) -> str:

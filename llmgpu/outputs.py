@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from llmgpu.errors import OutputError
 from llmgpu.files import STANDARD_OUTPUT, is_descriptor, output_errors, require_name
-from llmgpu.input_files import source_name
+from llmgpu.input_files import STANDARD_INPUT, source_name
 from llmgpu.spelling import spelled
 
 VOCABULARY = "a vocabulary"
@@ -53,7 +53,6 @@ PAGE = "an HTML page"
 TEXT = "text"
 
 _BINARY = (VOCABULARY, COUNTS, NPY, TOKEN_FILE, TOKEN_INDEX, GGUF)
-_STANDARD_INPUT = "-"
 # Formats that `export` chooses by the ending of a file.
 ENDINGS = {".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf"}
 _HEAD_BYTES = 4096
@@ -219,7 +218,7 @@ def _is_terminal(path: str) -> bool:
 def _identity(path: str, *, is_input: bool) -> object:
     """Return a key that all names of a file share; None for a device or a piped input."""
     try:
-        if path in (_STANDARD_INPUT, STANDARD_OUTPUT):
+        if path in (STANDARD_INPUT, STANDARD_OUTPUT):
             stream = sys.stdin if is_input else sys.stdout
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):

@@ -8,10 +8,9 @@ from itertools import zip_longest
 from typing import Any
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import input_errors
+from llmgpu.input_files import STANDARD_INPUT, input_errors
 from llmgpu.text.parts import Part
 from llmgpu.text.sources import Sources
-from llmgpu.text.streams import STANDARD_INPUT
 
 Run = dict[str, Any]  # a resume key: JSON values by the names used in messages
 FILES = "corpus files (name, bytes, time of change)"

@@ -36,11 +36,11 @@ from llmgpu.cli.options import flags_given, refuse_given, was_asked
 from llmgpu.cli.parts import PartJob
 from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
-from llmgpu.input_files import number_of
+from llmgpu.input_files import STANDARD_INPUT, number_of
 from llmgpu.outputs import COUNTS, VOCABULARY, Output, check_outputs
 from llmgpu.resume_key import FILES, file_facts
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.streams import AUTO, STANDARD_INPUT
+from llmgpu.text.streams import AUTO
 
 _MAIN_PHASES = ("total", "count words", "read", "merge")
 _TOLD_SECONDS = 0.05  # seconds; shorter phases are not reported, except _MAIN_PHASES

@@ -31,11 +31,11 @@ from llmgpu.cli.options import refuse_given
 from llmgpu.cli.parts import PartJob
 from llmgpu.errors import BudgetError
 from llmgpu.files import STANDARD_OUTPUT
+from llmgpu.input_files import STANDARD_INPUT, number_of, source_name
 from llmgpu.input_files import listed as in_words
-from llmgpu.input_files import number_of, source_name
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Selection, Sources
-from llmgpu.text.streams import STANDARD_INPUT, read_mark
+from llmgpu.text.streams import read_mark
 from llmgpu.tokens.filters import masking
 from llmgpu.tokens.tokenizing import (
     DocumentLengths,

@@ -24,6 +24,7 @@ from llmgpu.cli.groups import READING_INPUT, piped_input
 from llmgpu.cli.options import refuse_given, refuse_without_effect
 from llmgpu.errors import CheckpointError, InputError
 from llmgpu.input_files import (
+    STANDARD_INPUT,
     decode_text,
     input_errors,
     naming,
@@ -40,7 +41,6 @@ from llmgpu.lm.sampling import Sampler
 from llmgpu.pipeline import Background
 from llmgpu.text.chat import MESSAGES, check_messages
 from llmgpu.text.jsonl import parse_json_object
-from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokenizer import Tokenizer
 from llmgpu.tokenizer.encoders import ChatEncoder
 

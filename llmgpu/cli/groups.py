@@ -18,7 +18,7 @@ from llmgpu import backend
 from llmgpu.backend import TRAINING_FROM, Opening, encoding_from
 from llmgpu.cli.options import flags_given, refuse_given, was_asked, was_given
 from llmgpu.errors import InputError
-from llmgpu.input_files import source_name
+from llmgpu.input_files import STANDARD_INPUT, source_name
 from llmgpu.machine import usable_processors
 from llmgpu.option_fields import (
     COMMON,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from llmgpu.text.streams import Source
 
 READING_INPUT = "reading standard input"
-STANDARD_INPUT = "-"
 INPUT_FORMATS = ("auto", "text", "jsonl", "parquet", "arrow", "bytes")
 VOCAB_HELP = (
     "Vocabulary: a file written by bpe-train or import, a tokenizer.json, a .tiktoken file, "

@@ -52,7 +52,7 @@ from llmgpu.cli.options import refuse_given, refuse_without_effect
 from llmgpu.cli.parts import PartJob
 from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output, writes_directly
-from llmgpu.input_files import number_of
+from llmgpu.input_files import STANDARD_INPUT, number_of
 from llmgpu.machine import Growth
 from llmgpu.option_fields import own_options
 from llmgpu.outputs import MANIFEST, TEXT, Output, check_outputs, kind_of
@@ -60,7 +60,6 @@ from llmgpu.resume_key import Run
 from llmgpu.text.corpus import Corpus
 from llmgpu.text.normalizing import get_normalizer
 from llmgpu.text.parts import is_one_document, split_by_position
-from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.bin import matched_as, note_of_foreign, read_bin, read_side_file
 from llmgpu.tokens.filters import (
     Filter,

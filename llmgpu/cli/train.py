@@ -26,7 +26,7 @@ from llmgpu.cli.groups import READING_OPTIONS, check_text_field, id_or_text, req
 from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import refuse_given, was_asked
 from llmgpu.errors import InputError, error_line, shorten
-from llmgpu.input_files import number_of, printable
+from llmgpu.input_files import STANDARD_INPUT, number_of, printable
 from llmgpu.lm.checkpoints.checkpoint import (
     VOCABULARY,
     Checkpoint,
@@ -67,7 +67,6 @@ from llmgpu.machine import Memory, free_memory
 from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.corpus import Corpus
 from llmgpu.text.sources import Selection, Sources, resolve_sources
-from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.bin import note_of_foreign
 
 # Entries of a run folder that --force removes.

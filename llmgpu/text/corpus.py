@@ -30,7 +30,7 @@ from llmgpu.closing import Closing
 from llmgpu.cpu.library import library
 from llmgpu.cpu.texts import SMALL_BYTES, read_small_files
 from llmgpu.errors import InputError
-from llmgpu.input_files import listed, source_name
+from llmgpu.input_files import STANDARD_INPUT, listed, source_name
 from llmgpu.pipeline import in_order
 from llmgpu.spelling import spelled
 from llmgpu.text.chat import Chat, ChatArrow, ChatFile, ChatTable, Collector
@@ -50,7 +50,6 @@ from llmgpu.text.sources import Sources, format_of, resolve_sources
 from llmgpu.text.streams import (
     BYTES,
     NOTES,
-    STANDARD_INPUT,
     ByteStream,
     DocumentFile,
     FileBytes,

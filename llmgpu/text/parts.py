@@ -20,11 +20,11 @@ from itertools import accumulate, pairwise
 from typing import BinaryIO
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import input_errors, quote
+from llmgpu.input_files import STANDARD_INPUT, input_errors, quote
 from llmgpu.spelling import spelled
 from llmgpu.text.corpus import CorpusOptions
 from llmgpu.text.sources import Sources, format_of
-from llmgpu.text.streams import STANDARD_INPUT, Source
+from llmgpu.text.streams import Source
 
 _BLOCK_BYTES = 1 << 20
 

@@ -37,7 +37,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from llmgpu.errors import InputError
-from llmgpu.input_files import input_errors, listed, number_of, quote, read_error
+from llmgpu.input_files import STANDARD_INPUT, input_errors, listed, number_of, quote, read_error
 from llmgpu.outputs import TOKEN_FILE, kind_of
 from llmgpu.spelling import spelled
 from llmgpu.text.compressions import COMPRESSIONS, PACKAGES
@@ -47,9 +47,6 @@ from llmgpu.text.remote import find_remote, is_listing, is_remote, shown_url
 from llmgpu.text.streams import (
     ARROW,
     AUTO,
-    BYTES,
-    STANDARD_INPUT,
-    TEXT,
     UTF_16,
     DocumentFile,
     Source,
@@ -90,7 +87,6 @@ SUBSETS = {
 }
 _OF_TOKENS = (".bin", ".idx", ".json", ".npy")  # suffixes of token files and of files beside them
 _ALL_READ = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
-INPUT_FORMATS = (AUTO, TEXT, "jsonl", "parquet", "arrow", BYTES)  # see `Selection`
 
 
 @dataclass(frozen=True)

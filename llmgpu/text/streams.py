@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError
-from llmgpu.input_files import input_errors, read_error, source_name
+from llmgpu.input_files import STANDARD_INPUT, input_errors, read_error, source_name
 from llmgpu.machine import usable_processors
 from llmgpu.outputs import binary_kind
 from llmgpu.pipeline import Begun
@@ -38,7 +38,6 @@ from llmgpu.text.compressions import COMPRESSIONS, PACKAGES, Decompressor, read_
 from llmgpu.text.documents import InputPolicy, Piece, Template
 from llmgpu.text.remote import RemoteSource
 
-STANDARD_INPUT = "-"
 AUTO, TEXT, BYTES = "auto", "text", "bytes"  # formats of sources, see `llmgpu.text.sources`
 
 _DECOMPRESSED_BYTES = 1 << 20
@@ -66,7 +65,7 @@ class Source(NamedTuple):
     span: begin and end of the bytes to read; None for the whole file. Of a .parquet, the rows that
         would begin in the span if all rows had the same size.
     continues: whether the span begins inside a document.
-    format: one of `llmgpu.text.sources.INPUT_FORMATS`.
+    format: see `input_format` of `llmgpu.text.sources.Selection`.
     """
 
     path: str

@@ -40,11 +40,10 @@ from llmgpu.closing import undoing
 from llmgpu.cpu.texts import format_numbers
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.files import OutputFile, file_size, output_errors
-from llmgpu.input_files import input_errors, listed, quote, read_head, read_whole
+from llmgpu.input_files import STANDARD_INPUT, input_errors, listed, quote, read_head, read_whole
 from llmgpu.outputs import NPY, TOKEN_INDEX, kind_of
 from llmgpu.spelling import spelled
 from llmgpu.text.jsonl import parse_json_object
-from llmgpu.text.streams import STANDARD_INPUT
 from llmgpu.tokens.formats import (
     LAYOUTS,
     Layout,

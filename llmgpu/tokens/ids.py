@@ -24,10 +24,10 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import library
 from llmgpu.cpu.texts import CELL_IDS, format_ids, spell_cells
 from llmgpu.errors import InputError
-from llmgpu.input_files import source_name
+from llmgpu.input_files import STANDARD_INPUT, source_name
 from llmgpu.spelling import spelled
 from llmgpu.text.jsonl import jsonl_lines, parse_json_object
-from llmgpu.text.streams import STANDARD_INPUT, ByteStream, Rewound
+from llmgpu.text.streams import ByteStream, Rewound
 from llmgpu.tokens.sinks import (
     BLOCK_BYTES,
     MAX_ID,

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, ReusedMemory, new_ids
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.errors import InputError, TextError
+from llmgpu.input_files import STANDARD_INPUT
 from llmgpu.pipeline import in_order
 from llmgpu.progress import Progress, no_progress
 from llmgpu.resume_key import FILES, Run
 from llmgpu.spelling import spelled
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources, resolve_sources
-from llmgpu.text.streams import AUTO, STANDARD_INPUT
+from llmgpu.text.streams import AUTO
 from llmgpu.tokens.filters import Filter
 from llmgpu.tokens.sinks import TokenSink
 

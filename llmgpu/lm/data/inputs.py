@@ -26,7 +26,7 @@ from llmgpu.bpe.interchange.token_tables import find_end_of_text
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.files import atomic_output, output_errors
-from llmgpu.input_files import input_errors, read_whole
+from llmgpu.input_files import STANDARD_INPUT, input_errors, read_whole
 from llmgpu.lm.data.batches import TokenSource, open_token_files
 from llmgpu.outputs import MANIFEST, PROGRESS, SIDE_FILE, kind_of
 from llmgpu.progress import Progress, no_progress
@@ -34,7 +34,7 @@ from llmgpu.resume_key import Run, check_same_run
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.text.sources import Sources
-from llmgpu.text.streams import AUTO, STANDARD_INPUT
+from llmgpu.text.streams import AUTO
 from llmgpu.tokens.conversations import CHAT_TOKENS
 from llmgpu.tokens.filters import masking
 from llmgpu.tokens.formats import masked_file
