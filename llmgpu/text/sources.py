@@ -240,15 +240,14 @@ class _Found:
                 f"{page}/ is read as the page that the server sends: {quote(page + '/*')} reads "
                 "the files that the page links to"
             )
-        kept = {*self._chosen([found.path for found in remotes], name)}
-        for found in remotes:
-            if found.path not in kept:
-                continue
+        chosen = {*self._chosen([found.path for found in remotes], name)}
+        kept = [found for found in remotes if found.path in chosen]
+        for found in kept:
             if self._remotes.setdefault(found.path, found.url) != found.url:
                 raise InputError(f"{found.path} is named by two URLs that are shown alike")
-            source = Source(found.path, found.size, remote=found, format=self._format_of("url"))
-            if not is_excluded(found.path, self._selection.exclude):
-                self._add([_check_format(source)], is_named)
+        format, exclude = self._selection.input_format, self._selection.exclude
+        sources = [Source(found.path, found.size, remote=found, format=format) for found in kept]
+        self._add((_check_format(s) for s in sources if not is_excluded(s.path, exclude)), is_named)
 
     def add_local(self, name: str) -> None:
         """Add the files of a path, folder or glob."""

@@ -138,6 +138,7 @@ def test_files_of_a_folder_that_are_not_text_are_skipped(memory: Any, tmp_path: 
         memory.pipe(f"/c/{name}", (tmp_path / name).read_bytes())
     memory.pipe({"/c/logo": b"\x89PNG\r\n\x1a\n\0\0", "/c/bad.gz": b"no gzip", "/c/none": b""})
     memory.pipe({"/c/good.gz": gzip.compress(b"four"), "/c/plain": b"five"})
+    memory.pipe("/c/wide", "six".encode("utf-16"))
     skipping = Selection(skips_binaries=True)
     for name in ("memory://c", "memory://c/**"):
         found = resolve_sources([name], skipping)
@@ -146,6 +147,7 @@ def test_files_of_a_folder_that_are_not_text_are_skipped(memory: Any, tmp_path: 
         assert [note.partition(" skipped")[0] for note in found.notes] == [
             "4 binary files",
             "1 damaged compressed file",
+            "1 file in UTF-16",
         ]
         assert "c/logo'" in found.notes[0] and "c/bad.gz'" in found.notes[1]
     # A file that is named alone is refused when it is read.
