@@ -151,6 +151,8 @@ class DocumentFile(Protocol):
     def documents(self, policy: InputPolicy) -> Iterator[Piece]:
         """Yield the documents of the file in order. A piece has one or more whole documents.
 
+        NO_TEXT ends the file early: no later document fits the limit of the text.
+
         Rows without text are left out, and counted in `policy.null_rows`.
 
         Raises InputError with the name of the file and the place in the file.

@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from llmgpu.errors import InputError
-from llmgpu.text import streams
+from llmgpu.text import documents, streams
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
-from llmgpu.text.documents import DocumentSplitter
+from llmgpu.text.documents import DocumentSplitter, InputPolicy
 from llmgpu.text.streams import binary_format
 from tests.conftest import by_nobody
 from tests.text.reading import read_documents, split_lines, write
@@ -129,6 +129,18 @@ def test_replacing_does_not_depend_on_reads(parts: list[bytes], size: int, step:
         corpus = Corpus([path], CorpusOptions(encoding_errors="replace"))
         assert read_documents(corpus, size) == [text.encode()]
     assert corpus.policy.invalid_sequences == text.count("\ufffd")
+
+
+def test_a_policy_treats_a_long_text_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "_CHECK_BYTES", 3)
+    data = "aé😀b₤".encode()
+    text, broken = (np.frombuffer(each, np.uint8) for each in (data, data + b"\xe2\x82"))
+    assert InputPolicy("strict").apply(text, final=True) is text
+    with pytest.raises(InputError, match=r"invalid UTF-8 at byte 11 \(e2 82\)"):
+        InputPolicy("strict").apply(broken, final=True)
+    policy = InputPolicy("replace")
+    assert policy.apply(broken, final=True).tobytes() == data + "\ufffd".encode()
+    assert policy.invalid_sequences == 1
 
 
 @pytest.mark.parametrize("text", [b"\n" * 1000, b"\x8a\x0b\n" * 5, b"a" * 100 + b"\n", b""])
