@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -15,10 +16,13 @@ T = TypeVar("T")
 
 @cache
 def imported(place: str) -> Any:
-    """Import the object at ``package.module:name``; without a name, the module."""
+    """Import the object at ``package.module:name``; without a name, the module.
+
+    The name may be one of a class and its attribute: ``Class.attribute``.
+    """
     module, _, name = place.partition(":")
     found = import_module(module)
-    return getattr(found, name) if name else found
+    return attrgetter(name)(found) if name else found
 
 
 class Entry(NamedTuple):

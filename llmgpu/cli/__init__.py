@@ -44,7 +44,7 @@ _COMMANDS = {
 }
 COMMANDS: Registry[click.Command] = Registry(
     {
-        name: Entry("llmgpu.cli.options:command_of", summary, {"place": place})
+        name: Entry(f"llmgpu.cli.commands.{place}.click_command", summary)
         for name, (place, summary) in _COMMANDS.items()
     }
 )

@@ -115,12 +115,6 @@ def command(
     return make
 
 
-def command_of(place: str) -> click.Command:
-    """Return the command of a class at ``module:name`` in `llmgpu.cli.commands`."""
-    found: click.Command = imported(f"llmgpu.cli.commands.{place}").click_command
-    return found
-
-
 def parameters_of(kind: type) -> Iterator[click.Parameter]:
     """Yield the arguments and options that a dataclass and its groups declare, in their order."""
     for name, one in declared(kind).items():
@@ -152,22 +146,23 @@ def _make_option(name: str, one: Option, default: Any) -> click.Option:
         settings["type"] = click.IntRange(one.least, one.most)
     words = f"  [default: {one.default_words}]" if one.default_words else ""
     settings |= {"help": one.help + words, "multiple": one.many, **one.settings}
-    made = (_Option if one.many else _SingleOption)([*one.flags, name], **settings)
+    made = _Option([*one.flags, name], **settings)
     made.section = one.section
     return made
 
 
 class _Option(click.Option):
-    """An option with a heading in --help."""
+    """An option with a heading in --help.
+
+    Unless the option is repeatable, a second, different value on the command line is an error.
+    """
 
     section = ""
 
-
-class _SingleOption(_Option):
-    """An option with one value. A second, different value on the command line is an error."""
-
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         super().add_to_parser(parser, ctx)
+        if self.multiple:
+            return
         names = (*self.opts, *self.secondary_opts)
         for each in {parser._long_opt.get(name) or parser._short_opt[name] for name in names}:
             each.process = partial(self._process, each.process, ctx)
