@@ -162,18 +162,19 @@ def _half_range(times: Times) -> str:
     return f"{50 * (times.max - times.min) / max(times.median, _LEAST_SECONDS):.0f}"
 
 
-def runs_line(table: ResultTable, *, narrow: bool = False) -> str:
-    """Return a line with the number of runs behind the medians of a table; "" if unknown.
+def lines_below(table: ResultTable, *, narrow: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield names and texts of lines below a table: the runs, if known, and `ResultTable.answers`.
 
     narrow: also explain the column `HALF_RANGE` of a narrow table.
     """
     counts = {len(result.seconds.runs) for result in table.results if result.seconds}
-    if not counts or 0 in counts:
-        return ""
-    least, most = min(counts), max(counts)
-    line = number_of(least, "run") if least == most else f"{least} to {most} runs"
-    has_column = narrow and table.what in NARROW
-    return f"{line}; {HALF_RANGE}: half of their range" if has_column else line
+    if counts and 0 not in counts:
+        least, most = min(counts), max(counts)
+        line = number_of(least, "run") if least == most else f"{least} to {most} runs"
+        has_column = narrow and table.what in NARROW
+        yield "median of", f"{line}; {HALF_RANGE}: half of their range" if has_column else line
+    if table.answers:
+        yield "answers", table.answers
 
 
 def headlines(record: Record) -> Iterator[tuple[str, str]]:
@@ -369,10 +370,8 @@ def _table(table: ResultTable, record: Record, software: Set[str]) -> list[str]:
     is_kernels = table.what == KERNELS
     lines = _engine_charts(table, record) if is_kernels else result_bars(table)
     lines += draw_table(columns_of(table), [result.correct is False for result in table.results])
-    if runs := runs_line(table):
-        lines.append(f'<p class="small">median of: {runs}</p>')
-    if table.answers:
-        lines.append(f'<p class="small">answers: {escape_text(table.answers)}</p>')
+    for name, text in lines_below(table):
+        lines.append(f'<p class="small">{name}: {escape_text(text)}</p>')
     for result in table.results:
         is_software = result.engine.removeprefix("recount on ") in software
         lines += _details(result, is_open=not (is_kernels or is_software))

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 
-import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -20,7 +19,7 @@ from llmgpu.bench.report import (
     draw_report,
     facts_of,
     headlines,
-    runs_line,
+    lines_below,
     time_lines,
 )
 from llmgpu.bench.results import Record, Result, ResultTable, load_record, seconds_text
@@ -34,23 +33,21 @@ from llmgpu.cli.interrupts import last_act
 from llmgpu.cli.options import refuse_given
 from llmgpu.errors import LlmgpuError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
+from llmgpu.option_fields import own_options
 from llmgpu.outputs import PAGE, RECORD, TEXT, Output, check_outputs
 from llmgpu.text.sources import resolve_sources
 
 NARROWEST = 80  # smallest width of the console; a narrower table would break the text of its cells
 _NAME_WIDTH = 16
-# Options that apply also to a record read from a file. All other options are for measuring.
-_FOR_RECORDS = {"record_path", "output", "page", "compare", "threshold", "force"}
-_FOR_RECORDS |= {"as_json", "quiet", "debug"}
+# Parameters that are for measuring. All others apply also to a record read from a file.
+_OF_MEASURING = ("what", "write_corpus", *own_options(BenchOptions))
 
 
 def bench(asked: BenchCommand, report: Reporter) -> None:
     """Measure this machine, or read a record; show the record, write it and compare it."""
     corpus, vocab = asked.measured["corpus"], asked.measured["vocab"]
     if asked.record_path is not None:
-        parameters = {str(each.name) for each in click.get_current_context().command.params}
-        reason = "has no effect with --from, which measures nothing"
-        refuse_given(parameters - _FOR_RECORDS, reason)
+        refuse_given(_OF_MEASURING, "has no effect with --from, which measures nothing")
     # An output must not replace an input, or a file of another kind.
     kinds = ((asked.output, RECORD), (asked.page, PAGE), (asked.write_corpus, TEXT))
     written = [Output(path, kind) for path, kind in kinds if path is not None]
@@ -180,14 +177,9 @@ def _print_table(console: Console, title: str, columns: Sequence[Column]) -> Non
 
 
 def _lines_below(table: ResultTable) -> Iterator[str]:
-    """Yield the lines below a table.
-
-    They say with what results were compared, and have notes and the times of phases and kernels.
-    """
-    if runs := runs_line(table, narrow=True):
-        yield f"median of: {runs}"
-    if table.answers:
-        yield f"answers: {table.answers}"
+    """Yield the lines below a table, among them the times of phases and kernels."""
+    for name, text in lines_below(table, narrow=True):
+        yield f"{name}: {text}"
     for result in table.results if table.what != KERNELS else ():
         for name, text in (*time_lines(result), *_kernel_times(result)):
             yield f"{result.name}, {name}: {text}"

@@ -12,7 +12,7 @@ from llmgpu.bench.report import (
     TOKEN_RATE,
     columns_of,
     headlines,
-    runs_line,
+    lines_below,
 )
 from llmgpu.bench.results import Result, load_record, read_record
 from tests.bench.test_compare import record, result
@@ -70,12 +70,13 @@ def test_runs_and_their_spread_stand_beside_ratios() -> None:
         f"{ratio} (3 runs, 1.5-2.5 s against 1 run, 4-4 s)"
     )
     (table,) = measured.tables()
-    assert runs_line(table) == "1 to 3 runs"
-    assert runs_line(table, narrow=True) == "1 to 3 runs; ±%: half of their range"
+    assert dict(lines_below(table))["median of"] == "1 to 3 runs"
+    narrow = dict(lines_below(table, narrow=True))
+    assert narrow["median of"] == "1 to 3 runs; ±%: half of their range"
     (spread,) = (c for c in columns_of(table, narrow=True) if c.title == "±%")
     assert spread.cells == ["0", "25"]
     old = record(result() | {"seconds": {"median": 2.0, "min": 1.5, "max": 2.5}})
-    assert runs_line(read_record(old).tables()[0]) == ""
+    assert "median of" not in dict(lines_below(read_record(old).tables()[0]))
 
 
 def test_a_quick_run_has_no_ratio_in_its_headline() -> None:
