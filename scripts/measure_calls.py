@@ -310,7 +310,7 @@ def measure_threads(own: Tokenizer, text: str, calls: int) -> dict[str, Any]:
 
 
 def read_text(path: str | None, limit: int) -> str:
-    return load_text([path] if path else [], limit).data.decode()
+    return load_text([path] if path else [], limit).decode()
 
 
 def measure_all(options: argparse.Namespace) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench import IDEAS, BenchOptions
-from llmgpu.bench.cases import Array, CaseBench, KernelCase, Sizes, Tensors
+from llmgpu.bench.cases import Array, CaseBench, KernelCase, Sizes
 from llmgpu.bench.embedding import (
     BACKWARD,
     COMPACT,
@@ -50,13 +50,11 @@ from llmgpu.bpe.plain import recount_gpu
 from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
-from llmgpu.errors import DeviceError, LlmgpuError
+from llmgpu.errors import DeviceError
 from llmgpu.gpu.adapters import OPTIONAL_FEATURES
 from llmgpu.gpu.device import Device
 from llmgpu.lm.ops.ids import group_tokens
-from llmgpu.lm.ops.operations import GpuOperations
 from llmgpu.lm.ops.recording import workgroups
-from llmgpu.lm.ops.tensor import Losses
 from llmgpu.progress import Progress
 from llmgpu.text.corpus import corpus_from_bytes
 
@@ -167,7 +165,7 @@ def _text_results(engine: Engine, options: BenchOptions, progress: Progress) -> 
     # Choose the text, and train the vocabulary of the encoders.
     device = engine.backend.device
     assert device is not None
-    data = load_text(options.corpus, options.limit).data
+    data = load_text(options.corpus, options.limit)
     data = data[: kernel_text_bytes(engine, quick=options.quick)]
     merges = SOFTWARE_MERGES if engine.is_software_adapter else MERGES
     training = TrainingOptions(256 + merges, options.pattern)
@@ -216,33 +214,32 @@ def _compare_ways(
 
     make: returns the job of a way on a device. reference: the CPU's answer, and its name.
     """
-    # Compare the answers.
     expected, answer = reference
-    results: dict[str, Result] = {}
-    runs: dict[str, tuple[Device, Run, ProgramTimes]] = {}
-    for way in ways:
-        result = replace(begun, variant=f"{idea}: {way.name}")
-        try:
-            # The same device, but with kernel files of its own.
-            device = Device(engine.backend.device)
-            device.source_choices = device.source_choices | dict(way.files)
-            run = make(device, way)
-            same = np.array_equal(run(), expected)
-        except LlmgpuError as error:
-            results[way.name] = replace(result, note=str(error))
-            continue
-        results[way.name] = result.compared(same, f"{answer} of {cpu_engine()}")
-        if same:
+    right: dict[str, tuple[Device, Run, ProgramTimes]] = {}  # by variant
+
+    def compare(begun: Result, way: TextWay) -> Result:
+        # The same device, but with kernel files of its own.
+        device = Device(engine.backend.device)
+        device.source_choices = device.source_choices | dict(way.files)
+        run = make(device, way)
+        result = begun.compared(np.array_equal(run(), expected), f"{answer} of {cpu_engine()}")
+        if result.correct:
             clock = "gpu" if has_timestamps(device) else "host"
-            runs[way.name] = device, run, ProgramTimes(clock)
+            right[result.variant] = device, run, ProgramTimes(clock)
+        return result
+
+    results = []
+    for way in ways:
+        named = replace(begun, variant=f"{idea}: {way.name}")
+        results.append(named.or_why_not(partial(compare, named, way)))
     # Time the ways in turns.
     for _ in range(options.runs):
         raise_clocks(engine.backend)
-        for device, run, times in runs.values():
+        for device, run, times in right.values():
             times.runs.append(time_run(device, run))
-    for name, result in results.items():
-        if name in runs:
-            times = runs[name][2]
+    for result in results:
+        if result.correct:
+            times = right[result.variant][-1]
             result = result.timed(times.seconds, clock=times.clock, kernels=times.kernels)
         yield result
 
@@ -347,20 +344,14 @@ def _loss_cases(s: Sizes) -> Iterator[KernelCase]:
         yield whole(f"label smoothing and z-loss: {name}", given=partial(given, *factors))
     both = partial(given, 0.1, 1e-4)
     for threads in (256, 128, 64):
-        case = whole(f"threads for the softmax of a row: {threads}", given=both)
-        record = _cross_entropy(threads)
-        yield replace(case, record=record, reference="cross_entropy", kind="threads of a row")
-
-
-def _cross_entropy(threads: int) -> Callable[..., None]:
-    """Return the operation of a GPU that uses this number of threads for each row."""
-
-    def record(operations: GpuOperations, t: Tensors) -> None:
-        logits = t["logits"]
-        losses = Losses(t["targets"], t["cross_entropy"], t["smoothing"], t["z_loss"])
-        operations.cross_entropy_by(threads, logits, losses, t["params"], logits.shape[1])
-
-    return record
+        yield whole(
+            f"threads for the softmax of a row: {threads}",
+            given=both,
+            record="cross_entropy_by",
+            reference="cross_entropy",
+            kind="threads of a row",
+            threads=threads,
+        )
 
 
 def _cast_cases(s: Sizes) -> Iterator[KernelCase]:

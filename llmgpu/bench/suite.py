@@ -44,6 +44,7 @@ from llmgpu.bench.tokenizers import (
     Job,
     Trainer,
     all_trainers,
+    describe_text,
     load_text,
     measure_tokenizing,
     measure_training,
@@ -156,10 +157,9 @@ class Benchmark:
         machine = describe_machine(self._engines)
         self.record = Record(machine, [], complete=False, not_opened=not_opened, measured=now)
         if options.quick:
-            size = f"{options.limit / 1e6:g} MB" if options.limit else "the whole text"
-            self.record.smoke = f"{number_of(options.runs, 'run')} of {size}"
+            self.record.smoke = f"{number_of(options.runs, 'run')} of {options.limit / 1e6:g} MB"
         if self._text is not None:
-            self.record.text = self._text.describe()
+            self.record.text = describe_text(options.corpus, self._text)
         if path is not None and self._vocabulary is not None:
             self.record.vocabulary = VocabularyFacts(path, self._vocabulary.fingerprint)
 

@@ -87,38 +87,18 @@ _NOT_STANDARD = {"site-packages", "dist-packages"}
 Ids = NDArray[np.uint32]
 
 
-@dataclass(frozen=True)
-class BenchText:
-    """A text and its source."""
-
-    source: str
-    data: bytes
-
-    @cached_property
-    def is_utf8(self) -> bool:
-        """Whether the text is valid UTF-8, which peers require."""
-        try:
-            self.data.decode()
-        except UnicodeDecodeError:
-            return False
-        return True
-
-    def first(self, limit: int) -> BenchText:
-        """Return at most the first `limit` bytes, cut after a line if possible."""
-        return BenchText(self.source, _cut(self.data, limit))
-
-    def describe(self) -> TextFacts:
-        """Return the source, length and hash of the text."""
-        return TextFacts(self.source, len(self.data), hashlib.sha256(self.data).hexdigest())
-
-
-def load_text(sources: Sequence[str], limit: int) -> BenchText:
+def load_text(sources: Sequence[str], limit: int) -> bytes:
     """Read at most `limit` bytes of `sources`; without sources, of Python's standard library.
 
     Raises:
         InputError: a source can't be read, or there is no text.
     """
-    return BenchText(_named(sources), b"".join(text_blocks(sources, limit)))
+    return b"".join(text_blocks(sources, limit))
+
+
+def describe_text(sources: Sequence[str], text: bytes) -> TextFacts:
+    """Return the source, length and hash of a text."""
+    return TextFacts(_named(sources), len(text), hashlib.sha256(text).hexdigest())
 
 
 def text_blocks(sources: Sequence[str], limit: int) -> Iterator[bytes]:
@@ -152,8 +132,8 @@ def _standard_library(limit: int) -> bytes:
     for path in standard_library_files():
         if len(data) > limit:
             break
-        text = BenchText(str(path), path.read_bytes())
-        data += text.data if text.is_utf8 else b""
+        text = path.read_bytes()
+        data += text if is_utf8(text) else b""
     return bytes(data)
 
 
@@ -171,7 +151,17 @@ def _pieces(corpus: Corpus) -> Iterator[Piece]:
         yield piece
 
 
+def is_utf8(data: bytes) -> bool:
+    """Whether a text is valid UTF-8, which peers require."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _cut(data: bytes, limit: int) -> bytes:
+    """Return at most the first `limit` bytes, cut after a line if possible."""
     if len(data) <= limit:
         return data
     return data[: data.rfind(b"\n", 0, limit) + 1 or limit]
@@ -184,7 +174,7 @@ class Job:
     folder: the folder of all files. runs: number of measurements.
     """
 
-    text: BenchText
+    text: bytes
     folder: Path
     vocab_size: int
     pattern: str
@@ -193,42 +183,48 @@ class Job:
 
     def __post_init__(self) -> None:
         """Write the text to `path`, which also puts the text into the page cache."""
-        self.path.write_bytes(self.text.data)
+        self.path.write_bytes(self.text)
 
     @property
     def path(self) -> Path:
         """A file with the bytes of `text`."""
-        return self.folder / f"corpus-{len(self.text.data)}.txt"
+        return self.folder / f"corpus-{len(self.text)}.txt"
+
+    @cached_property
+    def is_utf8(self) -> bool:
+        return is_utf8(self.text)
 
     def smaller(self, limit: int, vocab_size: int) -> Job:
         """Return a job within limits of text and vocabulary size; a small job is unchanged."""
-        if len(self.text.data) <= limit and self.vocab_size <= vocab_size:
+        if len(self.text) <= limit and self.vocab_size <= vocab_size:
             return self
         size = min(self.vocab_size, vocab_size)
-        return replace(self, text=self.text.first(limit), vocab_size=size)
+        return replace(self, text=_cut(self.text, limit), vocab_size=size)
 
     def begin(self, what: str, engine: str) -> Result:
         """Return a result with the job's sizes, without measurements."""
         size, pattern = self.vocab_size, self.pattern
-        return Result(
-            what, engine, text_bytes=len(self.text.data), vocab_size=size, pattern=pattern
-        )
+        return Result(what, engine, text_bytes=len(self.text), vocab_size=size, pattern=pattern)
 
     def begin_peer(self, what: str, peer: Peer) -> Result:
         """Return a result without measurements; its note says why the peer can't run, if so."""
-        why_not = peer.why_not(self.pattern, is_utf8=self.text.is_utf8)
+        why_not = peer.why_not(self.pattern, is_utf8=self.is_utf8)
         return replace(self.begin(what, peer.name), peer=True, note=why_not or "")
 
-    def count_runs(self, begun: Result) -> Iterator[int]:
-        """Yield the number of each run; report each run as progress."""
-        for run in range(self.runs):
-            self.progress(f"{begun.what}: {begun.engine}", run, self.runs)
-            yield run
+    def measure(self, begun: Result, answer: str, run: Callable[[], tuple[float, bool]]) -> Result:
+        """Return a result with the times of several runs; without times after a wrong answer.
 
-    def finish(self, result: Result, seconds: Sequence[float]) -> Result:
-        """Return a result with times and rates."""
-        result = result.timed(seconds, {"merges": result.merges} if result.merges else None)
-        return replace(result, mb_per_second=len(self.text.data) / result.median / 1e6)
+        run: does the job; returns the seconds, and whether the answer is right.
+        """
+        seconds: list[float] = []
+        for number in range(self.runs):
+            self.progress(f"{begun.what}: {begun.engine}", number, self.runs)
+            spent, is_right = run()
+            if not is_right:
+                return begun.compared(False, answer)
+            seconds.append(spent)
+        result = begun.compared(True, answer).timed(seconds)
+        return replace(result, mb_per_second=len(self.text) / result.median / 1e6)
 
 
 # Training
@@ -294,7 +290,7 @@ def _measure_trainer(job: Job, begun: Result, trainer: Trainer, reference: Vocab
     phases: list[dict[str, float]] = []
     # The first run is the start-up: it compiles the kernels.
     if backend.device is not None:
-        corpus = corpus_from_bytes(job.text.data[:FIRST_RUN_BYTES])
+        corpus = corpus_from_bytes(job.text[:FIRST_RUN_BYTES])
         options = TrainingOptions(258, job.pattern, **trainer.options)
         first, _ = timed(partial(train_vocabulary, corpus, options, backend))
         start_up = {"open device": trainer.engine.open_seconds, "compile, first 1 KB": first}
@@ -342,14 +338,10 @@ def _measure_merges(
     job: Job, begun: Result, answer: str, reference: Vocabulary, train: Callable[[], bool]
 ) -> Result:
     """Time several calls of `train`; if a call returns False, the result is a wrong answer."""
-    seconds: list[float] = []
-    for _ in job.count_runs(begun):
-        spent, same = timed(train)
-        if not same:
-            return begun.compared(False, answer)
-        seconds.append(spent)
-    result = replace(begun.compared(True, answer), merges=len(reference.merges))
-    return job.finish(result, seconds)
+    result, merges = job.measure(begun, answer, partial(timed, train)), len(reference.merges)
+    if not result.correct:
+        return result
+    return replace(result, merges=merges, merges_per_second=merges / result.median or None)
 
 
 # Tokenizing
@@ -366,7 +358,7 @@ class TokenizingBench:
         self.job, self.vocabulary = job, vocabulary
         self._path, self._target = job.folder / "bench-v.bin", job.folder / "ids.bin"
         vocabulary.save(self._path)
-        text = corpus_from_bytes(job.text.data)
+        text = corpus_from_bytes(job.text)
         self.reference: Ids = encode_all(open_encoder(vocabulary, NUMPY), text)
 
     def measure_engine(self, engine: Engine) -> Result:
@@ -380,7 +372,7 @@ class TokenizingBench:
         result = self._measure_runs(begun, open_new, self._encode_file)
         if not result.correct:
             return result
-        runs, data = range(self.job.runs), self.job.text.data
+        runs, data = range(self.job.runs), self.job.text
         # Time each part alone. In a whole run the parts overlap, so their sum may be more.
         parts = {
             "read": [timed(self._read)[0] for _ in runs],
@@ -438,18 +430,21 @@ class TokenizingBench:
     def _measure_runs(
         self, begun: Result, open_new: Callable[[], Any], encode: Callable[[Any], None]
     ) -> Result:
-        """Compare the ids of a first run; time further runs, each with a new encoder."""
+        """Measure runs with a new encoder each, after a first run."""
+
+        def found() -> Ids:
+            return np.fromfile(self._target, id_dtype(self.vocabulary.size))
+
+        def run() -> tuple[float, bool]:
+            seconds, _ = timed(partial(encode, open_new()))
+            return seconds, np.array_equal(found(), self.reference)
+
         opening, encoder = timed(open_new)
         first, _ = timed(partial(encode, encoder))
-        ids = np.fromfile(self._target, id_dtype(self.vocabulary.size))
-        same = np.array_equal(ids, self.reference)
-        result = replace(begun.compared(same, f"ids of {cpu_engine()}"), tokens=len(ids))
-        if not same:
-            return result
-        runs = self.job.count_runs(begun)
-        seconds = [timed(partial(encode, open_new()))[0] for _ in runs]
+        begun = replace(begun, tokens=len(found()))
+        result = self.job.measure(begun, f"ids of {cpu_engine()}", run)
         start_up = {"open encoder": opening, "first run": first}
-        return self.job.finish(replace(result, start_up=start_up), seconds)
+        return replace(result, start_up=start_up) if result.correct else result
 
     def _read(self) -> None:
         with Corpus([str(self.job.path)]) as corpus:
@@ -508,7 +503,7 @@ def measure_tokenizer_kernels(
     texts = cache(partial(load_text, []))
     for engine in engines:
         if has_timestamps(engine.backend.device):
-            data = texts(kernel_text_bytes(engine, quick=options.quick)).data
+            data = texts(kernel_text_bytes(engine, quick=options.quick))
             for job, answer, work in _kernel_jobs(data):
                 progress(f"{KERNELS}: {engine.name}, {job.partition(',')[0]}", 0, 1)
                 begun = Result(KERNELS, engine.name, job=job)

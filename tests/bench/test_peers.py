@@ -20,7 +20,6 @@ from llmgpu.bench.peers import (
     pieces,
 )
 from llmgpu.bench.tokenizers import (
-    BenchText,
     Job,
     encode_all,
     load_text,
@@ -58,7 +57,7 @@ def crossing_vocabulary(pattern: str, special_tokens: tuple[str, ...] = ()) -> V
     return replace(trained, pattern=pattern, expression=PATTERNS[pattern].expression)
 
 
-def job_of(text: BenchText, folder: Path, vocab_size: int, pattern: str) -> Job:
+def job_of(text: bytes, folder: Path, vocab_size: int, pattern: str) -> Job:
     return Job(text, folder, vocab_size, pattern, runs=1)
 
 
@@ -128,7 +127,7 @@ def test_a_pattern_that_no_peer_knows_is_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pattern", EXPRESSIBLE)
 def test_pieces_end_where_pre_tokens_do(pattern: str) -> None:
     regex = pytest.importorskip("regex")
-    text = BEYOND_ASCII + ADVERSARIAL + load_text([], LIMIT).data.decode()
+    text = BEYOND_ASCII + ADVERSARIAL + load_text([], LIMIT).decode()
     cut = pieces(text, 1)
     assert "".join(cut) == text
     assert len(cut) > 1000

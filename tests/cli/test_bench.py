@@ -162,4 +162,4 @@ def test_command_writes_the_text_and_measures_nothing(tmp_path: Path) -> None:
         result = CliRunner().invoke(COMMANDS["bench"], options)
         assert result.exit_code == 0, result.output
         assert result.output == ""
-        assert path.read_bytes() == load_text(source[1:], 300_000).data
+        assert path.read_bytes() == load_text(source[1:], 300_000)

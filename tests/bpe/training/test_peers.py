@@ -21,7 +21,7 @@ SIZE = 1024
 @pytest.fixture(scope="module")
 def text() -> str:
     """150 KB of sources of the standard library."""
-    return load_text((), 150_000).data.decode()
+    return load_text((), 150_000).decode()
 
 
 def merges_of(text: str, tie: str, backend: Backend) -> list[tuple[bytes, bytes]]:
