@@ -56,7 +56,7 @@ NO_HALF_PRECISION = "no half precision (shader-f16)"
 MANY_ROWS = 64  # new tokens of a batch
 BLOCK_ELEMENTS = 1 << 22  # elements compared at a time
 CASE_SECONDS, QUICK_CASE_SECONDS = 0.5, 0.1  # see `CaseBench.budget`
-_PERIOD = 1_000_003  # number of random numbers; larger arrays repeat them
+PERIOD = 1_000_003  # random numbers, which arrays repeat; a prime, so that rows do not repeat
 _OPERAND = re.compile(r"([+*]?)(\w+)(?::(\w+))?(?::([hua]))?")
 _LENGTH = re.compile(r"\d+|[A-Z]")
 STEP, LEARNING_RATE = 10, 0.1  # a rate so large that updates of weights exceed rounding errors
@@ -125,11 +125,8 @@ class KernelCase:
     def record_on(self, operations: Operations, tensors: Tensors) -> None:
         """Append the operation to the program being recorded."""
         record = self.record or self.name
-        if isinstance(record, str):
-            declared = getattr(Operations, record, None) or getattr(type(operations), record)
-            call_by_name(getattr(operations, record), declared, tensors, self.values)
-        else:
-            call_by_name(partial(record, operations), record, tensors, self.values)
+        function = getattr(type(operations), record) if isinstance(record, str) else record
+        call_by_name(function, operations, tensors, self.values)
 
     def moved_bytes(self, arrays: Arrays) -> int:
         """Return the number of bytes to read and to write."""
@@ -148,18 +145,16 @@ class KernelCase:
 
 def call_by_name(
     function: Callable[..., Any],
-    declared: Callable[..., Any],
+    operations: Operations,
     tensors: Tensors,
     values: Mapping[str, Any],
 ) -> None:
-    """Call a function; each argument is the tensor or value with the parameter's name.
+    """Call a function; each further argument is the tensor or value with the parameter's name.
 
     The parameter NAME receives the tensors NAME_0, NAME_1, ... as a list, and "t" receives all
     tensors as a dict. A parameter whose type is a dataclass of tensors, such as `Norm`, is composed
     of the tensors named PARAMETER_FIELD or FIELD. A field without a tensor gets the first of all
     tensors, as a placeholder. All other parameters receive None, or keep their defaults.
-
-    declared: a function whose parameters, except the first, are the parameters of `function`.
     """
     # `given` maps the names of parameters to tensors and values.
     given: dict[str, Any] = {"t": tensors}
@@ -173,10 +168,10 @@ def call_by_name(
     # Choose the argument for each parameter.
     unused = next(iter(tensors.values()))
     arguments = {}
-    _, *parameters = inspect.signature(declared).parameters.values()
+    _, *parameters = inspect.signature(function).parameters.values()
     for parameter in parameters:
         name = parameter.name
-        kind = inspect.unwrap(declared).__globals__.get(parameter.annotation)
+        kind = inspect.unwrap(function).__globals__.get(parameter.annotation)
         if is_dataclass(kind) and kind is not Tensor:
             assert isinstance(kind, type)
             if not isinstance(given.get(name), kind):
@@ -188,7 +183,7 @@ def call_by_name(
             arguments[name] = given[name]
         elif parameter.default is parameter.empty:
             arguments[name] = None
-    function(**arguments)
+    function(operations, **arguments)
 
 
 @dataclass(frozen=True)
@@ -231,7 +226,7 @@ class Sizes:
 
     @cached_property
     def _repeated(self) -> NDArray[np.float32]:
-        return np.random.default_rng(2).standard_normal(_PERIOD, np.float32)
+        return np.random.default_rng(2).standard_normal(PERIOD, np.float32)
 
     @property
     def head_starts(self) -> tuple[int, int, int]:
@@ -260,7 +255,7 @@ class Sizes:
         self,
         name: str,
         operands: str,
-        operations: int,
+        operations: int | None,
         given: Given = dict,
         **more: Any,
     ) -> KernelCase:
@@ -298,7 +293,7 @@ class Sizes:
         if role == "+":
             return empty(*shape, dtype=dtype)
         numbers = self.normal(*shape, skip=skip)
-        return np.abs(numbers) if kind == "a" else numbers.astype(dtype)
+        return np.abs(numbers) if kind == "a" else numbers.astype(dtype, copy=False)
 
 
 def _rotary_table(s: Sizes, which: int) -> Array:

@@ -13,17 +13,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bench import EMBEDDING, BenchOptions
-from llmgpu.bench.cases import TOLERANCE, Array, Arrays, CaseBench, KernelCase, Tensors, by, empty
+from llmgpu.bench.cases import (
+    PERIOD,
+    TOLERANCE,
+    Array,
+    Arrays,
+    CaseBench,
+    KernelCase,
+    Sizes,
+    Tensors,
+    by,
+)
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.peers import Torch, missing_torch
 from llmgpu.bench.results import Result
+from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.ops.ids import copy_rows, group_tokens, lanes_of_row
 from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
 from llmgpu.lm.ops.recording import dims, workgroups
@@ -39,7 +50,6 @@ REPEATED = "backward, 2 % of the tokens the same"
 COMPACT = "backward, rows of distinct tokens alone"
 GRADIENTS = (BACKWARD, REPEATED, COMPACT)
 REPEATED_SHARE = 50  # one token in 50 is the same token
-BLOCK = 1_000_003  # random numbers of a table; a prime, so that rows do not repeat each other
 TABLE_COPIES = 8  # the host must have memory for at least this many copies of a table
 SOFTWARE_TABLE_BYTES = 32 << 20
 QUICK_TABLE_BYTES = 64 << 20
@@ -151,9 +161,11 @@ Way = str | Callable[..., Any]
 class Kind:
     """An operation on embedding tables, and its implementations by name: NumPy's, GPUs', torch's.
 
+    operands: see `Sizes.case`; {} stands for the shape of the table.
     reference: NumPy runs this implementation, and all other answers are compared with its answer.
     """
 
+    operands: str
     reference: Way
     numpy: dict[str, Way]
     gpu: dict[str, Way]
@@ -162,7 +174,10 @@ class Kind:
 
 # Operations that read no table, or accept a table that is cut into several tensors.
 IN_PARTS = ("embed_lookup", "embed_lookup_elements", "embed_gradient_rows")
+# Gradients are not negative, so that their sums lose no digits by cancellation.
+_GRADIENTS = "tokens order starts rows grad_out:NC:a"
 _SUM = Kind(
+    f"{_GRADIENTS} *grad_table:{{}}",
     "embed_backward_grouped",
     {
         "row after row": _add_by(_add_row_after_row),
@@ -181,6 +196,7 @@ _SUM = Kind(
 )
 KINDS = {
     LOOKUP: Kind(
+        "tokens table:{} +out:NC",
         "embed_lookup",
         {"np.take into memory that is there": "embed_lookup", "table[tokens]": _index},
         {
@@ -193,12 +209,14 @@ KINDS = {
         {"nn.Embedding": _torch_rows},
     ),
     HALF: Kind(
+        "tokens table:{}:h +out:NC",
         "embed_lookup",
         {"np.take": "embed_lookup"},
         {"16-byte loads": "embed_lookup", "one thread an element": "embed_lookup_elements"},
         {"nn.Embedding, then float": lambda torch, t: _torch_rows(torch, t).float()},
     ),
     POSITIONS: Kind(
+        "tokens table:{} positions position_table:TC +out:NC",
         embed_lookup_positions,
         {"np.take, added": embed_lookup_positions},
         {"16-byte loads": embed_lookup_positions},
@@ -207,12 +225,34 @@ KINDS = {
     BACKWARD: _SUM,
     REPEATED: _SUM,
     COMPACT: Kind(
+        f"{_GRADIENTS} +out:NC",
         "embed_gradient_rows",
         {"grouped": "embed_gradient_rows"},
         {"grouped": "embed_gradient_rows"},
         {"index_add_": _torch_compact},
     ),
 }
+
+
+def embedding_bytes(kind: str, s: Sizes, tokens: NDArray[np.uint32]) -> int:
+    """Return the bytes to read and to write; a row that several tokens share counts once."""
+    row = 4 * s.config.dim
+    rows, output = len(np.unique(tokens)) * row, s.rows * row
+    moved = {
+        LOOKUP: rows,
+        HALF: rows // 2,
+        POSITIONS: rows + s.rows * 4 + s.config.seq_len * row,
+        BACKWARD: 2 * rows,
+        REPEATED: 2 * rows,
+        COMPACT: output,
+    }
+    return s.rows * 4 + moved[kind] + output
+
+
+def in_groups(tokens: NDArray[np.uint32]) -> Arrays:
+    """Return tokens, and the groups of equal tokens: the operands of `KINDS` without a shape."""
+    groups = zip(("order", "starts", "rows"), group_tokens(tokens), strict=True)
+    return {"tokens": tokens, **dict(groups)}
 
 
 # Sizes
@@ -234,6 +274,14 @@ class Lab:
     seq_len: int
     scale: int = 1
     repeated: int = 0
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """The sizes of a model with such a table. They pad the table, unlike the lab."""
+        config = ModelConfig(
+            self.vocab_size, dim=self.width, heads=1, kv_heads=1, seq_len=self.seq_len
+        )
+        return Sizes(config, self.batch)
 
     @property
     def tokens(self) -> int:
@@ -272,61 +320,14 @@ class Lab:
 
     def token_ids(self, kind: str) -> NDArray[np.uint32]:
         """Return the tokens for one of `KINDS`, uint32 (N,)."""
-        _, generator = self._numbers()
+        generator = np.random.default_rng(self.tokens)
+        generator.random(PERIOD, np.float32)  # the ids of recorded results follow these numbers
         ids = generator.integers(0, self.vocab_size, self.tokens).astype(np.uint32)
         share = self.repeated or (REPEATED_SHARE if kind == REPEATED else 0)
         if share:
             same = max(self.tokens // share, 1)
             ids[generator.choice(self.tokens, same, replace=False)] = ids[0]
         return ids
-
-    def _numbers(self) -> tuple[NDArray[np.float32], np.random.Generator]:
-        """Return random numbers from 0 to 1, which fill all tables, and a generator of ids."""
-        generator = np.random.default_rng(self.tokens)
-        return generator.random(BLOCK, np.float32), generator
-
-    def arrays(self, kind: str, largest: int) -> Arrays:
-        """Return the inputs and outputs of a kind of work, by name.
-
-        kind: a key of `KINDS`. largest: a table of more bytes is cut into tensors of whole rows,
-        "table_0" and so on.
-
-        No number is negative, so that sums of gradients lose no digits by cancellation.
-        """
-        (block, _), tokens = self._numbers(), self.token_ids(kind)
-        arrays: Arrays = {"tokens": tokens}
-        if kind in GRADIENTS:
-            arrays |= zip(("order", "starts", "rows"), group_tokens(tokens), strict=True)
-            arrays["grad_out"] = np.resize(block[::-1], (self.tokens, self.width))
-            if kind != COMPACT:
-                return arrays | {"grad_table": np.zeros((self.vocab_size, self.width), np.float32)}
-            return arrays | {"out": empty(self.tokens, self.width)}
-        values = block.astype(np.float16) if kind == HALF else block
-        table = np.resize(values, (self.vocab_size, self.width))
-        if table.nbytes <= largest:
-            arrays["table"] = table
-        else:
-            rows = max(largest // table[:1].nbytes, 1)
-            starts = range(0, len(table), rows)
-            arrays |= {f"table_{k}": table[i : i + rows] for k, i in enumerate(starts)}
-        if kind == POSITIONS:
-            arrays["positions"] = np.tile(np.arange(self.seq_len, dtype=np.uint32), self.batch)
-            arrays["position_table"] = np.resize(block[::-1], (self.seq_len, self.width))
-        return arrays | {"out": empty(self.tokens, self.width)}
-
-    def moved_bytes(self, kind: str) -> int:
-        """Return the bytes to read and to write; a row that several tokens share counts once."""
-        row = self.width * 4
-        rows = len(np.unique(self.token_ids(kind))) * row
-        moved = {
-            LOOKUP: rows,
-            HALF: rows // 2,
-            POSITIONS: rows + self.tokens * 4 + self.seq_len * row,
-            BACKWARD: 2 * rows,
-            REPEATED: 2 * rows,
-            COMPACT: self.output_bytes,
-        }
-        return self.tokens * 4 + moved[kind] + self.output_bytes
 
     def case(self, kind: str, way: str, record: Way, largest: int) -> KernelCase:
         """Return the benchmark case for one implementation of an operation.
@@ -337,12 +338,18 @@ class Lab:
         fits = record in IN_PARTS or self.table_bytes <= largest
         too_large = f"takes a table in one binding, which has at most {largest:,} bytes"
         note = f"scaled down: 1/{self.scale} of the model's vocabulary and tokens"
-        return KernelCase(
+        tokens = self.token_ids(kind)
+
+        def given() -> Arrays:
+            empty_table = np.zeros((self.vocab_size, self.width), np.float32)
+            return in_groups(tokens) | {"grad_table": empty_table}
+
+        case = self.sizes.case(
             f"{kind}: {way}",
-            self.describe(),
+            KINDS[kind].operands.format(f"{self.vocab_size}x{self.width}"),
             None,
-            partial(self.arrays, kind, largest),
-            ("grad_table",) if kind in (BACKWARD, REPEATED) else ("out",),
+            given,
+            sizes=self.describe(),
             record=record,
             reference=KINDS[kind].reference,
             kind=kind,
@@ -351,10 +358,22 @@ class Lab:
             why_not="" if fits else too_large,
             answer="rows",
             tolerance=TOLERANCE if kind in GRADIENTS else 0,
-            bytes=self.moved_bytes(kind),
+            bytes=embedding_bytes(kind, self.sizes, tokens),
             fields={"table_bytes": self.table_bytes, "output_bytes": self.output_bytes},
             counted={"output_bytes": self.output_bytes, "tokens": self.tokens},
         )
+        return replace(case, make=partial(_make_in_parts, case, largest))
+
+
+def _make_in_parts(case: KernelCase, largest: int) -> Arrays:
+    """Return the arrays of a case. A larger table is cut into whole rows, "table_0" and so on."""
+    arrays = case.make()
+    if "table" in arrays and arrays["table"].nbytes > largest:
+        table = arrays.pop("table")
+        rows = max(largest // table[:1].nbytes, 1)
+        starts = range(0, len(table), rows)
+        arrays |= {f"table_{k}": table[i : i + rows] for k, i in enumerate(starts)}
+    return arrays
 
 
 LABS = (

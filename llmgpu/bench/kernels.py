@@ -18,7 +18,6 @@ import numpy as np
 
 from llmgpu.bench import KERNELS, BenchOptions
 from llmgpu.bench.cases import (
-    DEFAULT_OPERANDS,
     Array,
     Arrays,
     CaseBench,
@@ -29,7 +28,18 @@ from llmgpu.bench.cases import (
     by,
     empty,
 )
-from llmgpu.bench.embedding import embed_lookup_positions
+from llmgpu.bench.embedding import (
+    BACKWARD,
+    COMPACT,
+    GRADIENTS,
+    HALF,
+    KINDS,
+    LOOKUP,
+    POSITIONS,
+    embed_lookup_positions,
+    embedding_bytes,
+    in_groups,
+)
 from llmgpu.bench.engines import Engine
 from llmgpu.bench.peers import Torch
 from llmgpu.bench.results import Result
@@ -37,7 +47,6 @@ from llmgpu.bench.tokenizers import measure_tokenizer_kernels
 from llmgpu.lm.config import preset
 from llmgpu.lm.gradients import LOGITS_BYTES, logits_block_rows
 from llmgpu.lm.ops.activations import GELU, SWIGLU
-from llmgpu.lm.ops.ids import group_tokens
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.optimizer import LOSS_PARTS, NORM_PARTIALS, WeightState, WeightUpdate
 from llmgpu.lm.ops.tensor import AttentionShape
@@ -58,33 +67,23 @@ NORM_AND_PRODUCTS_TOLERANCE = 1e-4
 
 def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield lookups in tables, the gradients of lookups, and filling a table with zeros."""
-    rows, width, tokens = s.rows, s.config.dim, s.tokens()
+    rows, tokens, added = s.rows, s.tokens(), s.rows * s.config.dim
     distinct = len(np.unique(tokens))
-    table = by(*s.shape("VC"))
-    case = partial(s.case, sizes=f"table {table}, {rows:,} ids, {distinct:,} of them different")
-    ids_and_out = 4 * rows + 4 * rows * width
-    # Lookups read each row of the table once, even if several tokens share the row.
-    half: dict[str, Any] = {"where": "half-precision table", "needs_half": True}
-    for operand, row, more in (("table:VC", 4 * width, {}), ("table:VC:h", 2 * width, half)):
-        nbytes = ids_and_out + distinct * row
-        operands = f"tokens {operand} +out:NC"
-        yield case("embed_lookup", operands, 0, bytes=nbytes, tolerance=0, **more)
-    yield case(
-        "embed_lookup_positions",
-        "tokens table:VC positions position_table:TC +out:NC",
-        rows * width,
-        bytes=ids_and_out + 4 * rows + 4 * width * (distinct + s.config.seq_len),
-        record=embed_lookup_positions,
-    )
-    # Gradients read the row of each token, and write one row for each distinct token, or for all.
-    groups = dict(zip(("order", "starts", "rows"), group_tokens(tokens), strict=True))
-    for name, output, written in (
-        ("embed_backward_grouped", "*grad_table:VC", 2 * distinct),
-        ("embed_gradient_rows", "+out:NC", rows),
+    sizes = f"table {by(*s.shape('VC'))}, {rows:,} ids, {distinct:,} of them different"
+    exact: dict[str, Any] = {"tolerance": 0}
+    half = exact | {"where": "half-precision table", "needs_half": True}
+    for name, kind, operations, more in (
+        ("embed_lookup", LOOKUP, 0, exact),
+        ("embed_lookup", HALF, 0, half),
+        ("embed_lookup_positions", POSITIONS, added, {"record": embed_lookup_positions}),
+        ("embed_backward_grouped", BACKWARD, added, {}),
+        ("embed_gradient_rows", COMPACT, added, {}),
     ):
-        nbytes = 4 * rows + 8 * distinct + 4 * width * (rows + written)
-        operands = f"order starts rows grad_out:NC {output}"
-        yield case(name, operands, rows * width, lambda: groups, bytes=nbytes)
+        nbytes = embedding_bytes(kind, s, tokens)
+        if kind in GRADIENTS:  # starts and rows of the groups
+            nbytes += 8 * distinct
+        operands, given = KINDS[kind].operands.format("VC"), partial(in_groups, tokens)
+        yield s.case(name, operands, operations, given, sizes=sizes, bytes=nbytes, **more)
     yield s.case("fill_zero", "+tensor:VC", 0, tolerance=0)
 
 
@@ -342,7 +341,6 @@ TENSORS = 110  # tensors of a model with 12 layers
 ADAMW_OPERATIONS = 15
 # Operations per number for decoding and coding two moments, and for the maximum of a block.
 CODING_OPERATIONS = 20
-STATE = ("parameter", "gradient", "first", "second")
 ALL_WEIGHTS = "all weights"
 
 
@@ -436,49 +434,37 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
     In the first way, one kernel writes a weight and its copy. In the second way, another kernel
     reads each weight again and writes its copy: 110 more dispatches for a model of 12 layers.
     """
-    # Tensors of weight k: "parameter k", "gradient k", "first k", "second k" and "mirror k".
     config = s.updated or s.config
     weights = list(config.weights())
+    operands = ""
+    for k, weight in enumerate(weights):
+        shape = "x".join(map(str, weight.shape))
+        operands += f"*parameter_{k}:{shape} gradient_{k}:{shape} "
+        operands += f"*first_{k}:{shape} *second_{k}:{shape}:a +mirror_{k}:{shape}:h "
     numbers = range(len(weights))
-
-    def make() -> Arrays:
-        arrays: Arrays = {}
-        for k, weight in enumerate(weights):
-            for skip, name in enumerate(STATE):
-                arrays[f"{name} {k}"] = s.normal(*weight.shape, skip=skip)
-            arrays[f"second {k}"] = np.abs(arrays[f"second {k}"])
-            arrays[f"mirror {k}"] = empty(*weight.shape, dtype=np.float16)
-        return arrays | {name: DEFAULT_OPERANDS[name](s) for name in ("stats", "hyper")}
-
-    def record_in(ops: Operations, t: Tensors, *, fused: bool) -> None:
-        for k, weight in enumerate(weights):
-            copy = t[f"mirror {k}"]
-            update = _weight_update(t, f" {k}", decays=weight.decays, half_copy=fused)
-            ops.update_weight(Moments(t[f"first {k}"], t[f"second {k}"]), update)
-            if not fused:
-                ops.cast_f32_to_f16(t[f"parameter {k}"], copy)
-
+    more: dict[str, Any] = {
+        "sizes": f"{config.layers} layers, {len(weights)} tensors, "
+        f"{config.parameters / 1e6:,.1f} M parameters",
+        "outputs": tuple(f"parameter_{k}" for k in numbers),
+        "uncompared": tuple(f"{name}_{k}" for name in ("first", "second") for k in numbers),
+        "copies": {f"mirror_{k}": f"parameter_{k}" for k in numbers},
+        "needs_half": True,
+    }
     # In the first case one kernel writes a weight and its copy, in the second case two kernels do.
-    case = KernelCase(
-        "adamw_update_f16",
-        f"{config.layers} layers, {len(weights)} tensors, {config.parameters / 1e6:,.1f} M "
-        "parameters",
-        ADAMW_OPERATIONS * config.parameters,
-        make,
-        tuple(f"parameter {k}" for k in numbers),
-        uncompared=tuple(f"{name} {k}" for name in ("first", "second") for k in numbers),
-        copies={f"mirror {k}": f"parameter {k}" for k in numbers},
-        record=lambda ops, t: record_in(ops, t, fused=True),
-        where=ALL_WEIGHTS,
-        needs_half=True,
-    )
-    yield case
-    yield replace(
-        case,
-        name="adamw_update",
-        where=f"{ALL_WEIGHTS}, then cast",
-        record=lambda ops, t: record_in(ops, t, fused=False),
-    )
+    for name, where, fused in (
+        ("adamw_update_f16", ALL_WEIGHTS, True),
+        ("adamw_update", f"{ALL_WEIGHTS}, then cast", False),
+    ):
+
+        def record(ops: Operations, t: Tensors, fused: bool = fused) -> None:
+            for k, weight in enumerate(weights):
+                update = _weight_update(t, f"_{k}", decays=weight.decays, half_copy=fused)
+                ops.update_weight(Moments(t[f"first_{k}"], t[f"second_{k}"]), update)
+                if not fused:
+                    ops.cast_f32_to_f16(update.parameter, t[f"mirror_{k}"])
+
+        operations = ADAMW_OPERATIONS * config.parameters
+        yield s.case(name, f"{operands}stats hyper", operations, where=where, record=record, **more)
 
 
 def _updating(state: Callable[[Tensors], WeightState]) -> Callable[[Operations, Tensors], None]:

@@ -39,7 +39,7 @@ def small_parts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(kernels, "choose_sizes", lambda engine, quick: (Sizes(config, 3), "small"))
     patch.setattr(cases, "QUICK_CASE_SECONDS", 0.0)
     patch.setattr(embedding, "QUICK_TABLE_BYTES", 1 << 20)
-    patch.setattr(cases, "_PERIOD", SMALL_PERIOD)
+    patch.setattr(cases, "PERIOD", SMALL_PERIOD)
     patch.setattr(engines, "WARM_UP_SECONDS", 0.0)
     patch.setattr(engines, "CPU_COPY_BYTES", 1 << 20)
     patch.setattr(engines, "PRODUCT_SIZE", 64)

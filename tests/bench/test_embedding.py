@@ -24,6 +24,7 @@ from llmgpu.bench.embedding import (
     POSITIONS,
     REPEATED,
     Lab,
+    embedding_bytes,
     measure_embedding,
 )
 from llmgpu.bench.engines import Engine
@@ -43,7 +44,7 @@ NUMPY_ENGINE = Engine(NUMPY, 0.0)
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding, "LABS", (TINY,))
-    monkeypatch.setattr(embedding, "BLOCK", SMALL_PERIOD)
+    monkeypatch.setattr(cases, "PERIOD", SMALL_PERIOD)
     monkeypatch.setattr(cases, "CASE_SECONDS", float("inf"))  # on a busy machine, too
     monkeypatch.setattr(cases, "QUICK_CASE_SECONDS", float("inf"))
     monkeypatch.setattr(engines, "WARM_UP_SECONDS", 0.0)
@@ -128,26 +129,31 @@ def test_references_are_right_and_told_from_wrong_answers(kind: str) -> None:
     assert not same_values(np.full_like(answer, np.nan), right, case.tolerance)
 
 
+def arrays_of(kind: str, largest: int) -> dict[str, Any]:
+    return TINY.case(kind, "a way", KINDS[kind].reference, largest).make()
+
+
 def test_data() -> None:
-    arrays = TINY.arrays(POSITIONS, sys.maxsize)
+    arrays = arrays_of(POSITIONS, sys.maxsize)
     assert len(np.unique(arrays["table"], axis=0)) == TINY.vocab_size
     assert TINY.token_ids(LOOKUP).max() < TINY.vocab_size
     repeated = TINY.token_ids(REPEATED)
     assert np.count_nonzero(repeated == repeated[0]) >= TINY.tokens // 50
     np.testing.assert_array_equal(arrays["positions"], [*range(75), *range(75)])
-    parts = [array for name, array in TINY.arrays(HALF, 1000).items() if "table" in name]
+    parts = [array for name, array in arrays_of(HALF, 1000).items() if "table" in name]
     assert max(part.nbytes for part in parts) <= 1000
-    whole = TINY.arrays(HALF, sys.maxsize)["table"]
+    whole = arrays_of(HALF, sys.maxsize)["table"]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
 def test_moved_bytes() -> None:
     pair = Lab("Pair", 1, 8, 1, 2)  # both tokens are the only one
-    assert pair.moved_bytes(LOOKUP) == 8 + 32 + 64
-    assert pair.moved_bytes(HALF) == 8 + 16 + 64
-    assert pair.moved_bytes(POSITIONS) == 8 + 32 + 8 + 64 + 64
-    assert pair.moved_bytes(COMPACT) == 8 + 64 + 64
-    assert pair.moved_bytes(BACKWARD) == pair.moved_bytes(REPEATED) == 8 + 64 + 2 * 32
+    moved = {kind: embedding_bytes(kind, pair.sizes, pair.token_ids(kind)) for kind in KINDS}
+    assert moved[LOOKUP] == 8 + 32 + 64
+    assert moved[HALF] == 8 + 16 + 64
+    assert moved[POSITIONS] == 8 + 32 + 8 + 64 + 64
+    assert moved[COMPACT] == 8 + 64 + 64
+    assert moved[BACKWARD] == moved[REPEATED] == 8 + 64 + 2 * 32
 
 
 def test_numpy() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
-from llmgpu.bench import BenchOptions, cases, embedding, engines, ideas
+from llmgpu.bench import BenchOptions, cases, engines, ideas
 from llmgpu.bench.cases import Sizes
 from llmgpu.bench.embedding import Lab
 from llmgpu.bench.engines import Engine
@@ -35,8 +35,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ideas, "choose_sizes", lambda engine, quick: (Sizes(CONFIG, 3), "small"))
     monkeypatch.setattr(ideas, "_lab", lambda engine, quick: LAB)
     monkeypatch.setattr(ideas, "SOFTWARE_MERGES", 4)
-    monkeypatch.setattr(cases, "_PERIOD", SMALL_PERIOD)
-    monkeypatch.setattr(embedding, "BLOCK", SMALL_PERIOD)
+    monkeypatch.setattr(cases, "PERIOD", SMALL_PERIOD)
     monkeypatch.setattr(cases, "QUICK_CASE_SECONDS", 0.0)
     monkeypatch.setattr(cases, "measure_limits", lambda engine: Limits(1e9, 1e10))
     monkeypatch.setattr(engines, "WARM_UP_SECONDS", 0.0)

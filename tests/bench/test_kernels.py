@@ -49,7 +49,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizers, "kernel_text_bytes", lambda engine, quick: 3000)
     monkeypatch.setattr(tokenizers, "KERNELS_VOCAB_SIZE", 270)
     monkeypatch.setattr(cases, "measure_limits", lambda engine: Limits(1e9, 1e10))
-    monkeypatch.setattr(cases, "_PERIOD", SMALL_PERIOD)
+    monkeypatch.setattr(cases, "PERIOD", SMALL_PERIOD)
     monkeypatch.setattr(engines, "WARM_UP_SECONDS", 0.0)
     monkeypatch.setattr(cases, "QUICK_CASE_SECONDS", float("inf"))  # on a busy machine, too
 
@@ -228,13 +228,13 @@ def test_an_update_of_one_weight_that_differs_is_wrong(device: Device) -> None:
 
     def differs(ops: Any, t: Any) -> None:
         case.record_on(ops, t)
-        ops.fill_zero(t["parameter 0"])
+        ops.fill_zero(t["parameter_0"])
 
     if not open_operations(device).has_half_precision:
         pytest.skip("no half precision")
     changed = replace(case, record=differs, reference=case.record or case.name)
     result = bench().measure_case(engine_of(device), changed)
-    wrong = "NOT the parameter 0 and mirror 0 of NumPy"
+    wrong = "NOT the parameter_0 and mirror_0 of NumPy"
     assert (result.correct, result.answer) == (False, wrong)
 
 
