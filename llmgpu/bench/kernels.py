@@ -196,11 +196,10 @@ def _rotation_cases(s: Sizes, sizes: str) -> Iterator[KernelCase]:
     operations, tables = 3 * s.rows * config.dim, "cosines sines positions"
     more: dict[str, Any] = {"sizes": sizes, "head_dim": config.head_dim}
     yield s.case("rotary", f"*x:NC {tables}", operations, **more)
-    if config.head_dim % 8 == 0:
-        more |= HALVES | {"starts": s.head_starts}
-        yield s.case("rotary", f"x:NC {tables} +out:NC:h", operations, **more)
-        operands = f"x:NP:h {tables} +q:NC:h +k:NK:h +v:NK:h"
-        yield s.case("split_heads", operands, operations, **more)
+    more |= HALVES | {"starts": s.head_starts}
+    yield s.case("rotary", f"x:NC {tables} +out:NC:h", operations, **more)
+    operands = f"x:NP:h {tables} +q:NC:h +k:NK:h +v:NK:h"
+    yield s.case("split_heads", operands, operations, **more)
 
 
 def generating_cases(s: Sizes) -> Iterator[KernelCase]:
@@ -243,8 +242,7 @@ def _new_token_cases(s: Sizes, rows: str, *, half: bool) -> Iterator[KernelCase]
     given = {"positions": positions.astype(np.uint32)}
     operands = f"cosines sines positions +q:{rows}C *cache:{config.seq_len + count}B"
     yield case("heads_to_cache", operands, "P", "P", s.head_starts, lambda: given)
-    if config.is_gated:
-        yield case("feed_forward", f"+out:{rows}F", "G", "F", (0, config.ffn_dim), dict)
+    yield case("feed_forward", f"+out:{rows}F", "G", "F", (0, config.ffn_dim), dict)
 
 
 def _cache_cases(s: Sizes) -> Iterator[KernelCase]:

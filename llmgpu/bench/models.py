@@ -204,9 +204,8 @@ class TorchSteps:
         loss = module.nn.functional.cross_entropy(logits, targets.flatten())
         log_sum_exp = module.logsumexp(logits, dim=-1)
         (loss + self._options.z_loss * (log_sum_exp**2).mean()).backward()
-        if self._options.grad_clip:
-            parameters = self._model.parameters.values()
-            module.nn.utils.clip_grad_norm_(parameters, self._options.grad_clip)
+        parameters = self._model.parameters.values()
+        module.nn.utils.clip_grad_norm_(parameters, self._options.grad_clip)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return loss.detach()

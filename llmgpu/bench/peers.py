@@ -395,7 +395,10 @@ def first_line(error: RuntimeError) -> str:
 
 
 class TorchLlama:
-    """A Llama-style model in PyTorch.
+    """A Llama-style model in PyTorch, of the kind that presets are.
+
+    The feed-forward network is SwiGLU, the embedding table is the output layer, and there are as
+    many heads of keys as of queries.
 
     parameters: float32, by Hugging Face's names, which `ModelConfig.weights` lists.
     """
@@ -417,17 +420,16 @@ class TorchLlama:
 
     def logits(self, tokens: Any) -> Any:
         """Return the logits of all tokens, (B, T, vocabulary size), for ids (B, T)."""
-        config, embedding = self.config, "model.embed_tokens.weight"
-        x = self._functional.embedding(tokens, self.parameters[embedding])
-        for layer in range(config.layers):
+        table = self.parameters["model.embed_tokens.weight"]
+        x = self._functional.embedding(tokens, table)
+        for layer in range(self.config.layers):
             prefix = f"model.layers.{layer}"
             x = x + self._attention(
                 f"{prefix}.self_attn", self._norm(x, f"{prefix}.input_layernorm")
             )
             normed = self._norm(x, f"{prefix}.post_attention_layernorm")
             x = x + self._feed_forward(f"{prefix}.mlp", normed)
-        table = self.parameters[embedding if config.tied else "lm_head.weight"]
-        return self._functional.linear(self._norm(x, "model.norm"), table[: config.vocab_size])
+        return self._functional.linear(self._norm(x, "model.norm"), table[: self.config.vocab_size])
 
     def _norm(self, x: Any, name: str) -> Any:
         weight, epsilon = self.parameters[f"{name}.weight"], self.config.norm_epsilon
@@ -437,26 +439,21 @@ class TorchLlama:
         return self._functional.linear(x, self.parameters[f"{name}.weight"])
 
     def _attention(self, prefix: str, x: Any) -> Any:
-        config, half = self.config, self.config.head_dim // 2
+        half = self.config.head_dim // 2
 
         def heads(name: str) -> Any:
             projected = self._project(x, f"{prefix}.{name}_proj")
-            return projected.view(*x.shape[:2], -1, config.head_dim).transpose(1, 2)
+            return projected.view(*x.shape[:2], -1, 2 * half).transpose(1, 2)
 
         def rotate(x: Any) -> Any:
             length, turned = x.shape[-2], self._cat((-x[..., half:], x[..., :half]), dim=-1)
             return x * self._cosines[:length] + turned * self._sines[:length]
 
-        grouped = config.kv_heads != config.heads
         mixed = self._functional.scaled_dot_product_attention(
-            rotate(heads("q")), rotate(heads("k")), heads("v"), is_causal=True, enable_gqa=grouped
+            rotate(heads("q")), rotate(heads("k")), heads("v"), is_causal=True
         )
         return self._project(mixed.transpose(1, 2).flatten(2), f"{prefix}.o_proj")
 
     def _feed_forward(self, prefix: str, x: Any) -> Any:
-        up = self._project(x, f"{prefix}.up_proj")
-        if self.config.activation == "gelu":
-            inner = self._functional.gelu(up, approximate="tanh")
-        else:
-            inner = self._functional.silu(self._project(x, f"{prefix}.gate_proj")) * up
-        return self._project(inner, f"{prefix}.down_proj")
+        gate, up = (self._project(x, f"{prefix}.{name}_proj") for name in ("gate", "up"))
+        return self._project(self._functional.silu(gate) * up, f"{prefix}.down_proj")
