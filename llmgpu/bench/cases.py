@@ -154,7 +154,7 @@ def call_by_name(
     The parameter NAME receives the tensors NAME_0, NAME_1, ... as a list, and "t" receives all
     tensors as a dict. A parameter whose type is a dataclass of tensors, such as `Norm`, is composed
     of the tensors named PARAMETER_FIELD or FIELD. A field without a tensor gets the first of all
-    tensors, as a placeholder. All other parameters receive None, or keep their defaults.
+    tensors, as a placeholder. All other parameters keep their defaults.
     """
     # `given` maps the names of parameters to tensors and values.
     given: dict[str, Any] = {"t": tensors}
@@ -181,8 +181,6 @@ def call_by_name(
             arguments[name] = given[name]
         elif name in given:
             arguments[name] = given[name]
-        elif parameter.default is parameter.empty:
-            arguments[name] = None
     function(operations, **arguments)
 
 
