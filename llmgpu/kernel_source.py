@@ -5,8 +5,9 @@ A line that begins with ``//!`` is a directive. All other lines are WGSL.
 - ``//!include NAME`` inserts a file below wgsl/. A file is inserted once, even if several lines
   include it. NAME may also be a word for which the device chooses a file (``scan``: with or without
   subgroup operations), or the name of a block.
-- ``//!override name = DEFAULT`` declares a setting, as ``override`` does in WGSL: the host may
-  replace the default by another number or word (`compose`).
+- ``//!override name = DEFAULT`` declares a setting, as ``override`` at the start of a line does in
+  WGSL: the host may replace the default by another number (`compose`), after ``//!`` also by a
+  word.
 - ``//!let name = TEXT`` assigns a text to a name for all later lines, also in included files.
   ``//!let name = TEXT if CONDITION`` assigns nothing if CONDITION is 0.
 - ``//!for i in 0..COUNT``, ``//!for side outer in left x, right y``, ``//!end`` repeat lines.
@@ -48,6 +49,7 @@ _BINDING = re.compile(
 _ENTRY = re.compile(r"@compute\s+@workgroup_size\(([^)]*)\)\s*fn\s+(\w+)\s*\(")
 _WORKGROUP_VAR = re.compile(r"var<workgroup>\s*\w+\s*:\s*([^;]+);")
 _COMMENT = re.compile(r"//.*")
+_OVERRIDE = re.compile(r"override\s+(\w+)\s*:\s*u32\s*=\s*([^;]+)")
 _CONSTANT = re.compile(r"^(?:override|const)\s+(\w+)\s*:\s*u32\s*=\s*([^;]+);", re.MULTILINE)
 _STRUCT = re.compile(r"^struct\s+(\w+)\s*\{([^}]*)\}", re.MULTILINE)
 _FIELD = re.compile(r"^\s*(\w+)\s*:\s*(.+?),?\s*$", re.MULTILINE)
@@ -92,8 +94,7 @@ class KernelSource:
     """The whole text of a kernel and the declarations in the text.
 
     lines: file and line number of each line of the text.
-    settings: names that ``//!override`` declares. In the text, the names are replaced by their
-        values.
+    settings: names that ``override`` or ``//!override`` declares; the text has their values.
     """
 
     entry: str
@@ -102,12 +103,9 @@ class KernelSource:
     lines: tuple[tuple[str, int], ...]
     settings: frozenset[str] = frozenset()
 
-    def workgroup(self, constants: Mapping[str, int]) -> tuple[int, int]:
-        """Return the number of threads of a workgroup in x, and its memory in bytes.
-
-        constants: values of overrides; overrides without a value keep their defaults.
-        """
-        declared = _Declared(self.text, constants)
+    def workgroup(self) -> tuple[int, int]:
+        """Return the number of threads of a workgroup in x, and its memory in bytes."""
+        declared = _Declared(self.text)
         threads = declared.evaluate(_ENTRY.findall(self.text)[0][0].split(",")[0])
         memory = [declared.layout(kind)[0].itemsize for kind in _WORKGROUP_VAR.findall(self.text)]
         return threads, sum(memory)
@@ -160,7 +158,7 @@ def struct_dtype(file: str, name: str) -> np.dtype[np.void]:
 
 @cache
 def _declared(file: str) -> _Declared:
-    return _Declared(read_wgsl(file), {})
+    return _Declared(read_wgsl(file))
 
 
 @cache
@@ -232,12 +230,12 @@ def _value_of(expression: str, known: tuple[int | str | None, ...]) -> int:
 class _Declared:
     """The u32 constants and the structs that a WGSL text declares, and the layout of its types."""
 
-    def __init__(self, text: str, given: Mapping[str, int]) -> None:
+    def __init__(self, text: str) -> None:
         text = _COMMENT.sub("", text)
         self.structs = dict(_STRUCT.findall(text))
         self.constants: dict[str, int] = {}
         for name, expression in _CONSTANT.findall(text):
-            self.constants[name] = given[name] if name in given else self.evaluate(expression)
+            self.constants[name] = self.evaluate(expression)
 
     def evaluate(self, expression: str) -> int:
         """Return the value of an expression of declared constants; DeviceError on failure."""
@@ -282,20 +280,17 @@ class _Declared:
         return np.dtype(layout), largest  # type: ignore[call-overload]
 
 
-def compose(
-    name: str, choices: Mapping[str, str], given: Mapping[str, int | str] | None = None
-) -> KernelSource:
+def compose(name: str, given: Mapping[str, int | str]) -> KernelSource:
     """Return the source of a kernel after all directives are carried out.
 
     name: the kernel's file.
-    choices: the file for each word that ``//!include`` may name, see `Device.source_choices`.
-    given: values of settings; other settings keep their defaults. Names that the kernel does not
-        declare as settings are ignored.
+    given: values of settings, and the file for each word that ``//!include`` may name. Other
+        settings keep their defaults. Names that the kernel does not declare are ignored.
 
     Raises DeviceError for a missing file or a wrong directive, or unless there is exactly one
     kernel.
     """
-    expansion = _Expansion(choices, given or {})
+    expansion = _Expansion(given)
     expansion.include(name)
     return kernel_source(expansion.lines, name, frozenset(expansion.settings))
 
@@ -370,10 +365,9 @@ class _Expansion:
     variable.
     """
 
-    def __init__(self, choices: Mapping[str, str], given: Mapping[str, int | str]) -> None:
+    def __init__(self, given: Mapping[str, int | str]) -> None:
         self.lines: list[Line] = []
         self.settings: set[str] = set()
-        self._choices = choices
         self._given = {
             name: value if isinstance(value, str) else str(int(value))
             for name, value in given.items()
@@ -387,7 +381,7 @@ class _Expansion:
         if name in self._blocks:
             self._write(self._blocks[name])
             return
-        file = self._choices.get(name, name)
+        file = self._given.get(name, name)
         if file not in self._included:
             self._included.add(file)
             self._write(_parse(file, read_wgsl(file)))
@@ -398,12 +392,20 @@ class _Expansion:
             try:
                 if isinstance(line, _Directive):
                     self._obey(self._filled(line.rest) if "{" in line.rest else line.rest, line)
+                elif line[0].startswith("override "):
+                    self.lines.append((_OVERRIDE.sub(self._overridden, line[0]), *line[1:]))
                 elif "{" not in line[0] or line[0].lstrip().startswith("//"):
                     self.lines.append(line)
                 else:
                     self.lines.append((self._filled(line[0]), *line[1:]))
             except ValueError as error:
                 raise DeviceError(f"wgsl/{place[0]}:{place[1]}: {error}") from error
+
+    def _overridden(self, declared: re.Match[str]) -> str:
+        """Return a declaration of WGSL's ``override`` with the given value, if any."""
+        name, default = declared.groups()
+        self.settings.add(name)
+        return f"override {name}: u32 = {self._given.get(name, default)}"
 
     def _obey(self, rest: str, directive: _Directive) -> None:
         match directive.verb:

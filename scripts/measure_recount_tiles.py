@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.plain import recount_gpu
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.gpu.adapters import select_adapter
+from llmgpu.gpu.adapters import OpenedAdapter, select_adapter
 from llmgpu.gpu.device import Device
 
 TILES = (256, 512, 1024, 2048, 4096, 8192)
@@ -38,7 +38,7 @@ def distinct_pairs(text: NDArray[np.uint8], tile: int) -> float:
 def main() -> None:
     sources = Path(__file__).parents[1]
     paths = [Path(sys.argv[1])] if len(sys.argv) > 1 else sorted(sources.glob("**/*.py"))
-    device = Device(select_adapter(sys.argv[2]) if len(sys.argv) > 2 else None)
+    device = Device(OpenedAdapter(select_adapter(*sys.argv[2:3])))
     most = SOFTWARE_BYTES if device.is_software else MOST_BYTES
     text = np.frombuffer(b"".join(path.read_bytes() for path in paths)[:most], np.uint8)
     merges = SOFTWARE_MERGES if device.is_software else MERGES

@@ -46,12 +46,14 @@ from llmgpu.gpu.adapters import (
     AdapterInfo,
     OpenedAdapter,
     load_driver,
+    select_adapter,
 )
 from llmgpu.gpu.adapters import list_adapters as list_gpu_adapters
 from llmgpu.gpu.device import Device
 from llmgpu.gpu.driver import MATRIX_FEATURE
 from tests.engines import ENGINES, CEngine, DeviceEngine, Engine, NumpyEngine
 from tests.gpu.guarded import GuardedDevice
+from tests.harness.devices import open_device
 
 ROOT = Path(__file__).parents[1]
 # For processes that run this checkout, with the packages that this one finds.
@@ -232,7 +234,7 @@ def dawn_device() -> Iterator[Device]:
     adapters = list_gpu_adapters(load_driver("dawn"))
     if not adapters:
         pytest.skip(NO_DAWN)
-    yield Device(adapters[0])
+    yield Device(OpenedAdapter(adapters[0]))
 
 
 @pytest.fixture(scope="session")
@@ -332,14 +334,15 @@ def adapters_are_opened_once() -> Iterator[None]:
 def device() -> Iterator[Device]:
     """The best adapter with all that it has."""
     require_adapter()
-    yield Device()
+    yield open_device()
 
 
 @pytest.fixture(scope="session")
 def portable_device() -> Iterator[Device]:
     """The same adapter with WebGPU's default limits, no optional feature, and guard words."""
     require_adapter()
-    _GUARDED.append(GuardedDevice(features=frozenset(), limits=WEBGPU_DEFAULT_LIMITS))
+    opened = OpenedAdapter(select_adapter(), frozenset(), WEBGPU_DEFAULT_LIMITS)
+    _GUARDED.append(GuardedDevice(opened))
     yield _GUARDED[0]
 
 

@@ -88,17 +88,23 @@ SETTINGS: dict[str, tuple[Mapping[str, int], ...]] = {
 }
 COMPILED = [(file, settings) for file in KERNELS for settings in ({}, *SETTINGS.get(file, ()))]
 SCAN = {"scan": "common/scan_shared.wgsl"}
+OVERRIDE = re.compile(r"^override (\w+):", re.MULTILINE)
 HEADER_LINE = re.compile(r"^// binding (\d+)\s+(\w+)\s+(read_write|read|uniform)\b", re.MULTILINE)
 
 
 @cache
 def source_of(file: str, **settings: int) -> sources.KernelSource:
     """Compose a kernel with its settings once."""
-    return compose(file, SCAN, settings)
+    return compose(file, {**SCAN, **settings})
 
 
 def test_kernels_with_directives_are_compiled_with_several_settings() -> None:
-    assert set(SETTINGS) == {file for file in KERNELS if source_of(file).settings}
+    of_directives = {
+        file
+        for file in KERNELS
+        if source_of(file).settings - set(OVERRIDE.findall(source_of(file).text))
+    }
+    assert set(SETTINGS) == of_directives
     for file, settings in COMPILED:
         assert set(settings) <= source_of(file).settings, file
 
@@ -235,7 +241,7 @@ ARITHMETIC = st.recursive(
 
 @given(ARITHMETIC)
 def test_arithmetic_is_that_of_python(expression: tuple[str, str]) -> None:
-    declared = sources._Declared("const ROWS: u32 = 3u;", {})
+    declared = sources._Declared("const ROWS: u32 = 3u;")
     wgsl, python = expression
     try:
         expected = eval(python, {"ROWS": 3})
@@ -251,7 +257,7 @@ def test_arithmetic_is_that_of_python(expression: tuple[str, str]) -> None:
     [("1 + 2 * 3 < 7 == 0", 1), ("1 || 0 && 0", 1), ("2 - 1 - 1", 0), ("!1 + 1", 1)],
 )
 def test_operators_bind_as_in_wgsl(expression: str, value: int) -> None:
-    assert sources._Declared("", {}).evaluate(expression) == value
+    assert sources._Declared("").evaluate(expression) == value
 
 
 @pytest.mark.parametrize(
@@ -259,7 +265,7 @@ def test_operators_bind_as_in_wgsl(expression: str, value: int) -> None:
     ["", "1 +", "(1", "1)", "1 2", "ROW", "1 << 2", "f(1)", "-1", "1.5", "1 / 0", "()"],
 )
 def test_what_is_no_plain_arithmetic_is_an_error(expression: str) -> None:
-    declared = sources._Declared("const ROWS: u32 = 3u;", {})
+    declared = sources._Declared("const ROWS: u32 = 3u;")
     with pytest.raises(DeviceError, match=f"compute {re.escape(repr(expression))} in WGSL"):
         declared.evaluate(expression)
 
@@ -343,19 +349,27 @@ def test_directives_write_the_text(texts: dict[str, str]) -> None:
     ]
     assert (source.entry, source.settings) == ("sums", {"rows", "name"})
     assert source.lines[0] == ("parts.wgsl", 1) and source.lines[-2] == ("kernel.wgsl", 9)
-    assert source.workgroup({}) == (8, 0)
+    assert source.workgroup() == (8, 0)
 
 
 def test_the_host_gives_other_settings(texts: dict[str, str]) -> None:
     texts["kernel.wgsl"] = KERNEL
     given = {"rows": 5, "name": "terms", "PART": 7}
-    lines = compose("kernel.wgsl", {}, given).text.splitlines()
+    lines = compose("kernel.wgsl", given).text.splitlines()
     assert lines[0] == "const PART: u32 = 5u;" and lines[2:4] == [
         "@compute @workgroup_size(1)",
         "fn terms() {",
     ]
     assert lines[6] == "    none;" and lines[-2] == "    second += left_4; // second"
-    assert compose("kernel.wgsl", {}, {"rows": True}).text.startswith("const PART: u32 = 1u;")
+    assert compose("kernel.wgsl", {"rows": True}).text.startswith("const PART: u32 = 1u;")
+
+
+def test_the_host_gives_values_of_overrides(texts: dict[str, str]) -> None:
+    texts["kernel.wgsl"] = "override SIZE: u32 = 4u; // {size}\n" + KERNEL
+    assert compose("kernel.wgsl", {}).text.startswith("override SIZE: u32 = 4u; // {size}\n")
+    source = compose("kernel.wgsl", {"SIZE": 9, "rows": 1})
+    assert source.text.startswith("override SIZE: u32 = 9; // {size}\nconst PART: u32 = 1u;")
+    assert source.settings == {"SIZE", "rows", "name"}
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from llmgpu.bench.results import (
 )
 from llmgpu.cpu.library import library
 from llmgpu.errors import DeviceError
-from llmgpu.gpu.adapters import AdapterInfo, chosen_driver
+from llmgpu.gpu.adapters import AdapterInfo, OpenedAdapter, chosen_driver
 from llmgpu.gpu.device import Device
 from llmgpu.lm.ops.matrix_units import MatrixUnits, matrix_units
 from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
@@ -141,7 +141,7 @@ def open_engines(devices: Sequence[str]) -> tuple[list[Engine], dict[str, str]]:
 
 
 def _open(info: AdapterInfo) -> Backend:
-    return Backend(Device(info), str(info))
+    return Backend(Device(OpenedAdapter(info)), str(info))
 
 
 def describe_machine(engines: Sequence[Engine]) -> Machine:

@@ -51,7 +51,7 @@ from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.errors import DeviceError
-from llmgpu.gpu.adapters import OPTIONAL_FEATURES
+from llmgpu.gpu.adapters import OPTIONAL_FEATURES, OpenedAdapter
 from llmgpu.gpu.device import Device
 from llmgpu.lm.ops.ids import group_tokens
 from llmgpu.lm.ops.recording import workgroups
@@ -215,11 +215,13 @@ def _compare_ways(
     make: returns the job of a way on a device. reference: the CPU's answer, and its name.
     """
     expected, answer = reference
+    opened = engine.backend.device
+    assert opened is not None
     right: dict[str, tuple[Device, Run, ProgramTimes]] = {}  # by variant
 
     def compare(begun: Result, way: TextWay) -> Result:
         # The same device, but with kernel files of its own.
-        device = Device(engine.backend.device)
+        device = Device(opened)
         device.source_choices = device.source_choices | dict(way.files)
         run = make(device, way)
         result = begun.compared(np.array_equal(run(), expected), f"{answer} of {cpu_engine()}")
@@ -277,7 +279,7 @@ def _engine_with_floats(engine: Engine) -> tuple[Engine, str]:
     if FLOAT_ATOMICS not in device.adapter.features:
         return engine, f"{device.webgpu.name} does not offer {FLOAT_ATOMICS} here"
     try:
-        again = Device(device.adapter, features=OPTIONAL_FEATURES | {FLOAT_ATOMICS})
+        again = Device(OpenedAdapter(device.adapter, OPTIONAL_FEATURES | {FLOAT_ATOMICS}))
     except DeviceError as error:
         return engine, str(error)
     return replace(engine, backend=Backend(again, engine.backend.description)), ""

@@ -237,7 +237,12 @@ class OpenedAdapter:
         features: frozenset[str] = OPTIONAL_FEATURES,
         limits: Mapping[str, int] | None = None,
     ) -> None:
-        """Open `adapter` with the `features` that it supports; see `Device`."""
+        """Open `adapter` with the `features` that it supports.
+
+        limits: WebGPU limits to request, by default the adapter's.
+
+        Raises DeviceError if opening fails.
+        """
         self.adapter = adapter
         self.webgpu = adapter.webgpu
         self.name = adapter.name

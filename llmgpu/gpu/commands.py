@@ -14,7 +14,7 @@ mapped buffers are several times faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -58,6 +58,7 @@ class Commands:
         self._kept: list[object] = []  # objects that must stay alive until the submission
         # Functions that return whether staging memory is mapped.
         self.still_mapped: list[Callable[[], bool]] = []
+        self.downloads: list[Download] = []  # those to which the commands copy
         self._timed_labels: list[str] = []
         self._queries: list[Any] = []  # a query set for each MAX_TIMED dispatches
 
@@ -110,6 +111,8 @@ class Commands:
         finished = self._opened.call(self._encoder.finish)
         submission = self._opened.webgpu.submit(self._opened.handle, finished)
         self._submitted = True
+        for download in self.downloads:
+            download.begin()
         if timestamps is not None:
             self._collect_times(timestamps)
         return submission
@@ -154,12 +157,11 @@ class Commands:
             resolved = min(count - first, 2 * MAX_TIMED)
             self._encoder.resolve_query_set(queries, 0, resolved, ticks, 8 * first)
         download = Download(self._opened)
-        download.record(self, Buffer("ticks", 8 * count, ticks), 8 * count)
+        download.record(self, (Buffer("ticks", 8 * count, ticks), 8 * count))
         return download
 
     def _collect_times(self, timestamps: Download) -> None:
         ticks = np.empty(2 * len(self._timed_labels), np.uint64)
-        timestamps.begin()
         timestamps.finish(ticks.view(np.uint8))
         period = self._opened.webgpu.timestamp_period(self._opened.handle)
         spans = (ticks[1::2] - ticks[::2]).astype(np.float64) * period
@@ -239,25 +241,17 @@ class Download:
         self._size = 0  # bytes of the running copy
         self._pending: BufferMap | None = None
 
-    def start(self, source: Buffer, nbytes: int) -> None:
-        """Submit the copy of the first `nbytes` bytes of `source`."""
-        self.start_all([(source, nbytes)])
-
-    def start_all(self, pieces: Sequence[tuple[Buffer, int]]) -> None:
-        """Submit copies of the first bytes of several buffers to this memory, end to end.
+    def start(self, *pieces: tuple[Buffer, int]) -> None:
+        """Submit copies of the first bytes of buffers to this memory, end to end.
 
         pieces: (buffer, number of bytes) for each copy.
         """
         commands = Commands(self._opened)
-        self._record_all(commands, pieces)
+        self.record(commands, *pieces)
         commands.submit()
-        self.begin()
 
-    def record(self, commands: Commands, source: Buffer, nbytes: int) -> None:
-        """Record the copy among other commands; call `begin` after their submission."""
-        self._record_all(commands, [(source, nbytes)])
-
-    def _record_all(self, commands: Commands, pieces: Sequence[tuple[Buffer, int]]) -> None:
+    def record(self, commands: Commands, *pieces: tuple[Buffer, int]) -> None:
+        """Record the copies of `start` among other commands."""
         if self._pending is not None:
             raise RuntimeError("a download is under way in this memory")
         sizes = [-(-nbytes // 4) * 4 for _, nbytes in pieces]
@@ -268,9 +262,10 @@ class Download:
             if size:
                 commands.copy(source.handle, self._buffer, size, source.offset, offset)
             offset += size
+        commands.downloads.append(self)
 
     def begin(self) -> None:
-        """Begin to map the memory. Call this after the commands with the copy were submitted."""
+        """Begin to map the memory. `Commands.submit` calls this."""
         if self._size:
             self._pending = self._opened.map_buffer(self._buffer, write=False, nbytes=self._size)
 

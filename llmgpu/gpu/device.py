@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -25,19 +25,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.errors import CapacityError
-from llmgpu.gpu.adapters import (
-    OPTIONAL_FEATURES,
-    AdapterInfo,
-    Buffer,
-    OpenedAdapter,
-    aligned,
-    select_adapter,
-)
+from llmgpu.errors import CapacityError, DeviceError
+from llmgpu.gpu.adapters import Buffer, OpenedAdapter, aligned
 from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy
 from llmgpu.gpu.driver import BufferUsage
-from llmgpu.gpu.kernel import Kernel
-from llmgpu.kernel_source import compose
+from llmgpu.gpu.kernel import BoundKernel, Kernel
+from llmgpu.kernel_source import compose, constant
 from llmgpu.machine import has_limited_address_space, usable_processors
 from llmgpu.spelling import spelled
 
@@ -60,29 +53,15 @@ class Device(OpenedAdapter):
     """An opened adapter with kernels, buffers and submissions.
 
     gpu_seconds: seconds of each kernel, by label, added up while `timing` is on.
+    workgroup_size: threads of a workgroup of the kernels of `prepare`.
     """
 
+    workgroup_size = constant("common/workgroup.wgsl", "WORKGROUP_SIZE")
     _make_kernel = Kernel
 
-    def __init__(
-        self,
-        adapter: AdapterInfo | OpenedAdapter | None = None,
-        *,
-        features: frozenset[str] = OPTIONAL_FEATURES,
-        limits: Mapping[str, int] | None = None,
-    ) -> None:
-        """Open `adapter`, by default the best, with the `features` that it supports.
-
-        adapter: an opened adapter keeps its features and limits.
-        limits: WebGPU limits to request, by default the adapter's. Tests and memory budgets request
-            lower limits.
-
-        Raises DeviceError without an adapter, or if opening fails.
-        """
-        if isinstance(adapter, OpenedAdapter):
-            vars(self).update(vars(adapter))
-        else:
-            super().__init__(adapter or select_adapter(), features, limits)
+    def __init__(self, opened: OpenedAdapter) -> None:
+        """Take over an opened adapter."""
+        vars(self).update(vars(opened))
         self.timing = False
         self.gpu_seconds: dict[str, float] = defaultdict(float)
         self._kernels: dict[tuple[object, ...], Future[Kernel]] = {}
@@ -126,8 +105,11 @@ class Device(OpenedAdapter):
         def compile_() -> None:
             try:
                 with self._compilers:
-                    source = compose(file, self.source_choices, constants)
-                    mine.set_result(self._make_kernel(self, source, constants))
+                    source = compose(file, {**self.source_choices, **constants})
+                    if unknown := constants.keys() - source.settings:
+                        where = f"kernel {source.entry} does not compile"
+                        raise DeviceError(f"{where}: it declares no {min(unknown)}")
+                    mine.set_result(self._make_kernel(self, source))
             except BaseException as error:
                 del self._kernels[key]
                 mine.set_exception(error)
@@ -140,10 +122,25 @@ class Device(OpenedAdapter):
         compile_()
         return mine
 
-    def prepare(self, requests: Sequence[tuple[str, Mapping[str, int]]]) -> list[Kernel]:
-        """Compile several kernels in threads; requests: (file, constants), see `kernel`."""
-        kernels = [self.begin_kernel(file, constants) for file, constants in requests]
-        return [kernel.result() for kernel in kernels]
+    def prepare(self, files: Mapping[str, Mapping[str, int]]) -> dict[str, Kernel]:
+        """Compile several kernels in threads.
+
+        files: constants by file, a path below wgsl/ without the ending. A kernel takes the
+            constants that it declares, and `workgroup_size` as its WORKGROUP_SIZE unless the
+            constants have another. Each constant is declared by at least one of the kernels.
+
+        Returns the kernels by the names of their files, without folder and number.
+        """
+        begun, declared = {}, set[str]()
+        for file, constants in files.items():
+            path, given = f"{file}.wgsl", {"WORKGROUP_SIZE": self.workgroup_size, **constants}
+            settings = compose(path, {**self.source_choices, **given}).settings
+            declared |= settings
+            taken = {name: given[name] for name in settings & given.keys()}
+            begun[file.split("_", 1)[1]] = self.begin_kernel(path, taken)
+        if unknown := set[str]().union(*files.values()) - declared:
+            raise DeviceError(f"no kernel of {', '.join(files)} declares {min(unknown)}")
+        return {name: kernel.result() for name, kernel in begun.items()}
 
     def create_buffer(self, label: str, nbytes: int) -> Buffer:
         """Allocate a storage buffer of at least `nbytes` bytes, filled with zeros.
@@ -167,15 +164,22 @@ class Device(OpenedAdapter):
         flags = BufferUsage.UNIFORM | BufferUsage.COPY_DST
         return Buffer(label, size, self.create_handle(label, size, flags))
 
-    def upload(self, label: str, array: NDArray[Any]) -> Buffer:
-        """Allocate a storage buffer with the contents of an array."""
-        buffer = self.create_buffer(label, array.nbytes)
+    def upload(self, label: str, array: NDArray[Any], *, uniform: bool = False) -> Buffer:
+        """Allocate a storage buffer, or a uniform buffer, with the contents of an array."""
+        create = self.create_uniform if uniform else self.create_buffer
+        buffer = create(label, array.nbytes)
         self.write(buffer, array)
         return buffer
 
     def record(self) -> Commands:
         """Begin a list of commands."""
         return Commands(self, self.gpu_seconds if self.timing else None)
+
+    def dispatch(self, kernel: BoundKernel, groups: int) -> None:
+        """Submit `groups` workgroups of a kernel, see `Commands.dispatch`."""
+        commands = self.record()
+        commands.dispatch(kernel, groups)
+        commands.submit()
 
     def wait(self, submission: object) -> None:
         """Block until a submission has finished; None: until all submissions have finished."""
@@ -234,7 +238,7 @@ class Device(OpenedAdapter):
             download = self._idle_downloads.pop()
         except IndexError:  # none is idle, or another thread has taken it
             download = Download(self)
-        download.start(buffer, out.nbytes)
+        download.start((buffer, out.nbytes))
 
         def finish() -> NDArray[_Scalar]:
             download.finish(out.view(np.uint8))
@@ -265,10 +269,8 @@ class Device(OpenedAdapter):
         if are_nearest:
             source, target = (self.create_buffer("halves", numbers.nbytes) for _ in range(2))
             self.write(source, numbers)
-            commands = self.record()
             kernel = self.kernel("common/probe_halves.wgsl")
-            commands.dispatch(kernel.bind(numbers=source, halves=target), -(-len(numbers) // 1024))
-            commands.submit()
+            self.dispatch(kernel.bind(numbers=source, halves=target), -(-len(numbers) // 1024))
             are_nearest = np.array_equal(self.read(target, len(nearest), np.uint16), nearest)
         chosen = "lm/packed_halves.wgsl" if are_nearest else HALVES
         self.source_choices = {**self.source_choices, HALVES: chosen}
@@ -278,9 +280,7 @@ class Device(OpenedAdapter):
         size = 256
         kernel = self.kernel("common/probe_subgroups.wgsl")
         lanes = self.create_buffer("probe", 16 * size)
-        commands = self.record()
-        commands.dispatch(kernel.bind(lanes=lanes), 1)
-        commands.submit()
+        self.dispatch(kernel.bind(lanes=lanes), 1)
         seen = self.read(lanes, 4 * size, np.uint32).reshape(size, 4)
         local_index, lane, width, subgroup = seen.T.astype(np.int64)
         in_order = bool(np.all(local_index == subgroup * width + lane))
@@ -324,9 +324,8 @@ def paced_states(
             commands = device.record()
             for _ in range(rounds):
                 record(commands)
-            download.record(commands, buffer, dtype.itemsize)
+            download.record(commands, (buffer, dtype.itemsize))
             commands.submit()
-            download.begin()
             pending.append(download)
         if not pending:
             return
@@ -355,6 +354,4 @@ def hash_key() -> NDArray[np.uint32]:
 
 def hash_key_buffer(device: Device) -> Buffer:
     """Return a new uniform buffer with the key, to which kernels bind `hash_key`."""
-    buffer = device.create_uniform("hash key", _hash_key.nbytes)
-    device.write(buffer, _hash_key)
-    return buffer
+    return device.upload("hash key", _hash_key, uniform=True)

@@ -34,13 +34,8 @@ class BoundKernel:
 class Kernel:
     """A compiled kernel. `Device.kernel` creates and caches kernels."""
 
-    def __init__(
-        self, opened: OpenedAdapter, source: KernelSource, constants: Mapping[str, int | str]
-    ) -> None:
+    def __init__(self, opened: OpenedAdapter, source: KernelSource) -> None:
         """Compile `source`.
-
-        constants: values of WGSL overrides. Names of settings of the source are skipped, because
-            the source's text already has their values.
 
         Raises DeviceError if the text does not compile (the message names file and line), or if the
         kernel needs more than the adapter's limits.
@@ -48,13 +43,10 @@ class Kernel:
         self.label = source.entry
         self.bindings = source.bindings
         self._opened = opened
-        overrides = {
-            name: int(value) for name, value in constants.items() if name not in source.settings
-        }
-        self.workgroup_size, memory = source.workgroup(overrides)
+        self.workgroup_size, memory = source.workgroup()
         self._check_limits(source, memory)
         try:
-            self._compile(source, overrides)
+            self._compile(source)
         except opened.webgpu.errors as error:
             raise opened.lost(error) or DeviceError(_locate(str(error), source)) from error
 
@@ -73,7 +65,7 @@ class Kernel:
                     f"has {self._opened.limits[limit]}; use {spelled('--device cpu')}"
                 )
 
-    def _compile(self, source: KernelSource, constants: Mapping[str, int]) -> None:
+    def _compile(self, source: KernelSource) -> None:
         handle, label = self._opened.handle, self.label
         module = self._opened.webgpu.create_shader_module(handle, source.text, label)
         self._layout = handle.create_bind_group_layout(
@@ -88,7 +80,7 @@ class Kernel:
             ],
         )
         layout = handle.create_pipeline_layout(label=label, bind_group_layouts=[self._layout])
-        compute = {"module": module, "entry_point": source.entry, "constants": dict(constants)}
+        compute = {"module": module, "entry_point": source.entry}
         self._pipeline = handle.create_compute_pipeline(label=label, layout=layout, compute=compute)
 
     def bind_from(self, buffers: Mapping[str, Buffer]) -> BoundKernel:

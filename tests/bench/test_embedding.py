@@ -35,6 +35,7 @@ from llmgpu.lm.ops.operations import open_operations
 from llmgpu.progress import no_progress
 from tests.bench.conftest import SMALL_PERIOD, given
 from tests.conftest import require_adapter
+from tests.harness.devices import open_device
 
 TINY = Lab("Tiny", 300, 64, 2, 75)
 OPTIONS = BenchOptions(runs=2, peers=False)
@@ -66,7 +67,7 @@ def own(device: Device) -> Engine:
 def small_bindings() -> Iterator[Device]:
     require_adapter()
     limits = {**WEBGPU_DEFAULT_LIMITS, "max-storage-buffer-binding-size": 48 << 10}
-    yield Device(limits=limits)
+    yield open_device(limits)
 
 
 def test_the_sizes_of_the_models() -> None:

@@ -114,7 +114,7 @@ def test_every_kernel_of_a_model_is_there(results: list[Result], device: Device)
         pytest.skip("kernels are not told apart, or not all there")
     timed = {label for r in results if r.kernels is not None for label in r.kernels.seconds}
     of_models = [each for each in COMPILED if each[0].startswith("lm/")]
-    written = {compose(file, SCAN, settings).entry for file, settings in of_models}
+    written = {compose(file, {**SCAN, **settings}).entry for file, settings in of_models}
     written.remove("matrix_product")  # has the name of an operation in each program
     assert len(written) == 68
     # The embedding's own comparison has these; partial sums, and products of one row that is not of

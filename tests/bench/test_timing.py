@@ -69,7 +69,7 @@ def test_multiply_add(any_device: Device, count: int, rounds: int) -> None:
 @pytest.mark.parametrize("unit", [(16, 16, 16), (16, 8, 16), (8, 8, 8)])
 def test_tint_compiles_what_multiplies_matrices(null_device: Any, unit: Any) -> None:
     sizes = dict(zip(("unit_rows", "unit_columns", "unit_inner"), unit, strict=True))
-    text = compose("bench/multiply_matrices.wgsl", {}, sizes).text
+    text = compose("bench/multiply_matrices.wgsl", sizes).text
     load_driver("dawn").create_shader_module(null_device, text, "matrices")
 
 

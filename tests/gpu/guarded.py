@@ -8,11 +8,10 @@ may clear or copy it.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from llmgpu.gpu.adapters import ALIGNMENT, Buffer, aligned
+from llmgpu.gpu.adapters import ALIGNMENT, Buffer, OpenedAdapter, aligned
 from llmgpu.gpu.device import Device
 from llmgpu.gpu.kernel import BoundKernel, Kernel
 
@@ -56,9 +55,9 @@ class GuardedDevice(Device):
 
     _make_kernel = GuardedKernel
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, opened: OpenedAdapter) -> None:
         self._unchecked: list[tuple[Buffer, int]] = []  # and the bytes asked for
-        super().__init__(**options)
+        super().__init__(opened)
 
     def create_buffer(self, label: str, nbytes: int) -> Buffer:
         if nbytes + 2 * GUARD_BYTES > self.max_binding_bytes:

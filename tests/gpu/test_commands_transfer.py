@@ -39,7 +39,7 @@ def test_downloads_grow_and_are_used_again(any_device: Device) -> None:
     download = Download(any_device)
     for size in (1, 7, 9_001, 256, 3, 8_191):
         out = np.empty(size, np.uint8)
-        download.start(source, size)
+        download.start((source, size))
         download.finish(out)
         np.testing.assert_array_equal(out, data[:size])
 
@@ -50,15 +50,15 @@ def test_a_download_is_given_up(any_device: Device) -> None:
     download = Download(any_device)
     download.cancel()
     for _ in range(2):
-        download.start(buffer, 400)
+        download.start((buffer, 400))
         download.cancel()
     with pytest.raises(RuntimeError, match="no download"):
         download.finish(np.empty(4, np.uint8))
     with pytest.raises(RuntimeError, match="no download is under way"):
         download.mapped()
-    download.start(buffer, 0)
+    download.start((buffer, 0))
     download.finish(np.empty(0, np.uint8))
-    download.start(buffer, 400)
+    download.start((buffer, 400))
     with pytest.raises(RuntimeError, match="no download of 404 bytes"):
         download.finish(np.empty(404, np.uint8))
     out = np.empty(50, np.uint32)
@@ -71,7 +71,7 @@ def test_a_download_holds_what_was_there_when_it_was_submitted(any_device: Devic
     downloads = [Download(any_device) for _ in range(4)]
     for k, download in enumerate(downloads):
         any_device.write(buffer, np.full(100, k, np.uint32))
-        download.start(buffer, 400)
+        download.start((buffer, 400))
     for k, download in reversed(list(enumerate(downloads))):
         out = np.empty(100, np.uint32)
         download.finish(out.view(np.uint8))
@@ -96,7 +96,7 @@ def test_memory_is_freed_with_what_holds_it(any_device: Device) -> None:
     try:
         staging, download = Staging(any_device, 400), Download(any_device)
         staging.array()
-        download.start(source, 400)
+        download.start((source, 400))
         download.finish(np.empty(400, np.uint8))
         handles = [weakref.ref(staging._buffer), weakref.ref(download._buffer)]
         del staging, download

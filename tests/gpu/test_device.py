@@ -86,7 +86,9 @@ def test_an_upload_is_a_buffer_with_the_array(device: Device) -> None:
 
 def test_buffers_beyond_the_limits_are_refused() -> None:
     require_adapter()
-    small = Device(limits={"max-storage-buffer-binding-size": 1 << 20})
+    small = Device(
+        OpenedAdapter(select_adapter(), limits={"max-storage-buffer-binding-size": 1 << 20})
+    )
     with pytest.raises(DeviceError, match=r"text needs 1048832 bytes, .* binds at most 1048576"):
         small.create_buffer("text", (1 << 20) + 1)
 
@@ -94,7 +96,11 @@ def test_buffers_beyond_the_limits_are_refused() -> None:
 def test_limits_above_the_adapter_s_are_refused() -> None:
     require_adapter()
     with pytest.raises(DeviceError, match="can't open"):
-        Device(limits={"max-compute-invocations-per-workgroup": 1 << 30})
+        Device(
+            OpenedAdapter(
+                select_adapter(), limits={"max-compute-invocations-per-workgroup": 1 << 30}
+            )
+        )
 
 
 def test_an_unknown_adapter_lists_those_there_are(device: Device) -> None:
@@ -133,9 +139,9 @@ def test_mapped_memory_is_not_submitted(device: Device) -> None:
 def test_a_download_under_way_is_not_started_again(device: Device) -> None:
     buffer = device.create_buffer("source", 16)
     download = Download(device)
-    download.start(buffer, 16)
+    download.start((buffer, 16))
     with pytest.raises(RuntimeError, match="under way"):
-        download.start(buffer, 16)
+        download.start((buffer, 16))
     download.finish(np.empty(16, np.uint8))
     with pytest.raises(RuntimeError, match="no download"):
         download.finish(np.empty(16, np.uint8))
@@ -151,7 +157,7 @@ def test_the_loss_of_a_device_is_an_error_of_the_device() -> None:
     buffer, commands, download = device.upload("numbers", array), device.record(), Download(device)
     kernel = device.kernel("recount/01_clear_table.wgsl", WORKGROUP_SIZE=64)
     commands.dispatch(bound, 1)
-    download.start(buffer, 256)
+    download.start((buffer, 256))
     download.cancel()
     staging = Staging(device, 256)
     staging.array()

@@ -43,7 +43,7 @@ fn count(@builtin(global_invocation_id) id: vec3<u32>) {
 @pytest.mark.parametrize("scan", ["scan_shared", "scan_subgroup"])
 def test_tint_compiles_every_kernel(null_device: Any, scan: str) -> None:
     for file, settings in COMPILED:
-        text = compose(file, {"scan": f"common/{scan}.wgsl"}, settings).text
+        text = compose(file, {"scan": f"common/{scan}.wgsl", **settings}).text
         if "atomic<f32>" in text:  # an extension of naga, of which WGSL and Tint know nothing
             continue
         load_driver("dawn").create_shader_module(null_device, text, file)
@@ -326,10 +326,12 @@ def test_dawn_lists_both_of_two_adapters_of_one_name(dawn_device: Device, tmp_pa
         driver.write_text(json.dumps(content))
     both = os.pathsep.join(map(str, drivers))
     program = (
-        "from llmgpu.gpu.adapters import list_adapters, load_driver, select_adapter\n"
+        "from llmgpu.gpu.adapters import OpenedAdapter, list_adapters, load_driver\n"
+        "from llmgpu.gpu.adapters import select_adapter\n"
         "from llmgpu.gpu.device import Device\n"
         "driver = load_driver('dawn')\n"
-        "assert Device(select_adapter('gpu:1', driver)).name == list_adapters(driver)[1].name\n"
+        "opened = OpenedAdapter(select_adapter('gpu:1', driver))\n"
+        "assert Device(opened).name == list_adapters(driver)[1].name\n"
         "print(*(info.name for info in list_adapters(driver)), sep='\\n')\n"
     )
     listed = subprocess.run(

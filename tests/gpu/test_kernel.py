@@ -26,10 +26,21 @@ def test_a_kernel_is_compiled_once_for_each_set_of_constants(any_device: Device)
 
 
 def test_threads_get_the_same_kernels(any_device: Device) -> None:
-    request = ("recount/03_find_max.wgsl", {"WORKGROUP_SIZE": 32})
-    kernels = any_device.prepare([request] * 8)
-    assert len({id(kernel) for kernel in kernels}) == 1
-    assert kernels[0] is any_device.kernel("recount/03_find_max.wgsl", WORKGROUP_SIZE=32)
+    file, constants = "recount/03_find_max.wgsl", {"WORKGROUP_SIZE": 32}
+    kernels = [any_device.begin_kernel(file, constants) for _ in range(8)]
+    assert {kernel.result() for kernel in kernels} == {any_device.kernel(file, **constants)}
+
+
+def test_kernels_of_a_pipeline_take_the_constants_that_they_declare(any_device: Device) -> None:
+    constants = {"WORKGROUP_SIZE": 32, "LOCAL_TABLE_SIZE": 64}
+    files = dict.fromkeys(("recount/03_find_max", "recount/02_pair_count"), constants)
+    kernels = any_device.prepare(files)
+    assert [*kernels] == ["find_max", "pair_count"]
+    assert kernels["find_max"] is any_device.kernel("recount/03_find_max.wgsl", WORKGROUP_SIZE=32)
+    assert kernels["pair_count"] is any_device.kernel("recount/02_pair_count.wgsl", **constants)
+    files["recount/03_find_max"] = {"TILE": 1}
+    with pytest.raises(DeviceError, match=r"no kernel of recount/03_.*02_pair_count declares TILE"):
+        any_device.prepare(files)
 
 
 def test_threads_compile_a_kernel_once_and_again_only_if_it_failed(
@@ -96,7 +107,7 @@ def test_a_compiler_error_names_file_and_line(
     lines = read_wgsl(of).splitlines()
     number = next(k for k, line in enumerate(lines, 1) if right in line)
     with pytest.raises(DeviceError, match=rf"does not compile at wgsl/{of}:{number}: "):
-        Kernel(device, replace(source, text=text), {})
+        Kernel(device, replace(source, text=text))
 
 
 TEXT = """

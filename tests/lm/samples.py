@@ -64,7 +64,7 @@ def read_weights(model: Model) -> dict[str, NDArray[np.float32]]:
         return {name: operations.read(each) for name, each in weights.items()}
     arrays = {name: np.empty(each.shape, each.dtype) for name, each in weights.items()}
     download = Download(operations.device)
-    download.start_all([(each.buffer, each.nbytes) for each in weights.values()])
+    download.start(*((each.buffer, each.nbytes) for each in weights.values()))
     download.finish(*(array.reshape(-1).view(np.uint8) for array in arrays.values()))
     return arrays
 

@@ -32,7 +32,7 @@
 
 override SIZE: u32 = 0u;        // number of ids in the vocabulary
 override UNKNOWN: u32 = 0u;     // id of the unknown token
-override FUSES: bool = false;   // true: unknown characters in a row become one id
+override FUSES: u32 = 0u;       // 1: unknown characters in a row become one id
 const CONTINUES: u32 = 4u;      // SIZE + CONTINUES is the item of a later byte of a character
 
 // Replaces the `count` symbols of a word by ids, and returns the number of ids.
@@ -60,7 +60,7 @@ fn replace(start: u32, count: u32, end: u32) -> u32 {
                 missing -= 1u;
             } else {
                 missing = select(item - SIZE, 0u, item == SIZE + CONTINUES);
-                if (!(was_unknown && FUSES)) {
+                if (!(was_unknown && FUSES != 0u)) {
                     symbols[place] = UNKNOWN;
                     place += 1u;
                 }

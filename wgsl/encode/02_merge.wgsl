@@ -37,7 +37,7 @@
 @group(0) @binding(7) var<storage, read_write> state: WordState;
 @group(0) @binding(8) var<uniform> hash_key: vec4<u32>;
 
-override WHOLE_TOKENS: bool = false; // true: encode_whole_tokens ran before
+override WHOLE_TOKENS: u32 = 0u; // 1: encode_whole_tokens ran before
 const BYTE_BITS: u32 = 10u;      // bits of a link that hold the symbol's bytes: 1023 at most
 const BYTE_MASK: u32 = 1023u;
 const NO_RANK: u32 = 0x3FFFFFu;  // rank of two symbols that do not merge
@@ -150,7 +150,7 @@ fn encode_merge(
     let i = flat_group(workgroup, workgroups) * WORKGROUP_SIZE + local_index;
     if (i >= fresh_count() || !is_new(owners[i])) { return; }
     let number = owners[i] ^ OWN;
-    if (WHOLE_TOKENS && entries[number].count != 0u) { return; }
+    if (WHOLE_TOKENS != 0u && entries[number].count != 0u) { return; }
     let start = fresh[i].w;
     let end = start + length_of(fresh[i].xyz);
     for (var place = start; place < end; place++) {

@@ -52,9 +52,9 @@ from llmgpu.bpe.words.word_table_gpu import (
     HASH_MASK,
     INSERTION,
     TABLE_BYTES,
+    TABLE_KERNELS,
     GpuWordTable,
     WordSlot,
-    prepare_kernels,
 )
 from llmgpu.cpu.library import default_threads, insert_pairs, library
 from llmgpu.gpu.adapters import Buffer
@@ -83,6 +83,12 @@ MOST_SPARED = 16
 MORE_IDS = 1.05
 # A slice's number of long words is estimated as the last slice's times this, plus LONG_WORDS.
 MORE_LONG_WORDS, LONG_WORDS = 1.5, 64
+# All kernels but `items`, which only vocabularies of SentencePiece's kind need.
+KERNELS = (
+    *("encode/00_look_up", "encode/01_whole_tokens", "encode/02_merge", "encode/03_store"),
+    *("encode/04_count_tokens", "encode/05_scan_groups", "encode/06_emit"),
+    *("encode/07_document_starts", "encode/08_long_words"),
+)
 FREE = constant("encode/02_merge.wgsl", "FREE")  # rank that marks a free slot of the pair table
 
 
@@ -99,7 +105,6 @@ class GpuEncoder:
         text_bytes: int | None = None,
         first_words: int = 4 * FIRST_WORDS,
         table_bytes: int = TABLE_BYTES,
-        workgroup_size: int = 256,
         hash_mask: int = HASH_MASK,
     ) -> None:
         """Compile the kernels, upload the pairs that merge, and make an empty table.
@@ -121,7 +126,6 @@ class GpuEncoder:
         self.expect(text_bytes)
         self._shared_bytes = self._long_words = 0  # see `_share_buffers`, `expected_long_words`
         self._longest = SOFTWARE_LONGEST if device.is_software else LONGEST
-        self._wg = workgroup_size
         # Compile kernels, pack pairs and allocate slots at the same time, because each takes long.
         with ThreadPoolExecutor(thread_name_prefix="llmgpu-pack") as packers:
             packing = packers.submit(packed_pairs, vocabulary)
@@ -158,27 +162,17 @@ class GpuEncoder:
         self._slot_bytes = min([self._slice_bytes, *shorter])
 
     def _prepare_kernels(self, hash_mask: int) -> dict[str, Kernel]:
-        symbols, items = self._vocabulary.piece_symbols, {}
+        symbols, files = self._vocabulary.piece_symbols, [*TABLE_KERNELS, *KERNELS]
+        constants = {
+            "HASH_MASK": hash_mask,
+            "MAX_WORD": self._longest,
+            "WHOLE_TOKENS": int(self._vocabulary.takes_whole_tokens),
+        }
         if symbols is not None:
-            constants = {"SIZE": self._vocabulary.size, "FUSES": int(symbols.rules.fuses)}
-            items["encode/02_items"] = constants | {"UNKNOWN": symbols.unknown or 0}
-        return prepare_kernels(
-            self._device,
-            self._wg,
-            {
-                "encode/00_look_up": {"MAX_WORD": self._longest},
-                "encode/01_whole_tokens": {},
-                "encode/02_merge": {"WHOLE_TOKENS": int(self._vocabulary.takes_whole_tokens)},
-                **items,
-                "encode/03_store": {},
-                "encode/04_count_tokens": {},
-                "encode/05_scan_groups": {},
-                "encode/06_emit": {},
-                "encode/07_document_starts": {},
-                "encode/08_long_words": {},
-            },
-            hash_mask,
-        )
+            files.append("encode/02_items")
+            constants |= {"SIZE": self._vocabulary.size, "UNKNOWN": symbols.unknown or 0}
+            constants["FUSES"] = int(symbols.rules.fuses)
+        return self._device.prepare(dict.fromkeys(files, constants))
 
     def _vocabulary_buffers(self, packing: Future[NDArray[np.uint32]]) -> dict[str, Buffer]:
         upload, trie = self._device.upload, self._vocabulary.trie
@@ -389,8 +383,8 @@ class _Slot(WordSlot):
 
     def drop(self) -> None:
         """Discard the results of the last run."""
-        self._ids_copy.cancel()
-        self._starts_copy.cancel()
+        for copy in (self._ids_copy, self._starts_copy, self._long_copy):
+            copy.cancel()
 
     def run_again(self) -> None:
         """Submit the slice again. The words that it inserted before are in the table."""
@@ -406,12 +400,13 @@ class _Slot(WordSlot):
         begin, look_up, *insertion, merge = bound[: merging + 1]
         *storing, count, scan, emit, long, starts = bound[merging + 1 :]
         # Insert new words into the table, and merge them.
-        groups = -(-self.main_end // (32 * encoder._wg))
+        size = self.device.workgroup_size
+        groups = -(-self.main_end // (32 * size))
         commands.dispatch(begin, 1)
         commands.dispatch(look_up, groups)
         for kernel in insertion:
             commands.dispatch(kernel, table.groups)
-        commands.dispatch(merge, -(-table.fresh_capacity // encoder._wg))
+        commands.dispatch(merge, -(-table.fresh_capacity // size))
         for kernel in storing:
             commands.dispatch(kernel, table.groups)
         # Write the ids of all words and the positions of long words and documents.
@@ -420,17 +415,15 @@ class _Slot(WordSlot):
         commands.dispatch(emit, groups)
         commands.dispatch(long, LISTING_GROUPS)
         if self._documents:
-            commands.dispatch(starts, -(-self._documents // encoder._wg))
+            commands.dispatch(starts, -(-self._documents // size))
         # Copy the results to the host. The number of ids is an estimate.
         self._copied = encoder.expected_ids(self.main_end)
-        self._ids_copy.record(commands, self.buffers["output"], 4 * self._copied)
-        self._starts_copy.record(commands, self.buffers["documents"], 4 * self._documents)
+        self._ids_copy.record(commands, (self.buffers["output"], 4 * self._copied))
+        self._starts_copy.record(commands, (self.buffers["documents"], 4 * self._documents))
         self._copied_words = encoder.expected_long_words
         nbytes = self._copied_words * LISTED_WORD.itemsize
-        self._long_copy.record(commands, self.buffers["long_words"], nbytes)
+        self._long_copy.record(commands, (self.buffers["long_words"], nbytes))
         self.submit_with_state(commands, table)
-        self._ids_copy.begin()
-        self._starts_copy.begin()
 
     def take_long_words(self, count: int, longest: int, most_bytes: int) -> LongWords | None:
         """Return the slice's words of more than `longest` bytes, without their ids.
@@ -440,14 +433,14 @@ class _Slot(WordSlot):
         If there are more, the words are read from the slice's text on the device, which waits for
         all slices submitted so far.
         """
+        if not 0 < count <= self._copied_words:
+            self._long_copy.cancel()
         if not count:
             return LongWords([], None)
         if count <= LISTED:
             listed = np.empty(count, LISTED_WORD)
             if count > self._copied_words:  # the estimate was too low: copy again
-                self._long_copy.start(self.buffers["long_words"], listed.nbytes)
-            else:
-                self._long_copy.begin()
+                self._long_copy.start((self.buffers["long_words"], listed.nbytes))
             self._long_copy.finish(listed.view(np.uint8))
             if listed["length"].all():
                 listed = listed[np.argsort(listed["start"])]
@@ -470,7 +463,7 @@ class _Slot(WordSlot):
         """
         if tokens > self._copied:  # the estimate was too low: copy again
             self._ids_copy.cancel()
-            self._ids_copy.start(self.buffers["output"], 4 * tokens)
+            self._ids_copy.start((self.buffers["output"], 4 * tokens))
         positions = np.empty(self._documents, np.uint32)
         self._starts_copy.finish(positions.view(np.uint8))
         starts = positions.astype(np.int64)

@@ -42,6 +42,8 @@ SHORTEST_SLICE_BYTES = 1 << 16  # least size of slices, however short the announ
 CHUNK_BYTES = 256
 MAX_CHUNK_BYTES = constant("trie/01_long_exit.wgsl", "MAX_CHUNK")
 COMPACT_WORKGROUP = 64
+# The kernels of a slice except the last, in the order in which they run.
+KERNELS = "00_chunk_entry", "01_long_exit", "02_long_chain", "03_tokenizer_chunked", "04_prefix_sum"
 # Loop iterations for each byte of a match: one step, and a binary search among 256 children.
 STEPS_PER_BYTE = 9
 
@@ -56,7 +58,6 @@ class GpuGreedyEncoder:
         slice_bytes: int | None = None,
         *,
         chunk_bytes: int = CHUNK_BYTES,
-        workgroup_size: int = 256,
         text_bytes: int | None = None,
     ) -> None:
         """Compile the kernels and upload the trie.
@@ -77,7 +78,6 @@ class GpuGreedyEncoder:
         self._chunk_bytes = chunk_bytes = min(
             chunk_bytes, _positions_per_thread(device, vocabulary)
         )
-        self._wg = workgroup_size
         self._lookahead = stream_lookahead(vocabulary)
         # A slice fits into one binding, and its chunks into one loop.
         if slice_bytes is None:
@@ -87,18 +87,9 @@ class GpuGreedyEncoder:
         self._least_bytes = min(2 * vocabulary.trie.longest + PADDING + 1, most)
         self._slice_bytes = min(max(slice_bytes, self._least_bytes), most)
         self.expect(text_bytes)
-        # The kernels of a slice, in the order in which they run.
-        size = {"WORKGROUP_SIZE": workgroup_size}
-        self._kernels = device.prepare(
-            [
-                ("trie/00_chunk_entry.wgsl", size | {"LOOK_BACK": chunk_bytes}),
-                ("trie/01_long_exit.wgsl", size),
-                ("trie/02_long_chain.wgsl", size),
-                ("trie/03_tokenizer_chunked.wgsl", size),
-                ("trie/04_prefix_sum.wgsl", size),
-                ("trie/05_tokenizer_compact.wgsl", {"WORKGROUP_SIZE": COMPACT_WORKGROUP}),
-            ]
-        )
+        files = {f"trie/{name}": {"LOOK_BACK": chunk_bytes} for name in KERNELS}
+        files["trie/05_tokenizer_compact"] = {"WORKGROUP_SIZE": COMPACT_WORKGROUP}
+        self._kernels = [*device.prepare(files).values()]
         self._shared = {
             "nodes": device.upload("trie nodes", vocabulary.trie.nodes),
             "edges": device.upload("trie edges", vocabulary.trie.edges),
@@ -210,8 +201,7 @@ class _Slot:
         self.state, self._long_args = shared["slice_state"], shared["long_args"]
         self._compact = device.create_buffer("compact output", 4 * slice_bytes)
         self._params = device.create_uniform("trie params", PARAMS.itemsize)
-        self._state_copy, self._undecided_copy = Download(device), Download(device)
-        self._ids_copy = Download(device)
+        self._state_copy, self._ids_copy = Download(device), Download(device)
         buffers = shared | {
             "input": self.pretokenizer.text,
             "start_bits": self.pretokenizer.start_bits,
@@ -226,7 +216,7 @@ class _Slot:
         chunk_entry, long_exit, long_chain, tokenizer, prefix_sum, compact = self._bound
         chunks = -(-piece.main_end // encoder._chunk_bytes)
         self._write_params(piece, chunks)
-        chunk_groups = -(-chunks // encoder._wg)
+        chunk_groups = -(-chunks // device.workgroup_size)
         commands = device.record()
         self.staging.copy_to(commands, self.pretokenizer.text, piece.length)
         self.pretokenizer.record(commands, piece)
@@ -236,11 +226,9 @@ class _Slot:
         commands.dispatch(tokenizer, chunk_groups)
         commands.dispatch(prefix_sum, 1)
         commands.dispatch(compact, chunks)
-        self._state_copy.record(commands, self.state, 4 * STATE_WORDS)
-        self._undecided_copy.record(commands, self.pretokenizer.undecided, 4)
+        states = (self.state, 4 * STATE_WORDS), (self.pretokenizer.undecided, 4)
+        self._state_copy.record(commands, *states)
         commands.submit()
-        self._state_copy.begin()
-        self._undecided_copy.begin()
 
     def _write_params(self, piece: Slice, chunks: int) -> None:
         encoder, vocabulary = self._encoder, self._encoder._vocabulary
@@ -255,7 +243,7 @@ class _Slot:
         # Write the dispatch arguments, (x, y, z) in workgroups, of the kernels long_exit and
         # long_chain. Their x stays 0 unless the kernel trie_chunk_entry finds a chunk that needs
         # them.
-        rows = [-(-chunks // 65_535), -(-chunks // encoder._wg // 65_535)]
+        rows = [-(-chunks // 65_535), -(-chunks // self._device.workgroup_size // 65_535)]
         long_args = [0, max(1, rows[0]), 1, 0, max(1, rows[1]), 1]
         self._device.write(self._long_args, np.array(long_args, np.uint32))
 
@@ -265,14 +253,13 @@ class _Slot:
         The state is uint32 (STATE_WORDS,), indexed by STATE_CARRY and the other STATE_ constants.
         """
         state, undecided = np.empty(STATE_WORDS, np.uint32), np.empty(1, np.uint32)
-        self._state_copy.finish(state.view(np.uint8))
-        self._undecided_copy.finish(undecided.view(np.uint8))
+        self._state_copy.finish(state.view(np.uint8), undecided.view(np.uint8))
         return not undecided[0], state
 
     def fetch(self, ids: NDArray[np.uint32]) -> None:
         """Copy the slice's ids to `ids`, whose length is the number of ids."""
         if len(ids):
-            self._ids_copy.start(self._compact, ids.nbytes)
+            self._ids_copy.start((self._compact, ids.nbytes))
             self._ids_copy.finish(ids.view(np.uint8))
 
 

@@ -25,7 +25,6 @@ from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.gpu.commands import Commands
 from llmgpu.gpu.device import Device, hash_key_buffer, paced_states
-from llmgpu.gpu.kernel import Kernel
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.progress import Progress, no_progress
 from llmgpu.spelling import spelled
@@ -34,6 +33,10 @@ MAX_TOKENS = 65_536  # pairs have two ranks of 16 bits
 MAX_SHORT_TOKENS = 32_768  # a symbol of 2 bytes has a rank of 15 bits
 MAX_TEXT_BYTES = 1 << 30  # kernels of wgsl/pretoken compute positions as signed numbers
 _STATE_FILE = "recount/iter_state.wgsl"
+KERNELS = (
+    *("00_word_boundary", "01_clear_table", "02_pair_count", "03_find_max", "05_setup_merge"),
+    *("06_run_reduce", "08_merge_reduce", "09_scan_blocks", "12_finalize_compact"),
+)
 STATE = struct_dtype(_STATE_FILE, "IterState")
 RUNNING, TABLE_FULL = constant(_STATE_FILE, "RUNNING"), constant(_STATE_FILE, "TABLE_FULL")
 # Byte offsets in the buffer dispatch_args: arguments of an indirect dispatch are three u32.
@@ -58,7 +61,6 @@ def train(
     options: TrainingOptions,
     *,
     progress: Progress = no_progress,
-    workgroup_size: int = 256,
     table_slots: int = FIRST_TABLE_SLOTS,
     count_tile: int | None = None,
     symbol_bytes: int | None = None,
@@ -87,9 +89,7 @@ def train(
         )
     if count_tile is None:
         count_tile = SOFTWARE_COUNT_TILE if device.is_software else COUNT_TILE
-    loop = _RecountLoop(
-        device, len(text), options, workgroup_size, table_slots, count_tile, symbol_bytes
-    )
+    loop = _RecountLoop(device, len(text), options, table_slots, count_tile, symbol_bytes)
     loop.load(text, document_starts)
     return loop.run(progress)
 
@@ -112,7 +112,6 @@ class _RecountLoop:
         device: Device,
         text_bytes: int,
         options: TrainingOptions,
-        workgroup_size: int,
         table_slots: int,
         count_tile: int,
         symbol_bytes: int,
@@ -121,10 +120,16 @@ class _RecountLoop:
         self._size = text_bytes
         self._options = options
         self._byte_ranks = byte_ranks(options.tie)
-        self._wg = workgroup_size
-        self._block = SYMBOLS_PER_THREAD * workgroup_size
+        self._wg = device.workgroup_size
+        self._block = SYMBOLS_PER_THREAD * self._wg
         self._symbols_per_word = 4 // symbol_bytes
-        self._compile(count_tile)
+        constants = {
+            "BLOCK": self._block,
+            "COUNT_TILE": count_tile,
+            "LOCAL_TABLE_SIZE": options.recount_slots,
+            "symbols_per_word": self._symbols_per_word,
+        }
+        self._kernels = device.prepare({f"recount/{name}": constants for name in KERNELS})
         self._table_slots = table_slots
         # Number of the next iteration to record; after a halt, the number of merges made.
         self._recorded = 0
@@ -134,7 +139,7 @@ class _RecountLoop:
         self._symbols = [create(f"symbols {k}", symbol_bytes * text_bytes) for k in range(2)]
         # The key of a buffer is the buffer's name in the kernels.
         self._buffers = {
-            "valid_mask": create("valid mask", 4 * workgroup_size * blocks),
+            "valid_mask": create("valid mask", 4 * self._wg * blocks),
             "block_sums": create("block sums", 4 * blocks),
             "run_starts": create("run starts", 4 * blocks),
             "run_tiles": create("run tiles", 4 * -(-blocks // RUN_TILE)),
@@ -145,26 +150,6 @@ class _RecountLoop:
             "run_merges": create("run merges", 4),
             "hash_key": hash_key_buffer(device),
         }
-
-    def _compile(self, count_tile: int) -> None:
-        size = {"WORKGROUP_SIZE": self._wg}
-        symbols = size | {"symbols_per_word": self._symbols_per_word}
-        count, block = {"COUNT_TILE": count_tile}, {"BLOCK": self._block}
-        local = {"LOCAL_TABLE_SIZE": self._options.recount_slots}
-        kernels = self._device.prepare(
-            [
-                ("recount/00_word_boundary.wgsl", symbols),
-                ("recount/01_clear_table.wgsl", size | count),
-                ("recount/02_pair_count.wgsl", symbols | count | local),
-                ("recount/03_find_max.wgsl", size),
-                ("recount/05_setup_merge.wgsl", size | block),
-                ("recount/06_run_reduce.wgsl", symbols | block),
-                ("recount/08_merge_reduce.wgsl", symbols | block),
-                ("recount/09_scan_blocks.wgsl", size | block | count),
-                ("recount/12_finalize_compact.wgsl", symbols | block),
-            ]
-        )
-        self._kernels: dict[str, Kernel] = {kernel.label: kernel for kernel in kernels}
 
     def load(self, text: NDArray[np.uint8], document_starts: NDArray[np.int64]) -> None:
         """Upload the text, and make the symbols on the device."""
@@ -177,16 +162,14 @@ class _RecountLoop:
         state["min_frequency"] = min(max(self._options.min_frequency, 1), 0xFFFFFFFF)
         device.write(self._buffers["state"], state)
         marked = self._mark_starts(text, document_starts)
-        boundary = self._kernels.pop("bpe_word_boundary").bind(
+        boundary = self._kernels.pop("word_boundary").bind(
             text=marked.text,
             start_bits=marked.start_bits,
             byte_ranks=device.upload("byte ranks", self._byte_ranks),
             symbols=self._symbols[0],
             state=self._buffers["state"],
         )
-        commands = device.record()
-        commands.dispatch(boundary, -(-self._size // (self._symbols_per_word * self._wg)))
-        commands.submit()
+        device.dispatch(boundary, -(-self._size // (self._symbols_per_word * self._wg)))
         self._make_table(self._table_slots)
 
     def _mark_starts(
@@ -215,16 +198,14 @@ class _RecountLoop:
         self._buffers["candidates"] = create("candidates", 8 * -(-slots // (4 * self._wg)))
         self._bound = [  # kernels of even and of odd iterations, which swap the symbol buffers
             {
-                label: kernel.bind_from(
+                name: kernel.bind_from(
                     self._buffers | {"symbols": source, "output_symbols": target}
                 )
-                for label, kernel in self._kernels.items()
+                for name, kernel in self._kernels.items()
             }
             for source, target in (self._symbols, self._symbols[::-1])
         ]
-        commands = self._device.record()
-        commands.dispatch(self._bound[0]["bpe_clear_table"], -(-slots // self._wg))
-        commands.submit()
+        self._device.dispatch(self._bound[0]["clear_table"], -(-slots // self._wg))
 
     def _record_iteration(self, commands: Commands) -> None:
         # The iteration after the last merge only ends the loop; more would wait in the queue.
@@ -234,16 +215,16 @@ class _RecountLoop:
         bound = self._bound[self._recorded & 1]
         self._recorded += 1
         # Count all pairs, and choose the most frequent pair.
-        commands.dispatch_indirect(bound["bpe_pair_count_b"], args, ARGS_COUNT)
-        commands.dispatch(bound["bpe_find_max4"], -(-slots // (4 * self._wg)))
-        commands.dispatch(bound["bpe_setup_merge"], 1)
+        commands.dispatch_indirect(bound["pair_count"], args, ARGS_COUNT)
+        commands.dispatch(bound["find_max"], -(-slots // (4 * self._wg)))
+        commands.dispatch(bound["setup_merge"], 1)
         # Find the starts of runs of equal symbols. In a run, the distance from its start decides
         # which symbols merge.
-        commands.dispatch_indirect(bound["bpe_run_reduce"], args, ARGS_RUNS)
+        commands.dispatch_indirect(bound["run_reduce"], args, ARGS_RUNS)
         # Merge, count the symbols left in each block, and compact the text.
-        commands.dispatch_indirect(bound["bpe_merge_reduce_b"], args, ARGS_BLOCKS)
-        commands.dispatch(bound["bpe_scan_blocks"], 1)
-        commands.dispatch_indirect(bound["bpe_finalize_compact_b"], args, ARGS_BLOCKS)
+        commands.dispatch_indirect(bound["merge_reduce"], args, ARGS_BLOCKS)
+        commands.dispatch(bound["scan_blocks"], 1)
+        commands.dispatch_indirect(bound["finalize_compact"], args, ARGS_BLOCKS)
 
     def run(self, progress: Progress) -> Merges:
         """Iterate until all merges are made or no pair is frequent enough."""

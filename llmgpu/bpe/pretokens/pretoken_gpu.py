@@ -213,9 +213,9 @@ class GpuPretokenizer:
         # Only kernels that include walk.wgsl have a reach.
         self.reach = reach or (SOFTWARE_REACH if device.is_software else REACH)
         file = f"pretoken/{found.kernel}_starts.wgsl"
-        walks = "override REACH:" in compose(file, device.source_choices).text
+        walks = "REACH" in compose(file, device.source_choices).settings
         walking = {"REACH": self.reach} if walks else {}
-        self._kernel = device.kernel(file, WORKGROUP_SIZE=256, **found.constants, **walking)
+        self._kernel = device.kernel(file, **found.constants, **walking)
         size = -(-capacity // SEGMENT_BYTES) * 4
         self.text = device.create_buffer("text", capacity + 8)
         self.start_bits = device.create_buffer("start bits", size)

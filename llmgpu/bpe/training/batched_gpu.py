@@ -71,7 +71,6 @@ def train(
     options: TrainingOptions,
     task: MergeTask,
     *,
-    workgroup_size: int = 256,
     first_capacities: Capacities | None = None,
 ) -> Merges:
     """Learn the merges of a task from words; merge k makes symbol len(words.lengths) + k.
@@ -86,21 +85,19 @@ def train(
     if len(words.counts) == 0 or task.merges == 0:
         none = np.empty(0, np.int64)
         return Merges(np.empty((0, 2), np.uint32), none, words.total, 0)
-    loop = _BatchedLoop(device, words, task, workgroup_size, first_capacities or _suitable(words))
+    loop = _BatchedLoop(device, words, task, first_capacities or _suitable(words))
     loop.load(options)
     return loop.run()
 
 
-def compile_kernels(device: Device, workgroup_size: int = 256) -> dict[str, Kernel]:
+def compile_kernels(device: Device) -> dict[str, Kernel]:
     """Compile the trainer's kernels, in threads and once per device; return them by name."""
-    size = {"WORKGROUP_SIZE": workgroup_size}
     largest = device.limits["max-compute-invocations-per-workgroup"]
     one = {"WORKGROUP_SIZE": min(largest, MAX_SELECT_WORKGROUP)}
-    names = (*SETUP_KERNELS, *ROUND_KERNELS)
-    files = (f"batched/{k:02}_{name}.wgsl" for k, name in enumerate(names))
-    constants = (one if name in SELECTING else size for name in names)
-    kernels = device.prepare(list(zip(files, constants, strict=True)))
-    return dict(zip(names, kernels, strict=True))
+    names = enumerate((*SETUP_KERNELS, *ROUND_KERNELS))
+    return device.prepare(
+        {f"batched/{k:02}_{name}": one if name in SELECTING else {} for k, name in names}
+    )
 
 
 def _unfit(device: Device, words: SymbolWords, merges: int) -> str | None:
@@ -166,15 +163,13 @@ class _BatchedLoop:
         device: Device,
         words: SymbolWords,
         task: MergeTask,
-        workgroup_size: int,
         capacities: Capacities,
     ) -> None:
         self._device = device
         self._words, self._task = words, task
         self._capacities = capacities
         self._groups = SOFTWARE_GROUPS if device.is_software else GROUPS
-        self._wg = workgroup_size
-        self._kernels = compile_kernels(device, workgroup_size)
+        self._kernels = compile_kernels(device)
         self._positions = words.positions
         sizes = {
             "units": UNIT_BYTES * self._positions,
@@ -213,12 +208,11 @@ class _BatchedLoop:
             "pair_entries": device.upload("pair entries", numbers),
             "words": device.upload("words", ends),
             "first_pairs": device.upload("first pairs", first_pairs),
-            "params": device.create_uniform("lay out params", PARAMS.itemsize),
+            "params": device.upload("lay out params", params, uniform=True),
             "places": device.create_buffer("places", 4 * self._positions),
         }
-        device.write(buffers["params"], params)
-        by_position = -(-self._positions // self._wg)
-        by_pair = -(-len(first_pairs) // self._wg)
+        by_position = -(-self._positions // device.workgroup_size)
+        by_pair = -(-len(first_pairs) // device.workgroup_size)
         # Only these first kernels need the uploads, which are freed when `load` returns.
         commands = device.record()
         commands.clear(buffers["bins"])

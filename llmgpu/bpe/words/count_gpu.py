@@ -29,9 +29,9 @@ from llmgpu.bpe.words.word_table_gpu import (
     HASH_MASK,
     INSERTION,
     TABLE_BYTES,
+    TABLE_KERNELS,
     GpuWordTable,
     WordSlot,
-    prepare_kernels,
 )
 from llmgpu.gpu.commands import Commands
 from llmgpu.gpu.device import Device
@@ -39,6 +39,7 @@ from llmgpu.machine import Costs
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 
+KERNELS = "count/00_look_up", "count/01_count_fresh", "count/02_lengths", "count/03_pack"
 MAX_WORD = 1024
 # Bytes of the first slice: few, because most of its words are new, and the table has to grow.
 FIRST_SLICE_BYTES = 1 << 20
@@ -71,7 +72,6 @@ class GpuWordCounter:
         slice_bytes: int | None = None,
         first_words: int = FIRST_WORDS,
         table_bytes: int = TABLE_BYTES,
-        workgroup_size: int = 256,
         hash_mask: int = HASH_MASK,
     ) -> None:
         """Compile the kernels and make an empty table.
@@ -90,17 +90,11 @@ class GpuWordCounter:
             slice_bytes = SOFTWARE_SLICE_BYTES if device.is_software else SLICE_BYTES
         most = min(device.max_binding_bytes, COUNT_LIMIT // 2)
         self._slice_bytes = min(slice_bytes, most)
-        self._wg = workgroup_size
-        files: dict[str, dict[str, int]] = {
-            "count/00_look_up": {"MAX_WORD": MAX_WORD},
-            "count/01_count_fresh": {},
-            "count/02_lengths": {},
-            "count/03_pack": {},
-        }
+        constants = {"HASH_MASK": hash_mask, "MAX_WORD": MAX_WORD}
         with ThreadPoolExecutor(thread_name_prefix="llmgpu-slot") as threads:
             # Allocate slots while the kernels are compiled.
             slots = begin_slots(device, threads, lambda: _Slot(self))
-            self._kernels = prepare_kernels(device, workgroup_size, files, hash_mask)
+            self._kernels = device.prepare(dict.fromkeys((*TABLE_KERNELS, *KERNELS), constants))
         self._lock = threading.Lock()  # held while a slice is submitted or the table grows
         self.table = GpuWordTable(
             device,
@@ -199,18 +193,13 @@ class GpuWordCounter:
         device, kernels = self._device, self._kernels
         stored = {name: self.table.buffers[name] for name in ("places", "word_data", "state")}
         lengths = device.create_buffer("word lengths", 4 * words)
-        commands = device.record()
-        commands.dispatch(kernels["lengths"].bind(**stored, lengths=lengths), self.table.groups)
-        commands.submit()
+        device.dispatch(kernels["lengths"].bind(**stored, lengths=lengths), self.table.groups)
         offsets = offsets_of(device.read(lengths, words, np.uint32))
         size = int(offsets[-1])
         device.write(lengths, offsets[1:].astype(np.uint32))
         packed = device.create_buffer("packed words", size)
-        commands = device.record()
-        pack = kernels["pack"]
-        bound = pack.bind(**stored, ends=lengths, packed=packed)
-        commands.dispatch(bound, -(-size // (4 * pack.workgroup_size)))
-        commands.submit()
+        bound = kernels["pack"].bind(**stored, ends=lengths, packed=packed)
+        device.dispatch(bound, -(-size // (4 * kernels["pack"].workgroup_size)))
         return device.read(packed, size, np.uint8), offsets
 
 
@@ -232,12 +221,12 @@ class _Slot(WordSlot):
 
     def submit_count(self, commands: Commands) -> None:
         """Record the kernels that count the pending words, and submit the commands."""
-        counter, table = self._counter, self._counter.table
+        table = self._counter.table
         begin, look_up, *others = self.bound(
             table, ("begin_slice", "look_up", *INSERTION, "count_fresh")
         )
         commands.dispatch(begin, 1)
-        commands.dispatch(look_up, -(-self.main_end // (32 * counter._wg)))
+        commands.dispatch(look_up, -(-self.main_end // (32 * self.device.workgroup_size)))
         for kernel in others:
             commands.dispatch(kernel, table.groups)
         self.submit_with_state(commands, table)

@@ -36,26 +36,8 @@ INSERTION = ("claim", "number")  # kernels that run after words were looked up
 HASH_MASK = constant("words/state.wgsl", "HASH_MASK")
 
 
-def prepare_kernels(
-    device: Device,
-    workgroup_size: int,
-    files: Mapping[str, Mapping[str, int]],
-    hash_mask: int = HASH_MASK,
-) -> dict[str, Kernel]:
-    """Compile the table's kernels and the kernels of `files`.
-
-    files: the files of further kernels, with each file's constants. hash_mask: bits of the words'
-    hashes to use.
-
-    Returns the kernels by the names of their files, without folder and number.
-    """
-    size = {"WORKGROUP_SIZE": workgroup_size, "HASH_MASK": hash_mask}
-    shared = ("words/01_claim", "words/02_number", "words/03_rehash")
-    requests: list[tuple[str, Mapping[str, int]]] = [("words/00_begin_slice.wgsl", {})]
-    requests += [(f"{file}.wgsl", size) for file in shared]
-    requests += [(f"{file}.wgsl", size | dict(constants)) for file, constants in files.items()]
-    names = [file.split("/")[1].removesuffix(".wgsl")[3:] for file, _ in requests]
-    return dict(zip(names, device.prepare(requests), strict=True))
+# The table's kernels, see `Device.prepare`.
+TABLE_KERNELS = "words/00_begin_slice", "words/01_claim", "words/02_number", "words/03_rehash"
 
 
 class GpuWordTable:
@@ -195,18 +177,15 @@ class WordSlot:
         self.staging = Staging(device, slice_bytes)
         self.staging.array()  # map the memory early, because mapping it the first time is slow
         self._pretokenizer = GpuPretokenizer(device, pattern, slice_bytes)
-        self._text = self._pretokenizer.text
-        self._pending = device.create_buffer("pending", slice_bytes // 8 + 4)
-        self._params = device.create_uniform("slice params", 16)
         self._state_copy = Download(device)
         self._generation = 0
         self._kernels: list[BoundKernel] = []
         self._piece: Slice | None = None
         self.buffers: dict[str, Buffer] = {
-            "text": self._text,
+            "text": self._pretokenizer.text,
             "start_bits": self._pretokenizer.start_bits,
-            "pending": self._pending,
-            "params": self._params,
+            "pending": device.create_buffer("pending", slice_bytes // 8 + 4),
+            "params": device.create_uniform("slice params", 16),
             "undecided": self._pretokenizer.undecided,
         }
 
@@ -228,8 +207,8 @@ class WordSlot:
         """Record commands that upload a slice from staging memory and mark the starts of words."""
         self._piece = piece
         params = np.array((piece.main_end, len(piece.document_starts), 0, 0), np.uint32)
-        self.device.write(self._params, params)
-        self.staging.copy_to(commands, self._text, piece.length)
+        self.device.write(self.buffers["params"], params)
+        self.staging.copy_to(commands, self.buffers["text"], piece.length)
         self._pretokenizer.record(commands, piece)
         self.all_pending(commands)
 
@@ -237,7 +216,7 @@ class WordSlot:
         """Record a command that marks all words of the slice as pending."""
         nbytes = -(-self.main_end // 32) * 4
         starts = self._pretokenizer.start_bits
-        commands.copy(starts.handle, self._pending.handle, nbytes)
+        commands.copy(starts.handle, self.buffers["pending"].handle, nbytes)
 
     def bound(self, table: GpuWordTable, names: Sequence[str]) -> list[BoundKernel]:
         """Return kernels bound to the buffers of this slot and of a table."""
@@ -249,9 +228,8 @@ class WordSlot:
 
     def submit_with_state(self, commands: Commands, table: GpuWordTable) -> None:
         """Submit commands and a copy of the table's state, which `collect` reads."""
-        self._state_copy.record(commands, table.buffers["state"], STATE.itemsize)
+        self._state_copy.record(commands, (table.buffers["state"], STATE.itemsize))
         commands.submit()
-        self._state_copy.begin()
 
     def collect(self) -> NDArray[Any]:
         """Wait for the slice; return its final state, one element of STATE."""
@@ -262,7 +240,7 @@ class WordSlot:
 
     def read_byte(self, position: int) -> int:
         """Return the byte at a position of the slice's text."""
-        return int(self.device.read(self._text, position + 1, np.uint8)[position])
+        return int(self.device.read(self.buffers["text"], position + 1, np.uint8)[position])
 
     def read_words(self, spans: Sequence[tuple[int, int]]) -> list[NDArray[np.uint8]]:
         """Return words of the slice, given by begin and end in ascending order."""
@@ -270,7 +248,7 @@ class WordSlot:
             return []
         first = spans[0][0] // ALIGNMENT * ALIGNMENT
         count = spans[-1][1] - first
-        text = self.device.read(self._text.view(first, count), count, np.uint8)
+        text = self.device.read(self.buffers["text"].view(first, count), count, np.uint8)
         return [text[begin - first : end - first] for begin, end in spans]
 
     def long_spans(self, longest: int) -> list[tuple[int, int]]:

@@ -379,7 +379,7 @@ class GpuTransfers(Transfers):
 
         download = self._idle.pop() if self._idle else Download(self._device)
         download.reserve(self._nbytes)
-        download.start_all([(tensor.buffer, tensor.nbytes) for tensor in tensors])
+        download.start(*((tensor.buffer, tensor.nbytes) for tensor in tensors))
 
         def read() -> tuple[FloatArray, Callable[[], None]]:
             copied, unmap = download.mapped()
@@ -455,7 +455,7 @@ class GpuSnapshot(Snapshot):
             part, room = [], SNAPSHOT_PART
             while self._unread and (room := room - len(self._unread[0][1])) >= 0:
                 part.append(self._unread.popleft())
-            download.start_all([(buffer, len(piece)) for buffer, piece in part])
+            download.start(*((buffer, len(piece)) for buffer, piece in part))
             self._reading.append((download, part))
         return not self._reading
 
@@ -621,8 +621,7 @@ class GpuRecorder(Recorder):
         """Return a uniform with these contents. Equal contents share one uniform."""
         content = np.ascontiguousarray(values).tobytes()
         if content not in self._uniforms:
-            self._uniforms[content] = self.device.create_uniform("parameters", len(content))
-            self.device.write(self._uniforms[content], values)
+            self._uniforms[content] = self.device.upload("parameters", values, uniform=True)
         return self._uniforms[content]
 
 

@@ -42,6 +42,7 @@ from llmgpu.kernel_source import constant
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.encoding.test_matching import merge_vocabularies, rank_vocabularies
 from tests.bpe.words.test_count_gpu import PARTS
+from tests.harness.devices import workgroups_of
 from tests.reference import encoding as reference
 
 LISTED_BYTES = constant("encode/08_long_words.wgsl", "LISTED_BYTES")
@@ -102,18 +103,18 @@ def test_ids_of_merging(
     threads: int,
 ) -> None:
     vocabulary = with_pattern(vocabulary, pattern)
-    encoder = GpuEncoder(
-        any_device,
-        vocabulary,
-        slice_bytes,
-        threads=threads,
-        first_words=first_words,
-        table_bytes=table_bytes,
-        workgroup_size=workgroup_size,
-    )
     expected = [reference.bpe_encode(vocabulary, text) for text in documents]
-    assert encode(encoder, documents) == expected
-    assert encode(encoder, documents[::-1]) == expected[::-1]  # the table is kept
+    with workgroups_of(any_device, workgroup_size):
+        encoder = GpuEncoder(
+            any_device,
+            vocabulary,
+            slice_bytes,
+            threads=threads,
+            first_words=first_words,
+            table_bytes=table_bytes,
+        )
+        assert encode(encoder, documents) == expected
+        assert encode(encoder, documents[::-1]) == expected[::-1]  # the table is kept
 
 
 @given(rank_vocabularies(), st.lists(st.sampled_from(b"abc "), max_size=300).map(bytes))

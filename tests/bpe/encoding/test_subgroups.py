@@ -19,11 +19,11 @@ from llmgpu.text.corpus import corpus_from_bytes
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.gpu.device import Device
 from tests.bpe.plain.test_recount_gpu import words
 from tests.bpe.plain.test_scan_blocks import test_offsets_and_total_are_those_of_numpy
+from tests.harness.devices import open_device
 
-device = Device()
+device = open_device()
 assert device.subgroup_size == int(sys.argv[1]), device.subgroup_size
 text = words(7, 6_000, 900) + b"a" * 3_000
 gpu = Backend(device, device.name)

@@ -18,11 +18,13 @@ from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import DeviceError, InputError
+from llmgpu.gpu.adapters import OpenedAdapter, select_adapter
 from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.encoding.test_encoder_numpy import BYTES, make_vocabulary
 from tests.bpe.plain.test_recount_gpu import words
 from tests.conftest import require_adapter
+from tests.harness.devices import workgroups_of
 from tests.reference import bpe as reference
 
 LETTERS = b"abs \n0!'\x00\xe4\xb8"
@@ -73,14 +75,9 @@ def test_ids_are_those_of_a_plain_loop(
     workgroup_size: int,
 ) -> None:
     vocabulary = make_vocabulary(BYTES + tokens, pattern)
-    encoder = GpuGreedyEncoder(
-        any_device,
-        vocabulary,
-        slice_bytes,
-        chunk_bytes=chunk_bytes,
-        workgroup_size=workgroup_size,
-    )
-    assert encode(encoder, documents) == expected(vocabulary, documents)
+    with workgroups_of(any_device, workgroup_size):
+        encoder = GpuGreedyEncoder(any_device, vocabulary, slice_bytes, chunk_bytes=chunk_bytes)
+        assert encode(encoder, documents) == expected(vocabulary, documents)
 
 
 @pytest.mark.parametrize("children", [1, 2, 3, 7])
@@ -120,10 +117,9 @@ def test_more_than_65535_chunks(any_device: Device, workgroup_size: int) -> None
     text = words(3, 40_000, 2_000)
     assert len(text) > 140_000
     vocabulary = make_vocabulary([*BYTES, b"et", b" e", b"ao", b"eta"], "class")
-    encoder = GpuGreedyEncoder(
-        any_device, vocabulary, len(text) + 1_000, chunk_bytes=2, workgroup_size=workgroup_size
-    )
-    assert encode(encoder, text) == encode(NumpyEncoder(vocabulary), text)
+    with workgroups_of(any_device, workgroup_size):
+        encoder = GpuGreedyEncoder(any_device, vocabulary, len(text) + 1_000, chunk_bytes=2)
+        assert encode(encoder, text) == encode(NumpyEncoder(vocabulary), text)
 
 
 @pytest.mark.slow
@@ -187,7 +183,9 @@ def test_timing_covers_every_kernel_and_changes_nothing(device: Device) -> None:
 
 def test_a_vocabulary_larger_than_the_adapter_takes_is_refused() -> None:
     require_adapter()
-    small = Device(limits={"max-storage-buffer-binding-size": 1 << 16})
+    small = Device(
+        OpenedAdapter(select_adapter(), limits={"max-storage-buffer-binding-size": 1 << 16})
+    )
     pairs = [bytes([a, b]) for a in range(97, 123) for b in range(256)]
     vocabulary = make_vocabulary([*BYTES, *pairs], "class")
     with pytest.raises(DeviceError, match=r"trie nodes needs \d+ bytes, .* binds at most 65536"):
@@ -258,7 +256,7 @@ class CountingDevice(Device):
 
 
 def test_a_second_text_allocates_nothing(device: Device) -> None:
-    counting = CountingDevice(device.adapter)
+    counting = CountingDevice(device)
     encoder = GpuGreedyEncoder(counting, make_vocabulary(BYTES, "class"), 1_000)
     encode(encoder, b"ab" * 5_000)
     made = counting.made
@@ -267,7 +265,7 @@ def test_a_second_text_allocates_nothing(device: Device) -> None:
 
 
 def test_buffers_have_the_size_of_the_announced_text(device: Device) -> None:
-    counting = CountingDevice(device.adapter)
+    counting = CountingDevice(device)
     vocabulary = make_vocabulary([*BYTES, b"ab", b"bab"], "class")
     encoder = GpuGreedyEncoder(counting, vocabulary, 1 << 20, text_bytes=100)
     text = b"abab " * 60_000
@@ -297,7 +295,7 @@ def test_slices_of_a_short_text_hold_the_longest_token(
 
 
 def test_an_encoder_is_opened_for_the_size_of_its_first_text(device: Device) -> None:
-    counting = CountingDevice(device.adapter)
+    counting = CountingDevice(device)
     vocabulary = make_vocabulary([*BYTES, b"ab"], "class").with_match("greedy")
     encoder = open_encoder(vocabulary, Backend(counting, "counting"), text_bytes=100)
     assert isinstance(encoder, Expecting)

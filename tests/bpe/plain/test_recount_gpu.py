@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import fields
 from typing import Any
 
@@ -23,7 +24,7 @@ from llmgpu.bpe.training.symbols import Merges, MergeTask, byte_symbols, transla
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.errors import DeviceError, LlmgpuError
-from llmgpu.gpu.adapters import Buffer
+from llmgpu.gpu.adapters import Buffer, OpenedAdapter, select_adapter
 from llmgpu.gpu.commands import Commands
 from llmgpu.gpu.device import Device
 from llmgpu.gpu.kernel import BoundKernel, Kernel
@@ -32,6 +33,7 @@ from llmgpu.progress import no_progress
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.word_lists import byte_ids
 from tests.conftest import require_adapter
+from tests.harness.devices import workgroups_of
 from tests.reference import bpe as reference
 
 KERNELS = 10  # the recount folder's, and that which marks where pre-tokens start
@@ -43,7 +45,13 @@ DOCUMENTS = st.lists(TEXT, min_size=1, max_size=3).filter(any)
 
 
 def train(
-    device: Device, documents: list[bytes], *, merges: int, tie: str = "bytes", **options: object
+    device: Device,
+    documents: list[bytes],
+    *,
+    merges: int,
+    tie: str = "bytes",
+    workgroup_size: int = Device.workgroup_size,
+    **options: object,
 ) -> Merges:
     lengths = [len(document) for document in documents]
     starts = np.array([0, *itertools.accumulate(lengths)][:-1], np.int64)
@@ -51,7 +59,8 @@ def train(
     names = {field.name for field in fields(TrainingOptions)} & set(options)
     training: Any = {name: options.pop(name) for name in names}
     wanted = TrainingOptions(256 + merges, tie=tie, **training)
-    return recount_gpu.train(device, text, starts, wanted, **options)  # type: ignore[arg-type]
+    with workgroups_of(device, workgroup_size):
+        return recount_gpu.train(device, text, starts, wanted, **options)  # type: ignore[arg-type]
 
 
 def replay(
@@ -206,7 +215,8 @@ def test_the_largest_ranks_of_both_sizes_of_symbols(
     documents, merges = [b"ababab cab" * 30, words(7, 300, 60)], 60
     text = np.frombuffer(b"".join(documents), np.uint8)
     options = TrainingOptions(tokens, pattern="class", tie="bytes")
-    loop = recount_gpu._RecountLoop(any_device, len(text), options, 64, 1024, 256, symbol_bytes)
+    with workgroups_of(any_device, 64):
+        loop = recount_gpu._RecountLoop(any_device, len(text), options, 1024, 256, symbol_bytes)
     loop.load(text, np.array([0, len(documents[0])]))
     # The loop goes on as if almost all merges were made, of which no symbol is left in the text.
     made = tokens - 256 - merges
@@ -259,9 +269,15 @@ class _Hardware(Device):
 
     is_software = False  # type: ignore[assignment]
 
-    def prepare(self, requests: Sequence[tuple[str, Mapping[str, int]]]) -> list[Kernel]:
-        self.asked = {file: dict(constants) for file, constants in requests}
-        return super().prepare(requests)
+    def __init__(self, device: Device) -> None:
+        self.asked: dict[str, Mapping[str, int | str]] = {}
+        super().__init__(device)
+
+    def begin_kernel(
+        self, file: str, constants: Mapping[str, int | str], *, in_thread: bool = True
+    ) -> Future[Kernel]:
+        self.asked[file] = constants
+        return super().begin_kernel(file, constants, in_thread=in_thread)
 
 
 class _Watched(Device):
@@ -400,7 +416,9 @@ def test_more_tokens_than_16_bits_number_are_refused(device: Device) -> None:
 @pytest.mark.parametrize(("tokens", "most"), [(32_768, 524_288), (32_769, 262_144)])
 def test_a_text_larger_than_the_adapter_takes_is_refused(tokens: int, most: int) -> None:
     require_adapter()
-    small = Device(limits={"max-storage-buffer-binding-size": 1 << 20})
+    small = Device(
+        OpenedAdapter(select_adapter(), limits={"max-storage-buffer-binding-size": 1 << 20})
+    )
     with pytest.raises(DeviceError, match=rf"more than {most} bytes.*--limit {most}"):
         train(small, [b"a" * (most + 1)], merges=tokens - 256, pattern="none")
     assert train(small, [b"a" * most], merges=tokens - 256, pattern="none").symbols == 2

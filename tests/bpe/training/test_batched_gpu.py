@@ -23,6 +23,7 @@ from llmgpu.errors import DeviceError
 from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import struct_dtype
 from tests.bpe.word_lists import byte_ids
+from tests.harness.devices import workgroups_of
 from tests.reference import bpe as reference
 
 REPEATED = TrainingOptions(256)  # merge pairs that occur twice or more
@@ -84,14 +85,10 @@ def test_merges_are_those_of_the_sequential_algorithm(
 ) -> None:
     symbols = byte_symbols(distinct(words), byte_ranks(tie))
     options = TrainingOptions(256, min_frequency=min_frequency, max_token_length=max_token_length)
-    trained = batched_gpu.train(
-        any_device,
-        symbols,
-        options,
-        MergeTask(merges=merges),
-        first_capacities=sizes,
-        workgroup_size=workgroup_size,
-    )
+    with workgroups_of(any_device, workgroup_size):
+        trained = batched_gpu.train(
+            any_device, symbols, options, MergeTask(merges=merges), first_capacities=sizes
+        )
     assert id_pairs(trained, tie) == reference.train(
         documents_of(words), merges, "none", tie, min_frequency, max_token_length
     )

@@ -21,6 +21,7 @@ from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.counts_file import save_counts
 from llmgpu.errors import CapacityError, InputError, LlmgpuError
+from llmgpu.gpu.adapters import OpenedAdapter, select_adapter
 from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bpe.plain.test_recount_gpu import words
@@ -58,7 +59,9 @@ def test_what_does_not_fit_the_device_is_merged_on_the_cpu(size: int, tmp_path: 
     options = TrainingOptions(280)
     counts = Training(options, NUMPY).count(corpus_from_bytes(b"a" * 300_000))
     expected = train_vocabulary(counts, options, NUMPY)
-    small = Device(limits={"max-storage-buffer-binding-size": size})
+    small = Device(
+        OpenedAdapter(select_adapter(), limits={"max-storage-buffer-binding-size": size})
+    )
     checkpoint = Checkpoint.begin(tmp_path / "run", {})
     result = train_vocabulary(
         counts, options, Backend(small, "a small device"), checkpoint=checkpoint

@@ -63,7 +63,7 @@ def small(head_dim: int, *, lanes: int = 8, rows: int = 8) -> AttentionUnits:
 
 
 def source_of(file: str, a: AttentionUnits, settings: Mapping[str, int]) -> KernelSource:
-    return compose(file, {}, a.settings | settings)
+    return compose(file, a.settings | settings)
 
 
 class Case:
@@ -324,7 +324,7 @@ def test_tint_compiles_every_kind(
     for file, settings in product(KINDS, KINDS_OF_GRADIENTS):
         source = source_of(file, a, settings)
         load_driver("dawn").create_shader_module(null_device, source.text, "attention")
-        threads, memory = source.workgroup({})
+        threads, memory = source.workgroup()
         is_stored = file == BACKWARD_KV_STORED
         assert threads == a.threads
         assert memory <= (a.stored_memory if is_stored else a.memory(gradients=file != FORWARD))
@@ -474,7 +474,7 @@ class Recording(GpuOperations):
             expected = self.units.settings | {"packed": 1} if packed else self.units.settings
             expected |= {"stores": int(stores)} if file == BACKWARD_Q else {}
             assert constants == expected
-            source = compose(file, {}, constants)
+            source = compose(file, constants)
             assert {each.name for each in source.bindings} == {"params", *bound}
             # Bindings are the memory of the tensors.
             assert memory_of(bound["gradients"]) == written

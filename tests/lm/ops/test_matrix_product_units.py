@@ -44,7 +44,7 @@ class Product:
 
     @cached_property
     def text(self) -> str:
-        return compose("lm/03_matrix_product_units.wgsl", {}, self.settings).text
+        return compose("lm/03_matrix_product_units.wgsl", self.settings).text
 
     @cached_property
     def in_pairs(self) -> Product:
@@ -323,7 +323,7 @@ def test_long_sums_load_lines_for_two_steps(inner: int, parts: int, tile: int, p
     units = MatrixUnits((16, 16, 16), 32, MATRIX_TILES)
     settings = linear._settings(product, tiling, units)
     assert settings["long_sums"] == pairs
-    loads_pairs = "is_low" in compose("lm/03_matrix_product_units.wgsl", {}, settings).text
+    loads_pairs = "is_low" in compose("lm/03_matrix_product_units.wgsl", settings).text
     assert loads_pairs == pairs
 
 
@@ -363,7 +363,7 @@ def test_tint_compiles_the_products_of_float32_kernels(
                 **dict.fromkeys(("accumulate", "stacked"), added),
                 "residual": not added,
             }
-            text = compose("lm/03_matrix_product.wgsl", {}, settings).text
+            text = compose("lm/03_matrix_product.wgsl", settings).text
             load_driver("dawn").create_shader_module(null_device, text, "product")
 
 

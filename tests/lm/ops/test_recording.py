@@ -16,6 +16,7 @@ from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
 from llmgpu.lm.ops.recording import Program
 from llmgpu.lm.ops.tensor import Tensor
 from tests.conftest import require_adapter
+from tests.harness.devices import open_device
 from tests.lm.ops.checking import run, tensor_of
 from tests.reference.lm.cast import nearest_half
 
@@ -207,7 +208,7 @@ def test_several_programs_are_prepared(operations: Operations) -> None:
 
 def test_nothing_of_a_prepared_program_runs_before_it_where_kernels_are_timed() -> None:
     require_adapter()
-    device = Device()
+    device = open_device()
     operations = open_operations(device)
     device.timing = True
     tensor, program = zeros_of(operations, MAX_TIMED + 1)
@@ -219,7 +220,7 @@ def test_nothing_of_a_prepared_program_runs_before_it_where_kernels_are_timed() 
 
 def test_a_program_that_was_prepared_without_timing_is_timed() -> None:
     require_adapter()
-    device = Device()
+    device = open_device()
     if "timestamp-query" not in device.features:
         pytest.skip("asks for timestamps")
     operations = open_operations(device)
