@@ -33,7 +33,7 @@ from llmgpu.lm.model import Model
 from llmgpu.lm.ops.generating import MOST_LARGEST, logits_of
 from llmgpu.lm.ops.linear import FEW_ROWS
 from llmgpu.lm.ops.recording import Program
-from llmgpu.lm.ops.tensor import AnyArray, AttentionTensors, HeadTensors, NewRows, Norm, Tensor
+from llmgpu.lm.ops.tensor import AnyArray, HeadTensors, NewRows, Norm, Tensor
 from llmgpu.lm.sampling import Sampler
 
 MAX_STEPS = 16  # most steps of a submission
@@ -57,23 +57,6 @@ class Chosen(NamedTuple):
     ids: AnyArray
     logits: AnyArray
     decides: NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class _CachedSequences(Sequences):
-    """New rows of sequences in a cache.
-
-    starts: `NewRows.places`. cache: keys and values of a layer.
-    """
-
-    cache: Tensor
-
-    def attend(self, heads: AttentionTensors) -> None:
-        """Record the copy of keys and values to the cache, and attention over the cache."""
-        for x, column in ((heads.k, 0), (heads.v, heads.k.shape[1])):
-            self.operations.cache_append(x, self.cache, self.starts, column)
-        cached = HeadTensors(heads.q, self.cache)
-        self.operations.attention_cached(cached, self.starts, heads.out, self.shape)
 
 
 class CachedRows:
@@ -141,14 +124,14 @@ class CachedRows:
         for layer, cache in enumerate(caches):
             prefix, weights = f"model.layers.{layer}", model.layers[layer]
             norm, heads = self._norm(f"{prefix}.input_layernorm.weight"), HeadTensors(q, cache)
-            packed = weights.packed_heads
+            packed = weights.heads
             ops.heads_to_cache(norm, config.norm_epsilon, packed, rotation, heads)
             ops.attention_cached(heads, self._new.places, attended, self._shape)
             if self._is_half:
                 ops.round_to_half(attended, operand)
             ops.linear(operand, weights.attention_out, self._x, residual=self._x)
             norm = self._norm(f"{prefix}.post_attention_layernorm.weight")
-            inner, activation = weights.packed_inner, model.activation
+            inner, activation = weights.inner, model.activation
             ops.feed_forward(norm, config.norm_epsilon, inner, activation, activated)
             ops.linear(activated, weights.down, self._x, residual=self._x)
 
@@ -157,7 +140,7 @@ class CachedRows:
         layer = Layer(self._model, self.rows, "layer", mixed=False)
         rotation = self._model.rotation(self._new.places.part(0, self.rows))
         for weights, cache in zip(self._model.layers, caches, strict=True):
-            rows = _CachedSequences(self._ops, rotation, self._new.places, self._shape, cache)
+            rows = Sequences(rotation, self._new.places, self._shape, cache)
             layer.record(weights, self._x, self._x, rows)
 
     def write(self, tokens: Sequence[int], positions: Sequence[int], starts: Sequence[int]) -> None:

@@ -81,7 +81,7 @@ class LossGraph:
         )
         self._starts = self._ids("starts of documents")
         shape = replace(model.attention_shape(batch, seq), saves_memory=recompute)
-        self._sequences = Sequences(ops, model.rotation(self.positions), self._starts, shape)
+        self._sequences = Sequences(model.rotation(self.positions), self._starts, shape)
         # The losses, and the tensors outside of layers.
         self._loss_params = ops.parameters("loss parameters", (4,))
         names = ("losses", "label smoothing", "z-losses")

@@ -24,6 +24,7 @@ from llmgpu.lm.ops.tensor import (
     AttentionGradients,
     AttentionShape,
     AttentionTensors,
+    HeadTensors,
     Norm,
     PackedGradient,
     Rotation,
@@ -35,18 +36,17 @@ ROLES = ("queries", "keys", "values")
 
 @dataclass(frozen=True)
 class Sequences:
-    """Records attention over the sequences of a batch. Rows of tensors are the sequences' tokens.
+    """The sequences of a batch. Rows of tensors are the sequences' tokens.
 
     rotation: the angles of the tokens. starts, shape: see `Operations.attention`.
+    cache: keys and values of earlier tokens, if any; the pass appends the tokens' own, and `starts`
+        are `NewRows.places`.
     """
 
-    operations: Operations
     rotation: Rotation
     starts: Tensor
     shape: AttentionShape
-
-    def attend(self, heads: AttentionTensors) -> None:
-        self.operations.attention(heads, self.starts, self.shape)
+    cache: Tensor | None = None
 
 
 class RowTensors:
@@ -177,7 +177,7 @@ class SeparateHeads:
     def record(self, w: LayerWeights, x: Tensor, rotation: Rotation) -> None:
         """Record rotated queries and keys, and values; x: output of a norm, (N, C)."""
         ops, heads = self._ops, self._heads
-        for k, (matrix, out) in enumerate(zip(w.heads, self._products, strict=True)):
+        for k, (matrix, out) in enumerate(zip(w.heads.parts, self._products, strict=True)):
             norm = self._norms[k] if k < len(self._norms) else None
             product = out if norm is None else norm.x
             ops.linear(x, matrix, product)
@@ -213,8 +213,8 @@ class SeparateHeads:
             round_operand(ops, of_product, g.heads[k])
         # Compute the gradients of the matrices and of their common input.
         for k, operand in enumerate(g.heads):
-            ops.linear_backward_weight(operand, x, d.heads[k], accumulate=pass_.accumulate)
-            ops.linear_backward_input(operand, w.heads[k], g.normed, accumulate=k > 0)
+            ops.linear_backward_weight(operand, x, d.heads.parts[k], accumulate=pass_.accumulate)
+            ops.linear_backward_input(operand, w.heads.parts[k], g.normed, accumulate=k > 0)
 
 
 class PackedHeads:
@@ -227,19 +227,19 @@ class PackedHeads:
     def __init__(self, model: Model, heads: AttentionTensors) -> None:
         """Allocate the tensor of the product, which all layers share."""
         self._ops, self._heads = model.operations, heads
-        shape = (heads.q.shape[0], model.layers[0].packed_heads.tensor.shape[0])
+        shape = (heads.q.shape[0], model.layers[0].heads.tensor.shape[0])
         self._product = self._ops.scratch("heads side by side", shape, np.float16)
 
     def record(self, w: LayerWeights, x: Tensor, rotation: Rotation) -> None:
-        self._ops.linear(x, w.packed_heads.tensor, self._product)
-        self._ops.split_heads(self._product, w.packed_heads.starts, rotation, self._heads)
+        self._ops.linear(x, w.heads.tensor, self._product)
+        self._ops.split_heads(self._product, w.heads.starts, rotation, self._heads)
 
     def record_backward(self, pass_: Backward, x: Tensor, rows: Sequences) -> None:
         ops, w, d, g = self._ops, pass_.weights, pass_.of_weights, pass_.inside
         (gradient,) = g.heads
-        of_heads = PackedGradient(g.attended, gradient, w.packed_heads.starts, rows.rotation)
+        of_heads = PackedGradient(g.attended, gradient, w.heads.starts, rows.rotation)
         ops.attention_backward_to_packed(self._heads, of_heads, rows.starts, rows.shape)
-        packed, d_packed = w.packed_heads.tensor, d.packed_heads.tensor
+        packed, d_packed = w.heads.tensor, d.heads.tensor
         ops.linear_backward_weight(gradient, x, d_packed, accumulate=pass_.accumulate)
         ops.linear_backward_input(gradient, packed, g.normed, accumulate=False)
 
@@ -299,7 +299,10 @@ class Layer:
         # Attention adds to the residual stream.
         ops.rms_norm(self._attention_norm(w, x), self._epsilon)
         self._heads.record(w, self._attention_normed, rows.rotation)
-        rows.attend(self.attention)
+        if rows.cache is None:
+            ops.attention(self.attention, rows.starts, rows.shape)
+        else:
+            self._attend_over(rows.cache, rows)
         attended = round_operand(ops, self.attention.out, self._attended)
         ops.linear(attended, w.attention_out, self._middle, residual=x)
         # The feed-forward network adds to the residual stream, too.
@@ -311,6 +314,14 @@ class Layer:
             ops.activate(self._activation)
         if not again:
             ops.linear(self._activation.out, w.down, out, residual=self._middle)
+
+    def _attend_over(self, cache: Tensor, rows: Sequences) -> None:
+        """Record the copy of keys and values to a cache, and attention over the cache."""
+        heads = self.attention
+        for x, column in ((heads.k, 0), (heads.v, heads.k.shape[1])):
+            self._ops.cache_append(x, cache, rows.starts, column)
+        cached = HeadTensors(heads.q, cache)
+        self._ops.attention_cached(cached, rows.starts, heads.out, rows.shape)
 
     def record_backward(self, pass_: Backward, x: Tensor, rows: Sequences) -> None:
         """Record the backward pass from the layer's output to its input `x` (N, C)."""
@@ -344,9 +355,8 @@ class Layer:
 
     def _inner_of(self, weights: LayerWeights) -> tuple[Tensor, ...]:
         """Return the weights of the inner products, or their gradients."""
-        if len(self._activation.inner) == len(weights.inner):
-            return weights.inner
-        return (weights.packed_inner.tensor,)
+        inner = weights.inner
+        return (inner.tensor,) if self._activation.are_packed else inner.parts
 
 
 def make_gradients(model: Model, rows: int) -> LayerGradients:
@@ -365,7 +375,7 @@ def make_gradients(model: Model, rows: int) -> LayerGradients:
     normed = new.operand if is_packed and len(inner) == 1 and config.dim % 4 == 0 else new.single
     # Operands of the gradients of queries, keys and values: one for all three, or one for each.
     if is_packed:
-        width = model.layers[0].packed_heads.tensor.shape[0]
+        width = model.layers[0].heads.tensor.shape[0]
         heads: tuple[Tensor, ...] = (new.operand("queries, keys and values", width),)
     else:
         singles = (*before_norms, *of_heads[len(before_norms) :])
@@ -392,7 +402,7 @@ def _inner(model: Model, new: RowTensors, gate: str) -> tuple[Tensor, ...]:
     """
     config = model.config
     if new.mixed and config.is_gated and config.ffn_dim % 4 == 0:
-        return (new.operand("gate and up", model.layers[0].packed_inner.tensor.shape[0]),)
+        return (new.operand("gate and up", model.layers[0].inner.tensor.shape[0]),)
     roles = (gate, "up") if config.is_gated else ("up",)
     return tuple(new.operand(role, config.ffn_dim) for role in roles)
 

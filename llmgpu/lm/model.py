@@ -45,15 +45,13 @@ class LayerWeights:
     """The tensors of one layer by role: operands of products, or gradients of weights."""
 
     attention_norm: Tensor  # (C,)
-    heads: tuple[Tensor, ...]  # matrices of queries (H*D, C), keys and values (K*D, C)
+    heads: Packed  # matrices of queries (H*D, C), keys and values (K*D, C)
     biases: tuple[Tensor, ...]  # biases of queries, keys and values; () for a model without biases
     head_norms: tuple[Tensor, ...]  # (D,) for queries and keys; () for a model without head norms
     attention_out: Tensor  # (C, H*D)
     ffn_norm: Tensor  # (C,)
-    inner: tuple[Tensor, ...]  # matrices (F, C) of gate and up, or only of up
+    inner: Packed  # matrices (F, C) of gate and up, or only of up
     down: Tensor  # (C, F)
-    packed_heads: Packed  # `heads` as one matrix
-    packed_inner: Packed  # `inner` as one matrix
 
     @classmethod
     def of(
@@ -71,15 +69,13 @@ class LayerWeights:
 
         return cls(
             attention_norm=tensors[f"{prefix}.input_layernorm.weight"],
-            heads=there(*(f"{attention}.{role}_proj.weight" for role in "qkv")),
+            heads=packed[attention],
             biases=there(*(f"{attention}.{role}_proj.bias" for role in "qkv")),
             head_norms=there(*(f"{attention}.{role}_norm.weight" for role in "qk")),
             attention_out=tensors[f"{attention}.o_proj.weight"],
             ffn_norm=tensors[f"{prefix}.post_attention_layernorm.weight"],
-            inner=there(f"{ffn}.gate_proj.weight", f"{ffn}.up_proj.weight"),
+            inner=packed[ffn],
             down=tensors[f"{ffn}.down_proj.weight"],
-            packed_heads=packed[attention],
-            packed_inner=packed[ffn],
         )
 
 
@@ -233,10 +229,11 @@ def make_weights(
     name, and the packed matrices by the prefix of their names, such as "model.layers.0.mlp".
     """
     packs = {key: list(members) for key, members in groupby(weights, _pack_of)}
-    layouts = {key: Packed.layout(each.shape for each in packs[key]) for key in packs if key[1]}
     shapes = {
-        label.format(key[0]): layouts[key][1] if key[1] else members[0].shape
-        for key, members in packs.items()
+        label.format(name): Packed.layout(each.shape for each in members)[1]
+        if is_packed
+        else members[0].shape
+        for (name, is_packed), members in packs.items()
     }
     kinds = [members[0].shape for members in packs.values()]
     made = operations.adjacent_tensors(shapes, dtype, kinds)
@@ -246,9 +243,9 @@ def make_weights(
             tensors[prefix] = whole
             continue
         members = packs[prefix, True]
-        packed[prefix] = Packed(whole, layouts[prefix, True][0])
-        parts = packed[prefix].parts({label.format(each.name): each.shape for each in members})
-        tensors |= {weight.name: part for weight, part in zip(members, parts, strict=True)}
+        named = {label.format(each.name): each.shape for each in members}
+        packed[prefix] = Packed.of(whole, named)
+        tensors |= zip((each.name for each in members), packed[prefix].parts, strict=True)
     return tensors, packed
 
 

@@ -1,13 +1,13 @@
 // muon_momentum: updates the running mean of a matrix's gradients, and computes the direction of
 // the step, which Newton-Schulz iterations then make orthogonal.
 //
-//   mean += (1 - momentum) (g - mean),  g = clip_scale gradient
-//   direction = g + momentum (mean - g)                                                  (Nesterov)
+//   momentum += (1 - m) (g - momentum),  g = clip_scale gradient,  m = hyper.momentum
+//   direction = g + m (momentum - g)                                                     (Nesterov)
 //
 // A bad step changes nothing.
 //
 // binding 0  gradient   read        any shape, taken as one list of elements
-// binding 1  mean       read_write  as gradient
+// binding 1  momentum   read_write  as gradient
 // binding 2  direction  read_write  as gradient
 // binding 3  hyper      uniform     Hyper
 // binding 4  stats      read        (4,)
@@ -17,7 +17,7 @@
 //!include lm/live_elements.wgsl
 
 @group(0) @binding(0) var<storage, read> gradient: array<vec4<f32>>;
-@group(0) @binding(1) var<storage, read_write> mean: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read_write> momentum: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read_write> direction: array<vec4<f32>>;
 @group(0) @binding(3) var<uniform> hyper: Hyper;
 @group(0) @binding(4) var<storage, read> stats: vec4<f32>;
@@ -33,8 +33,8 @@ fn muon_momentum(
     if (4u * i < dims.x && stats.z == 0.0) {
         let live = live_elements(i, dims.x);
         let g = stats.x * gradient[i];
-        let after = mean[i] + (1.0 - hyper.momentum) * (g - mean[i]);
-        mean[i] = select(mean[i], after, live);
+        let after = momentum[i] + (1.0 - hyper.momentum) * (g - momentum[i]);
+        momentum[i] = select(momentum[i], after, live);
         direction[i] = select(direction[i], g + hyper.momentum * (after - g), live);
     }
 }

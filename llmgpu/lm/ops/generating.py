@@ -44,9 +44,6 @@ from llmgpu.lm.ops.tensor import (
 
 PARTS = 64  # most parts into which a row of logits is divided; each workgroup searches one part
 HEADS = struct_dtype("lm/head_places.wgsl", "HeadParams")
-LARGEST = struct_dtype("lm/13_find_largest.wgsl", "LargestParams")
-CHOICE = struct_dtype("lm/13_take_likeliest.wgsl", "ChoiceParams")
-DRAW = struct_dtype("lm/13_draw_largest.wgsl", "DrawParams")
 # `draw_largest` draws among at most this many logits.
 MOST_LARGEST = constant("lm/13_draw_largest.wgsl", "MOST")
 
@@ -307,11 +304,10 @@ class GpuGenerating(GpuActivations, GpuLayers, GpuProducts, GenerationOperations
             logits=logits,
             partial=partial,
         )
-        sizes = (logits.shape[0], parts, step, rows.idle)
         self.dispatch(
             "lm/13_take_likeliest.wgsl",
             logits.shape[0],
-            params=np.array([sizes], CHOICE),
+            params=dims(logits.shape[0], parts, step, rows.idle),
             partial=partial,
             tokens=rows.tokens,
             places=rows.places,
@@ -319,21 +315,19 @@ class GpuGenerating(GpuActivations, GpuLayers, GpuProducts, GenerationOperations
         )
 
     def find_largest(self, logits: Tensor, count: int, k: int, found: Tensor) -> None:
-        sizes = (*logits.shape, count, k, found.shape[1] - 1)
         self.dispatch(
             "lm/13_find_largest.wgsl",
             logits.shape[0],
-            params=np.array([sizes], LARGEST),
+            params=dims(*logits.shape, count, k, found.shape[1] - 1),
             logits=logits,
             found=found,
         )
 
     def draw_largest(self, found: Tensor, draws: Tensor, rows: NewRows, step: int) -> None:
-        sizes = (found.shape[0], found.shape[1] - 1, step, rows.idle)
         self.dispatch(
             "lm/13_draw_largest.wgsl",
             found.shape[0],
-            params=np.array([sizes], DRAW),
+            params=dims(found.shape[0], found.shape[1] - 1, step, rows.idle),
             draws=draws,
             found=found,
             tokens=rows.tokens,

@@ -188,11 +188,10 @@ class EngineOperations(Operations):
 
     @called_in_c
     def update_weight(self, state: WeightState, update: WeightUpdate) -> Call | None:
-        moments = state.adamw_moments(update)
-        if moments is None:
+        if not state.in_c or update.half_copy is not None:
             return None
-        tensors = update.parameter, update.gradient, *moments, update.stats, update.hyper
-        return "adamw", *tensors, update.decays, update.parameter.size
+        tensors = update.parameter, update.gradient, *state.tensors, update.stats, update.hyper
+        return state.in_c, *tensors, update.decays, update.parameter.size
 
 
 def open_operations(

@@ -97,13 +97,14 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Packed:
-    """Matrices of one width in one tensor (rows, C), matrix i from row starts[i] on.
+    """Matrices `parts` of one width in one tensor (rows, C), matrix i from row starts[i] on.
 
     Rows of zeros between matrices align each start, so that a device can bind each matrix.
     """
 
     tensor: Tensor
     starts: Shape
+    parts: tuple[Tensor, ...]
 
     @staticmethod
     def layout(shapes: Iterable[Shape]) -> tuple[Shape, tuple[int, int]]:
@@ -118,12 +119,15 @@ class Packed:
             end = starts[-1] + rows
         return tuple(starts), (end, width)
 
-    def parts(self, shapes: Shapes) -> list[Tensor]:
-        """Return the matrices; shapes: the shapes passed to `layout`, by the matrices' names."""
-        return [
-            replace(self.tensor.rows(start, start + rows), name=name)
-            for start, (name, (rows, _)) in zip(self.starts, shapes.items(), strict=True)
-        ]
+    @classmethod
+    def of(cls, tensor: Tensor, shapes: Shapes) -> Packed:
+        """Divide a tensor of the shape that `layout` returns; shapes: by the matrices' names."""
+        starts, _ = cls.layout(shapes.values())
+        parts = (
+            replace(tensor.rows(start, start + rows), name=name)
+            for start, (name, (rows, _)) in zip(starts, shapes.items(), strict=True)
+        )
+        return cls(tensor, starts, tuple(parts))
 
 
 @dataclass(frozen=True)

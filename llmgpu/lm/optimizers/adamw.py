@@ -109,6 +109,7 @@ class Moments(WeightState):
     second: Tensor
 
     elements: ClassVar[tuple[str, ...]] = ("first", "second")
+    in_c: ClassVar[str] = "adamw"
 
     @staticmethod
     def make(operations: Operations, weights: Sequence[Tensor]) -> list[Moments]:
@@ -123,10 +124,6 @@ class Moments(WeightState):
         tensors = (update.parameter, update.gradient, self.first, self.second)
         for p, g, m, v in _pieces(*tensors):
             adamw(update, p, g * update.clip_scale, m, v)
-
-    def adamw_moments(self, update: WeightUpdate) -> tuple[Tensor, Tensor] | None:
-        """Return both moments, or None if a half-precision copy must be written, too."""
-        return (self.first, self.second) if update.half_copy is None else None
 
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
         """Append the kernel of a step; each thread updates four elements."""
@@ -146,6 +143,7 @@ class RowMoments(Moments):
     rows: Tensor
 
     elements = ()
+    in_c = ""
 
     @classmethod
     def make_rows(cls, operations: Operations, weight: Tensor, rows: Tensor) -> RowMoments:
@@ -171,9 +169,6 @@ class RowMoments(Moments):
             adamw(update, p, g, m, v)
             for tensor, rows in zip(changed, (p, m, v), strict=True):
                 tensor.array[some] = rows
-
-    def adamw_moments(self, update: WeightUpdate) -> None:
-        """Return None, because a step changes only some rows."""
 
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
         """Append the kernel of a step; each thread updates an element of a listed row."""

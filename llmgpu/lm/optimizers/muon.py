@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike
 
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import Steps, WeightState, WeightUpdate
-from llmgpu.lm.ops.recording import GpuRecorder, dims, workgroups
+from llmgpu.lm.ops.recording import GpuRecorder, workgroups
 from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, Tensor
 from llmgpu.lm.optimizers.adamw import Moments, Optimizer, RowMoments
 
@@ -63,18 +63,10 @@ class Momentum(WeightState):
 
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
         """Append the kernel of `compute`; each thread updates four elements."""
-        assert self.direction is not None
         size = update.gradient.size
-        operations.dispatch(
-            "lm/12_muon_momentum.wgsl",
-            workgroups(-(-size // 4)),
-            gradient=update.gradient,
-            mean=self.momentum,
-            direction=self.direction,
-            hyper=update.hyper,
-            stats=update.stats,
-            dims=dims(size),
-        )
+        groups, unbound = workgroups(-(-size // 4)), {"parameter": None, "half_copy": None}
+        tensors = vars(self) | unbound
+        update.dispatch(operations, "muon_momentum", groups, (size,), tensors)
 
 
 @dataclass(frozen=True)

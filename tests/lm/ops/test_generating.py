@@ -48,8 +48,8 @@ def name_of(shape: AttentionShape) -> str:
 def packed_tensor(
     operations: Operations, shapes: Mapping[str, tuple[int, ...]], kind: DTypeLike
 ) -> Packed:
-    starts, shape = Packed.layout(shapes.values())
-    return Packed(operations.tensor("packed", shape, kind), starts)
+    _, shape = Packed.layout(shapes.values())
+    return Packed.of(operations.tensor("packed", shape, kind), shapes)
 
 
 def packed_of(
@@ -61,7 +61,7 @@ def packed_of(
         arrays = [np.rint(array * 256) / 256 for array in arrays]
     shapes = {f"weight {k}": array.shape for k, array in enumerate(arrays)}
     packed = packed_tensor(operations, shapes, kind)
-    for part, array in zip(packed.parts(shapes), arrays, strict=True):
+    for part, array in zip(packed.parts, arrays, strict=True):
         operations.write(part, array.astype(kind))
     return packed, [array.astype(kind).astype(np.float64) for array in arrays]
 
@@ -285,7 +285,7 @@ def test_packed_matrices_start_where_a_device_can_bind_them(operations: Operatio
         for kind in (np.float32, np.float16):
             packed = packed_tensor(operations, shapes, kind)
             assert packed.starts[0] == 0 and packed.tensor.shape[1] == width
-            for number, part in enumerate(packed.parts(shapes)):
+            for number, part in enumerate(packed.parts):
                 operations.write(part, np.full(part.shape, number + 1, kind))
             array = operations.read(packed.tensor)
             for number, (start, (rows, _)) in enumerate(
