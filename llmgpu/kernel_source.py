@@ -40,7 +40,6 @@ from llmgpu.errors import DeviceError
 
 _DIRECTIVE = re.compile(r"^\s*//!(\w+)\s*(.*?)\s*$")
 _FILLED = re.compile(r"\{([\w!(](?:[^{};]*[\w)])?)\}")  # a name or an expression in braces
-_NESTED = re.compile(r"\{[\w!(][^{}]*\{|\{\{")
 _NAMED = re.compile(r"\s*=\s*")  # separates a name from its text
 _BINDING = re.compile(
     r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage)\s*(?:,\s*(read|read_write)\s*)?>"
@@ -164,16 +163,6 @@ def _declared(file: str) -> _Declared:
 @cache
 def _tokens(expression: str) -> tuple[str, ...]:
     return tuple(_TOKEN.findall(expression))
-
-
-@cache
-def _split(text: str) -> tuple[tuple[str, ...], bool]:
-    """Split a text at its braces: text outside of braces alternates with text inside.
-
-    Also return whether the text has braces inside braces, and so must be split again.
-    """
-    parts = tuple(_FILLED.split(text))
-    return parts, len(parts) > 1 and _NESTED.search(text) is not None
 
 
 def _evaluate(expression: str, names: Mapping[str, int | str]) -> int:
@@ -446,17 +435,13 @@ class _Expansion:
 
     def _filled(self, text: str) -> str:
         """Return a text with names and expressions in braces replaced, inner braces first."""
-        nested = True
-        while nested:
-            parts, nested = _split(text)
-            filled = list(parts)
-            filled[1::2] = map(self._value, parts[1::2])
-            text = "".join(filled)
+        while (filled := _FILLED.sub(self._value, text)) != text:
+            text = filled
         return text
 
-    def _value(self, expression: str) -> str:
-        known = self._names.get(expression)
-        return str(self._number(expression)) if known is None else str(known)
+    def _value(self, braces: re.Match[str]) -> str:
+        known = self._names.get(braces[1])
+        return str(self._number(braces[1])) if known is None else str(known)
 
     def _number(self, expression: str) -> int:
         return _evaluate(expression, self._names)

@@ -395,27 +395,20 @@ class _Slot(WordSlot):
 
     def _record(self, commands: Commands) -> None:
         encoder, table = self._encoder, self._encoder._table
-        bound = self.bound(table, encoder.steps)
-        merging = encoder.steps.index("merge")
-        begin, look_up, *insertion, merge = bound[: merging + 1]
-        *storing, count, scan, emit, long, starts = bound[merging + 1 :]
-        # Insert new words into the table, and merge them.
-        size = self.device.workgroup_size
-        groups = -(-self.main_end // (32 * size))
-        commands.dispatch(begin, 1)
-        commands.dispatch(look_up, groups)
-        for kernel in insertion:
-            commands.dispatch(kernel, table.groups)
-        commands.dispatch(merge, -(-table.fresh_capacity // size))
-        for kernel in storing:
-            commands.dispatch(kernel, table.groups)
-        # Write the ids of all words and the positions of long words and documents.
-        commands.dispatch(count, groups)
-        commands.dispatch(scan, 1)
-        commands.dispatch(emit, groups)
-        commands.dispatch(long, LISTING_GROUPS)
-        if self._documents:
-            commands.dispatch(starts, -(-self._documents // size))
+        size, over_text = self.device.workgroup_size, self.groups_over_text
+        groups = {
+            # Insert new words into the table, and merge them.
+            "begin_slice": 1,
+            "look_up": over_text,
+            "merge": -(-table.fresh_capacity // size),
+            # Write the ids of all words and the positions of long words and documents.
+            "count_tokens": over_text,
+            "scan_groups": 1,
+            "emit": over_text,
+            "long_words": LISTING_GROUPS,
+            "document_starts": -(-self._documents // size),
+        }
+        self.record(commands, table, encoder.steps, groups)
         # Copy the results to the host. The number of ids is an estimate.
         self._copied = encoder.expected_ids(self.main_end)
         self._ids_copy.record(commands, (self.buffers["output"], 4 * self._copied))
@@ -436,7 +429,7 @@ class _Slot(WordSlot):
         if not 0 < count <= self._copied_words:
             self._long_copy.cancel()
         if not count:
-            return LongWords([], None)
+            return LongWords([], np.empty(0, np.int64))
         if count <= LISTED:
             listed = np.empty(count, LISTED_WORD)
             if count > self._copied_words:  # the estimate was too low: copy again
@@ -467,10 +460,6 @@ class _Slot(WordSlot):
         positions = np.empty(self._documents, np.uint32)
         self._starts_copy.finish(positions.view(np.uint8))
         starts = positions.astype(np.int64)
-        if not long_words.ids:
-            ids = allocate(tokens)
-            self._ids_copy.finish(ids.view(np.uint8))
-            return ids, starts
         # gained[k]: number of ids that the first k long words add to the result.
         gained = np.cumsum([0, *(len(ids) - 1 for ids in long_words.ids)])
         ids = allocate(tokens + int(gained[-1]))

@@ -221,12 +221,7 @@ class _Slot(WordSlot):
 
     def submit_count(self, commands: Commands) -> None:
         """Record the kernels that count the pending words, and submit the commands."""
-        table = self._counter.table
-        begin, look_up, *others = self.bound(
-            table, ("begin_slice", "look_up", *INSERTION, "count_fresh")
-        )
-        commands.dispatch(begin, 1)
-        commands.dispatch(look_up, -(-self.main_end // (32 * self.device.workgroup_size)))
-        for kernel in others:
-            commands.dispatch(kernel, table.groups)
+        table, groups = self._counter.table, {"begin_slice": 1, "look_up": self.groups_over_text}
+        names = ("begin_slice", "look_up", *INSERTION, "count_fresh")
+        self.record(commands, table, names, groups)
         self.submit_with_state(commands, table)

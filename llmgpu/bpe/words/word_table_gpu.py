@@ -179,7 +179,7 @@ class WordSlot:
         self._pretokenizer = GpuPretokenizer(device, pattern, slice_bytes)
         self._state_copy = Download(device)
         self._generation = 0
-        self._kernels: list[BoundKernel] = []
+        self._kernels: dict[str, BoundKernel] = {}
         self._piece: Slice | None = None
         self.buffers: dict[str, Buffer] = {
             "text": self._pretokenizer.text,
@@ -218,13 +218,29 @@ class WordSlot:
         starts = self._pretokenizer.start_bits
         commands.copy(starts.handle, self.buffers["pending"].handle, nbytes)
 
-    def bound(self, table: GpuWordTable, names: Sequence[str]) -> list[BoundKernel]:
-        """Return kernels bound to the buffers of this slot and of a table."""
+    @property
+    def groups_over_text(self) -> int:
+        """Number of workgroups in which each thread has 32 bytes of the slice's main part."""
+        return -(-self.main_end // (32 * self.device.workgroup_size))
+
+    def record(
+        self,
+        commands: Commands,
+        table: GpuWordTable,
+        names: Sequence[str],
+        groups: Mapping[str, int],
+    ) -> None:
+        """Record kernels, bound to the buffers of this slot and of a table.
+
+        names: the same in each call. groups: numbers of workgroups by name; all other kernels have
+            `table.groups`, and stride.
+        """
         if self._generation != table.generation:
             buffers = table.buffers | self.buffers
-            self._kernels = [table.kernels[name].bind_from(buffers) for name in names]
+            self._kernels = {name: table.kernels[name].bind_from(buffers) for name in names}
             self._generation = table.generation
-        return self._kernels
+        for name, kernel in self._kernels.items():
+            commands.dispatch(kernel, groups.get(name, table.groups))
 
     def submit_with_state(self, commands: Commands, table: GpuWordTable) -> None:
         """Submit commands and a copy of the table's state, which `collect` reads."""
