@@ -48,11 +48,12 @@ from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.vocabulary.pieces import PieceSymbols
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.word_table_gpu import (
+    BEGIN,
     FIRST_WORDS,
     HASH_MASK,
     INSERTION,
+    REHASH,
     TABLE_BYTES,
-    TABLE_KERNELS,
     GpuWordTable,
     WordSlot,
 )
@@ -83,11 +84,13 @@ MOST_SPARED = 16
 MORE_IDS = 1.05
 # A slice's number of long words is estimated as the last slice's times this, plus LONG_WORDS.
 MORE_LONG_WORDS, LONG_WORDS = 1.5, 64
-# All kernels but `items`, which only vocabularies of SentencePiece's kind need.
+# The kernels of a slice in their order. Some vocabularies need `whole_tokens`, and those of
+# SentencePiece's kind need `items`.
+WHOLE_TOKENS, ITEMS = "encode/01_whole_tokens", "encode/02_items"
 KERNELS = (
-    *("encode/00_look_up", "encode/01_whole_tokens", "encode/02_merge", "encode/03_store"),
-    *("encode/04_count_tokens", "encode/05_scan_groups", "encode/06_emit"),
-    *("encode/07_document_starts", "encode/08_long_words"),
+    *(BEGIN, "encode/00_look_up", *INSERTION, WHOLE_TOKENS, "encode/02_merge", ITEMS),
+    *("encode/03_store", "encode/04_count_tokens", "encode/05_scan_groups", "encode/06_emit"),
+    *("encode/08_long_words", "encode/07_document_starts"),
 )
 FREE = constant("encode/02_merge.wgsl", "FREE")  # rank that marks a free slot of the pair table
 
@@ -130,10 +133,9 @@ class GpuEncoder:
         with ThreadPoolExecutor(thread_name_prefix="llmgpu-pack") as packers:
             packing = packers.submit(packed_pairs, vocabulary)
             slots = begin_slots(device, packers, lambda: _Slot(self))
-            self._kernels = self._prepare_kernels(hash_mask)
             self._table = GpuWordTable(
                 device,
-                self._kernels,
+                self._prepare_kernels(hash_mask),
                 self._slot_bytes,
                 first_words,
                 table_bytes,
@@ -142,12 +144,6 @@ class GpuEncoder:
             )
             self._table.buffers |= self._vocabulary_buffers(packing)
             self._share_buffers(self._slot_bytes)
-        # Choose the kernels of a slice.
-        whole = ("whole_tokens",) if vocabulary.takes_whole_tokens else ()
-        items = () if vocabulary.pieces is None else ("items",)
-        merging = (*INSERTION, *whole, "merge", *items, "store")
-        emitting = ("count_tokens", "scan_groups", "emit", "long_words", "document_starts")
-        self.steps = ("begin_slice", "look_up", *merging, *emitting)
         self._lock = threading.Lock()  # held while a slice is submitted or the table grows
         self._idle = made_slots(slots)  # slots that no text uses
         self._empty = True
@@ -162,14 +158,15 @@ class GpuEncoder:
         self._slot_bytes = min([self._slice_bytes, *shorter])
 
     def _prepare_kernels(self, hash_mask: int) -> dict[str, Kernel]:
-        symbols, files = self._vocabulary.piece_symbols, [*TABLE_KERNELS, *KERNELS]
+        symbols, takes_whole = self._vocabulary.piece_symbols, self._vocabulary.takes_whole_tokens
         constants = {
             "HASH_MASK": hash_mask,
             "MAX_WORD": self._longest,
-            "WHOLE_TOKENS": int(self._vocabulary.takes_whole_tokens),
+            "WHOLE_TOKENS": int(takes_whole),
         }
+        needed = {WHOLE_TOKENS: takes_whole, ITEMS: symbols is not None}
+        files = (file for file in (*KERNELS, REHASH) if needed.get(file, True))
         if symbols is not None:
-            files.append("encode/02_items")
             constants |= {"SIZE": self._vocabulary.size, "UNKNOWN": symbols.unknown or 0}
             constants["FUSES"] = int(symbols.rules.fuses)
         return self._device.prepare(dict.fromkeys(files, constants))
@@ -408,7 +405,7 @@ class _Slot(WordSlot):
             "long_words": LISTING_GROUPS,
             "document_starts": -(-self._documents // size),
         }
-        self.record(commands, table, encoder.steps, groups)
+        self.record(commands, table, groups)
         # Copy the results to the host. The number of ids is an estimate.
         self._copied = encoder.expected_ids(self.main_end)
         self._ids_copy.record(commands, (self.buffers["output"], 4 * self._copied))

@@ -25,11 +25,12 @@ from llmgpu.bpe.words.count_host import HostCounter
 from llmgpu.bpe.words.distinct_words import NO_WORDS, DistinctWords, list_words
 from llmgpu.bpe.words.spilling import OnWords, WordAccumulator, default_memory_bytes, no_words
 from llmgpu.bpe.words.word_table_gpu import (
+    BEGIN,
     FIRST_WORDS,
     HASH_MASK,
     INSERTION,
+    REHASH,
     TABLE_BYTES,
-    TABLE_KERNELS,
     GpuWordTable,
     WordSlot,
 )
@@ -39,7 +40,8 @@ from llmgpu.machine import Costs
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus
 
-KERNELS = "count/00_look_up", "count/01_count_fresh", "count/02_lengths", "count/03_pack"
+KERNELS = BEGIN, "count/00_look_up", *INSERTION, "count/01_count_fresh", REHASH
+PACKING = "count/02_lengths", "count/03_pack"
 MAX_WORD = 1024
 # Bytes of the first slice: few, because most of its words are new, and the table has to grow.
 FIRST_SLICE_BYTES = 1 << 20
@@ -94,11 +96,12 @@ class GpuWordCounter:
         with ThreadPoolExecutor(thread_name_prefix="llmgpu-slot") as threads:
             # Allocate slots while the kernels are compiled.
             slots = begin_slots(device, threads, lambda: _Slot(self))
-            self._kernels = device.prepare(dict.fromkeys((*TABLE_KERNELS, *KERNELS), constants))
+            kernels = device.prepare(dict.fromkeys((*KERNELS, *PACKING), constants))
+        self._lengths, self._packing = kernels.pop("lengths"), kernels.pop("pack")
         self._lock = threading.Lock()  # held while a slice is submitted or the table grows
         self.table = GpuWordTable(
             device,
-            self._kernels,
+            kernels,
             self._slice_bytes,
             first_words,
             table_bytes,
@@ -190,16 +193,16 @@ class GpuWordCounter:
 
     def _pack(self, words: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Return the words' bytes end to end, uint8, and their offsets, int64 (words + 1,)."""
-        device, kernels = self._device, self._kernels
+        device = self._device
         stored = {name: self.table.buffers[name] for name in ("places", "word_data", "state")}
         lengths = device.create_buffer("word lengths", 4 * words)
-        device.dispatch(kernels["lengths"].bind(**stored, lengths=lengths), self.table.groups)
+        device.dispatch(self._lengths.bind(**stored, lengths=lengths), self.table.groups)
         offsets = offsets_of(device.read(lengths, words, np.uint32))
         size = int(offsets[-1])
         device.write(lengths, offsets[1:].astype(np.uint32))
         packed = device.create_buffer("packed words", size)
-        bound = kernels["pack"].bind(**stored, ends=lengths, packed=packed)
-        device.dispatch(bound, -(-size // (4 * kernels["pack"].workgroup_size)))
+        bound = self._packing.bind(**stored, ends=lengths, packed=packed)
+        device.dispatch(bound, -(-size // (4 * self._packing.workgroup_size)))
         return device.read(packed, size, np.uint8), offsets
 
 
@@ -222,6 +225,5 @@ class _Slot(WordSlot):
     def submit_count(self, commands: Commands) -> None:
         """Record the kernels that count the pending words, and submit the commands."""
         table, groups = self._counter.table, {"begin_slice": 1, "look_up": self.groups_over_text}
-        names = ("begin_slice", "look_up", *INSERTION, "count_fresh")
-        self.record(commands, table, names, groups)
+        self.record(commands, table, groups)
         self.submit_with_state(commands, table)

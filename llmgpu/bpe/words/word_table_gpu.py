@@ -32,12 +32,12 @@ TABLE_BYTES = 4 << 30  # a table that would grow beyond this size is emptied
 # Bytes of a slot of the table: a word's key, and the number by which a new word claims the slot.
 SLOT_BYTES = 20
 GROUPS, SOFTWARE_GROUPS = 512, 64
-INSERTION = ("claim", "number")  # kernels that run after words were looked up
 HASH_MASK = constant("words/state.wgsl", "HASH_MASK")
 
 
-# The table's kernels, see `Device.prepare`.
-TABLE_KERNELS = "words/00_begin_slice", "words/01_claim", "words/02_number", "words/03_rehash"
+# The table's kernels, see `Device.prepare`: before words are looked up, afterwards, and for growth.
+BEGIN, REHASH = "words/00_begin_slice", "words/03_rehash"
+INSERTION = "words/01_claim", "words/02_number"
 
 
 class GpuWordTable:
@@ -59,6 +59,7 @@ class GpuWordTable:
     ) -> None:
         """Make an empty table.
 
+        kernels: `rehash`, and the kernels of a slice in their order.
         first_words: number of words for which the first table has room. table_bytes: limit of the
             table's memory.
         word_arrays: bytes of an element, by name, of further buffers that have an element for each
@@ -66,7 +67,8 @@ class GpuWordTable:
         data_arrays: bytes of an element, by name, of further buffers that have an element for every
             four bytes of the words.
         """
-        self.device, self.kernels = device, kernels
+        self.device, self.kernels = device, dict(kernels)
+        self._rehash_kernel = self.kernels.pop("rehash")
         self.groups = SOFTWARE_GROUPS if device.is_software else GROUPS
         self._most_bytes = table_bytes
         self._word_arrays = {"places": 4, **word_arrays}
@@ -152,7 +154,7 @@ class GpuWordTable:
         for name in (*self._word_arrays, *self._data_arrays):
             source, target = before[name], self.buffers[name]
             commands.copy(source.handle, target.handle, min(source.nbytes, target.nbytes))
-        rehash = self.kernels["rehash"].bind_from(self.buffers | {"old_table": before["table"]})
+        rehash = self._rehash_kernel.bind_from(self.buffers | {"old_table": before["table"]})
         commands.dispatch(rehash, self.groups)
         commands.submit()
         if self.read_state()["full"]:
@@ -223,21 +225,14 @@ class WordSlot:
         """Number of workgroups in which each thread has 32 bytes of the slice's main part."""
         return -(-self.main_end // (32 * self.device.workgroup_size))
 
-    def record(
-        self,
-        commands: Commands,
-        table: GpuWordTable,
-        names: Sequence[str],
-        groups: Mapping[str, int],
-    ) -> None:
-        """Record kernels, bound to the buffers of this slot and of a table.
+    def record(self, commands: Commands, table: GpuWordTable, groups: Mapping[str, int]) -> None:
+        """Record a table's kernels of a slice, bound to the buffers of this slot and of the table.
 
-        names: the same in each call. groups: numbers of workgroups by name; all other kernels have
-            `table.groups`, and stride.
+        groups: numbers of workgroups by name; all other kernels have `table.groups`, and stride.
         """
         if self._generation != table.generation:
             buffers = table.buffers | self.buffers
-            self._kernels = {name: table.kernels[name].bind_from(buffers) for name in names}
+            self._kernels = {name: each.bind_from(buffers) for name, each in table.kernels.items()}
             self._generation = table.generation
         for name, kernel in self._kernels.items():
             commands.dispatch(kernel, groups.get(name, table.groups))
