@@ -3,7 +3,7 @@
 // The matrices lie one after the other, and each has a multiple of 4 elements.
 //
 // binding 0  matrices  read_write  (matrices, rows, columns), taken as lists of elements
-// binding 1  partials  read        (matrices, NORM_PARTIALS) sums of squares, by reduce_norms
+// binding 1  partials  read        (matrices, NORM_PARTIALS) sums of squares, by reduce_norm_sq
 // binding 2  dims      uniform     elements of a matrix, NORM_PARTIALS, workgroups, matrices
 // dispatch: one thread per four elements of a matrix, rounded up to whole workgroups per matrix
 //!include common/reduce.wgsl

@@ -200,15 +200,14 @@ class UpdateOperations(Recorder):
 
     def scale_to_norm(self, matrices: Tensor) -> None:
         """Divide each of S matrices (S, N, O) by its Frobenius norm, if the norm is not 0."""
-        count = matrices.shape[0]
-        partials = self.scratch("squares of matrices", (count, NORM_PARTIALS))
-        self.reduce_norms([matrices.rows(k, k + 1) for k in range(count)], partials)
-        self._divide_by_norms(matrices, partials)
+        partials = self.scratch("squares of a matrix", (1, NORM_PARTIALS))
+        for k in range(matrices.shape[0]):
+            self.reduce_norm_sq(matrices.rows(k, k + 1), partials, 0)
+            self._divide_by_norm(matrices.rows(k, k + 1), partials)
 
     @recorded
-    def _divide_by_norms(self, matrices: Tensor, partials: Tensor) -> None:
-        norms = np.maximum(np.sqrt(partials.array.sum(axis=1)), np.float32(NORM_EPSILON))
-        matrices.array[...] /= norms[:, None, None]
+    def _divide_by_norm(self, matrix: Tensor, partials: Tensor) -> None:
+        matrix.array[...] /= max(np.sqrt(partials.array.sum()), np.float32(NORM_EPSILON))
 
     @recorded
     def newton_schulz(self, gram: Tensor, square: Tensor) -> None:
@@ -227,32 +226,31 @@ class GpuUpdates(GpuRecorder, UpdateOperations):
     """Norms of gradients and updates of weights, as GPU kernels."""
 
     def reduce_norm_sq(self, grad: Tensor, partials: Tensor, index: int) -> None:
-        self._reduce_runs({index: grad}, [[index]], partials)
+        self._norms(grad, partials, index, 1)
 
     def fill_zeros(self, tensors: Sequence[Tensor]) -> None:
         for run in adjacent_runs([(each,) for each in tensors]):
             self.fill_zero(joined([tensors[k] for k in run]))
 
     def reduce_norms(self, grads: Sequence[Tensor], partials: Tensor) -> None:
-        numbered, batch = dict(enumerate(grads)), list[list[int]]()
+        batch: list[list[int]] = []
         for run in adjacent_runs([(grad,) for grad in grads]):
             for first in range(0, len(run), NORMS_AT_ONCE):
                 part = run[first : first + NORMS_AT_ONCE]
                 count = sum(map(len, batch)) + len(part)
                 if len(batch) == NORM_BUFFERS or count > NORMS_AT_ONCE:
-                    self._reduce_runs(numbered, batch, partials)
+                    self._reduce_runs(grads, batch, partials)
                     batch = []
                 batch.append(part)
         if batch:
-            self._reduce_runs(numbered, batch, partials)
+            self._reduce_runs(grads, batch, partials)
 
     def _reduce_runs(
-        self, grads: Mapping[int, Tensor], runs: Sequence[Sequence[int]], partials: Tensor
+        self, grads: Sequence[Tensor], runs: Sequence[Sequence[int]], partials: Tensor
     ) -> None:
         """Dispatch `reduce_norms` once, for up to NORM_BUFFERS runs of adjacent gradients.
 
-        grads: gradients by the numbers of their rows of partials. runs: the numbers of the
-        gradients of each run.
+        runs: the numbers of the gradients of each run.
         """
         table = np.zeros((NORMS_AT_ONCE, 4), np.uint32)
         rows = []
@@ -271,6 +269,20 @@ class GpuUpdates(GpuRecorder, UpdateOperations):
             **{f"grads_{k}": tensor for k, tensor in enumerate(memory)},
             partials=partials,
             gradients=table,
+        )
+
+    def _norms(self, grad: Tensor, partials: Tensor, index: int, count: int) -> None:
+        """Dispatch `reduce_norm_sq` for `count` adjacent matrices of a tensor.
+
+        The sums of the first matrix go to row `index` of partials.
+        """
+        self.dispatch(
+            "lm/12_reduce_norm_sq.wgsl",
+            count * NORM_PARTIALS,
+            {"NORM_PARTIALS": NORM_PARTIALS},
+            grad=grad,
+            partials=partials,
+            dims=dims(grad.size // count, index, count),
         )
 
     def finalize_grad_stats(
@@ -305,9 +317,11 @@ class GpuUpdates(GpuRecorder, UpdateOperations):
                 of_state = {name: whole.pop(name) for name in state.elements}
                 self.update_weight(replace(state, **of_state), replace(update, **whole))
 
-    def _divide_by_norms(self, matrices: Tensor, partials: Tensor) -> None:
+    def scale_to_norm(self, matrices: Tensor) -> None:
         count = matrices.shape[0]
         size = matrices.size // count
+        partials = self.scratch("squares of matrices", (count, NORM_PARTIALS))
+        self._norms(matrices, partials, 0, count)
         groups = workgroups(-(-size // 4))
         self.dispatch(
             "lm/12_scale_to_norm.wgsl",
