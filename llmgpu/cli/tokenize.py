@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import Opening
-from llmgpu.bpe.encoding.encoder import Encoder, ReusedMemory
+from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary, table_bytes
 from llmgpu.bpe.encoding.special_options import ids_around
 from llmgpu.bpe.interchange.formats import find_vocabulary
@@ -64,7 +64,6 @@ from llmgpu.tokens.bin import matched_as, note_of_foreign, read_bin, read_side_f
 from llmgpu.tokens.filters import (
     Filter,
     SplitSink,
-    Totals,
     check_shares,
     drawn_owners,
     first_tokens,
@@ -91,7 +90,6 @@ from llmgpu.tokens.manifest import shard_files
 from llmgpu.tokens.shards import ShardNames, ShardWriter, finished_job
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.tokenizing import (
-    encode_corpus,
     encode_into,
     encoding_key,
     known_bytes,
@@ -175,31 +173,26 @@ def _take_output(asked: TokenizeCommand, name: str) -> TokenOutput:
 class _Tokenizing:
     """The job of turning a text into ids.
 
-    output: the destination of the ids; None to count ids only. files: the sources to read; a job in
+    output: the destination of the ids; unused with --count. files: the sources to read; a job in
     parts reads only the sources of its part. firsts: for --split-by position, the index in `files`
     of each split's first file. size: estimated bytes of text; None if unknown.
     chunk: the length and the overlap, in tokens, of the chunks into which documents are cut.
     added: ids of the tokens added around each text, which have no bytes in the text.
-    in_chat: totals of the conversations: text bytes, documents, and ids that the loss includes.
-    taken: totals of the text that remains after --chunk-tokens and --max-tokens. All totals are
-        complete at the end of the text.
     """
 
     def __init__(self, asked: TokenizeCommand, report: Reporter, opening: Opening) -> None:
         """Find the files, check the outputs, and read the vocabulary while the device opens."""
         self.asked, self.report, self.opening = asked, report, opening
-        self.in_chat, self.taken = Totals(), Totals()
         # Check options and names of files before any file is opened.
         if asked.count:
             refuse_given(_OF_OUTPUT, "can't be combined with --count, which writes no ids")
         self.job = job = PartJob(asked.part, asked.output, report)
         special = special_options(asked.special, asked.chat)
-        target = _take_output(asked, job.output)
-        self.output = None if asked.count else target
+        self.output = target = _take_output(asked, job.output)
         found = resolve_texts(_names(asked, report), asked.selection.selection())
         vocabulary_files = find_vocabulary(asked.vocab)
         # Check the outputs and their format.
-        if self.output:
+        if not asked.count:
             named = [*filter(None, [asked.chat.chat_template]), *asked.selection.lists]
             read = [*vocabulary_files.inputs, *named, *(each.path for each in found.files)]
             check_files(target, read, job.outputs)
@@ -246,7 +239,7 @@ class _Tokenizing:
     def key(self) -> Run:
         """The resume key of the job; empty if the job can't be resumed."""
         asked = self.asked
-        if self.output is None or not (asked.shard_tokens or self.job.is_recorded):
+        if not (asked.shard_tokens or self.job.is_recorded):
             return {}
         if asked.resume:
             require_rereadable(self.files)
@@ -266,21 +259,19 @@ class _Tokenizing:
         with ExitStack() as opened:
             conversations = opened.enter_context(rendering(asked.chat, self.vocabulary))
             self.reading = with_chat(self.reading, conversations)
-            if output and (finished := self._finished(output)):
+            if finished := self._finished():
                 return finished
             text = opened.enter_context(Corpus(self.files, self.reading))
             unused = opened.enter_context(ExitStack())
-            sink = None
-            if output and writes_directly(output.name):
+            if writes_directly(output.name):
                 # Open the device before a pipe or device file is opened for output, because opening
                 # the device may fail.
                 self.opening.backend()
-            if output:
-                sink = self._open_sinks(output, text)
-                unused.callback(sink.abort)
-                if asked.max_tokens is None and self.reading.limit is None:
-                    # Prepare the sink for the size of the text while the device is being opened.
-                    sink.expect(self.files.plain_bytes)
+            sink = TokenSink(is_direct=True) if asked.count else self._open_sinks(text)
+            unused.callback(sink.abort)
+            if asked.max_tokens is None and self.reading.limit is None:
+                # Prepare the sink for the size of the text while the device is being opened.
+                sink.expect(self.files.plain_bytes)
             # The device is needed from here on: wait until it is open.
             backend = self.opening.backend()
             report.line(f"tokenizing on {backend.description}")
@@ -301,19 +292,18 @@ class _Tokenizing:
             summary = self._encode(text, encoder, sink)
             note("")
         summary |= {"fingerprint": self.vocabulary.fingerprint, "device": backend.description}
-        if self.reading.chat is not None:
-            summary["assistant_tokens"] = self.in_chat.in_loss
-        if output:
-            self.job.finish(summary)
-        _print_summary(report, summary, output.names if output else ())
+        if conversations is not None:
+            summary["assistant_tokens"] = conversations.in_loss
+        self.job.finish(summary)
+        _print_summary(report, summary, output.names)
         return summary
 
-    def _finished(self, output: TokenOutput) -> dict[str, Any] | None:
+    def _finished(self) -> dict[str, Any] | None:
         """Return the summary of a job that has already been finished; None if there is work left.
 
         If the output is shards, the totals in the summary are read from their manifests.
         """
-        asked, vocabulary, key = self.asked, self.vocabulary, self.key
+        asked, output, vocabulary, key = self.asked, self.output, self.vocabulary, self.key
         # The resume key, and all other options that change the output.
         of_output = {
             **key,
@@ -338,39 +328,34 @@ class _Tokenizing:
         totals = {name: sum(each[fact] for each in manifests) for name, fact in sums.items()}
         return totals | {"fingerprint": vocabulary.fingerprint}
 
-    def _filters(self, told: Callable[[], None]) -> list[Filter]:
-        """Return the filters of ids for --chunk-tokens, --max-tokens and other options.
-
-        told: called after each slice that is stored for shuffling.
-        """
+    def _filters(self) -> list[Filter]:
+        """Return the filters of ids for --chunk-tokens, --max-tokens and other options."""
         filters = masking(self.reading.chat, self.vocabulary)
-        if filters:
-            filters.append(self.in_chat.count)
         if self.chunk:
             most, overlap = self.chunk
             filters.append(partial(in_chunks, most=most, overlap=overlap, spans=self.spans))
         if self.asked.max_tokens:
             filters.append(partial(first_tokens, most=self.asked.max_tokens, spans=self.spans))
-        filters.append(self.taken.count)
-        if self.output and self.asked.shuffle:
+        if self.asked.shuffle:
             is_piped = self.output.name == STANDARD_OUTPUT
             folder = None if is_piped else os.path.dirname(self.output.name) or os.curdir
             seed, spans = self.asked.seed, self.spans
-            filters.append(partial(shuffled, seed=seed, spans=spans, folder=folder, told=told))
+            filters.append(partial(shuffled, seed=seed, spans=spans, folder=folder))
         return filters
 
-    def _open_sinks(self, output: TokenOutput, text: Corpus) -> TokenSink:
+    def _open_sinks(self, text: Corpus) -> TokenSink:
         """Open the sinks of all splits, and return one sink that distributes documents to them.
 
         Without splits, return the only sink.
         """
+        output = self.output
         if output.format == SHOWN:
             return ShownTokens(output.name, self.vocabulary, token_style(output.name))
         # if a sink can't be opened, the sinks opened before are aborted
         with ExitStack() as opened:
             sinks = []
             for name in output.names:
-                sinks.append(self._open_sink(name, output))
+                sinks.append(self._open_sink(name))
                 opened.callback(sinks[-1].abort)
             opened.pop_all()
         if not output.split:
@@ -379,8 +364,8 @@ class _Tokenizing:
         owners = by_position or drawn_owners([*output.split.values()], self.asked.seed)
         return SplitSink(sinks, owners, self.spans)
 
-    def _open_sink(self, name: str, output: TokenOutput) -> TokenSink:
-        asked, vocabulary = self.asked, self.vocabulary
+    def _open_sink(self, name: str) -> TokenSink:
+        asked, output, vocabulary = self.asked, self.output, self.vocabulary
         how: dict[str, Any] = {"layout": asked.layout, "masked": output.masked}
         how["force"] = asked.force
         if asked.shard_tokens is None:
@@ -397,13 +382,12 @@ class _Tokenizing:
             )
         return shards
 
-    def _encode(self, text: Corpus, encoder: Encoder, sink: TokenSink | None) -> dict[str, Any]:
-        """Tokenize into a sink, or count the ids without a sink; return the summary."""
+    def _encode(self, text: Corpus, encoder: Encoder, sink: TokenSink) -> dict[str, Any]:
+        """Tokenize into a sink; return the summary."""
         # Define functions that report progress and memory.
         report, start = self.report, time.perf_counter()
         is_unknown = self.size is None and self.opening.wanted == "auto"
         show = suggesting_gpu(text, is_unknown, report.note, report)
-        tokens, splits = 0, list[TokenSink]()
         most_table = table_bytes(self.opening.backend())
 
         def estimate(least_left: float = _IN_FLIGHT) -> None:
@@ -421,27 +405,17 @@ class _Tokenizing:
                 estimated = now
                 estimate()
 
-        def tell() -> None:
-            progress("tokenizing", text.bytes_read, text.total_bytes)
-
-        filters = self._filters(tell)
         # Encode all slices, and write or count their ids.
         with report:
-            if sink is None:
-                for piece in encode_corpus(encoder, text, ReusedMemory(), filters):
-                    tokens += len(piece.ids)
-                    tell()
-            else:
-                with sink:
-                    encode_into(sink, encoder, text, progress, filters)
-                tokens = sink.ids
-                splits += sink.sinks if isinstance(sink, SplitSink) else ()
+            with sink:
+                encode_into(sink, encoder, text, progress, self._filters())
             # Estimate once more after the last slice: a single long pre-token makes the encoder's
             # memory grow all at once.
             estimate(1.0)
         # Sum up. With --chunk-tokens or --max-tokens, count only the ids that the filters leave.
-        seconds = time.perf_counter() - start
-        taken = self.taken if self.chunk or self.asked.max_tokens else text
+        seconds, tokens = time.perf_counter() - start, sink.ids
+        taken = sink if self.chunk or self.asked.max_tokens else text
+        splits = sink.sinks if isinstance(sink, SplitSink) else ()
         parts = [{"tokens": each.ids, "documents": each.documents} for each in splits]
         return {
             "tokens": tokens,

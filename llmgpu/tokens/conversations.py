@@ -46,7 +46,10 @@ CHAT_TOKENS = SpecialOptions(allowed=(ALL,))
 
 
 class Conversations(Closing):
-    """A `Chat` that renders messages as text, and records the spans written by the assistant."""
+    """A `Chat` that renders messages as text, and records the spans written by the assistant.
+
+    in_loss: number of ids so far that count in the loss.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Use the vocabulary's template, or ChatML if the vocabulary has the tokens of ChatML.
@@ -75,7 +78,7 @@ class Conversations(Closing):
         self._special = re.compile("|".join(map(re.escape, early)) or "(?!)")
         self._vocabulary = vocabulary
         self._normalizes = vocabulary.normalizer is not None
-        self.text_bytes = 0
+        self.text_bytes = self.in_loss = 0
         # Spans of bytes that the assistant wrote. `mask` drops the spans that its ids have passed.
         self._spans: list[tuple[int, int]] = []
 
@@ -123,6 +126,7 @@ class Conversations(Closing):
         mask = (last >= 0) & (spans[last, 1] > edges[:-1]) if len(spans) else last >= 0
         done = int(np.searchsorted(spans[:, 1], edges[-1], side="right"))
         del self._spans[:done]
+        self.in_loss += int(mask.sum())
         return mask
 
     def _is_role(self, role: str) -> bool:

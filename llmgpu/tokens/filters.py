@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,26 +38,6 @@ _NO_STARTS, _START = np.zeros(0, np.int64), np.zeros(1, np.int64)  # starts of a
 
 Slices = Iterator[EncodedSlice]
 Filter = Callable[[Slices], Slices]
-
-
-@dataclass
-class Totals:
-    """Sums over all slices so far.
-
-    in_loss: number of ids that count in a loss.
-    """
-
-    text_bytes: int = 0
-    documents: int = 0
-    in_loss: int = 0
-
-    def count(self, slices: Slices) -> Slices:
-        """Yield slices unchanged, and add up their sizes."""
-        for piece in slices:
-            self.text_bytes += piece.text_bytes
-            self.documents += len(piece.document_starts)
-            self.in_loss += 0 if piece.mask is None else int(piece.mask.sum())
-            yield piece
 
 
 def masking(chat: Chat | None, vocabulary: Vocabulary) -> list[Filter]:
@@ -173,7 +153,6 @@ def shuffled(
     seed: int,
     spans: NDArray[np.int64],
     folder: str | None = None,
-    told: Callable[[], None] = lambda: None,
 ) -> Slices:
     """Yield documents in an order that depends only on the seed and the documents' numbers.
 
@@ -181,7 +160,7 @@ def shuffled(
     in a second file, and the starts of documents in memory.
 
     seed: 0 or more. spans: number of text bytes that each id replaces, (vocabulary size,). folder:
-    folder of the temporary files. told: called after each slice is stored.
+    folder of the temporary files.
 
     Raises OutputError if a temporary file can't be made or written.
     """
@@ -202,7 +181,6 @@ def shuffled(
                     has_mask = True
             starts.append(piece.document_starts + count)
             count += len(piece.ids)
-            told()
         with output_errors(name):
             ids.flush()
             masks.flush()
@@ -342,7 +320,7 @@ class SplitSink(TokenSink):
             before = np.concatenate([[0], np.cumsum(mine)])
             closed = piece.closed and self._open == number
             sink.write(_slice_of(piece, mine, before[starts[own]], self._spans, closed=closed))
-        self._count(piece)
+        super().write(piece)
 
     def close(self) -> None:
         """Close all sinks. If closing a sink fails, abort the remaining sinks."""

@@ -163,15 +163,15 @@ class ShardWriter(TokenSink):
         """Check ids, count their bytes of text and convert them; see `TokenSink.prepare`."""
         require_ids(piece.ids, self._vocabulary.size)
         numbers = np.ascontiguousarray(piece.ids, id_dtype(self._vocabulary.size))
-        return replace(piece, content=numbers, text_bytes=replaced_bytes(self._spans, piece.ids))
+        return replace(piece, content=(numbers, replaced_bytes(self._spans, piece.ids)))
 
     def write(self, piece: EncodedSlice) -> None:
-        """Write the next ids, see `TokenSink.write`. Their bytes of text are computed from the ids.
+        """Write the next ids, see `TokenSink.write`. Shards list the bytes that the ids replace.
 
         Raises InputError if ids differ from the ids of a finished shard.
         """
         prepared = self.prepare(piece) if piece.content is None else piece
-        ids = prepared.ids
+        ids, (numbers, nbytes) = prepared.ids, prepared.content
         starts = np.concatenate([np.zeros(self._held, np.int64), piece.document_starts])
         begin = low = 0
         # Cut the slice at the borders of shards. A document start at the end of the slice is held
@@ -182,15 +182,14 @@ class ShardWriter(TokenSink):
             done = self._current.ids if self._current else 0
             end = min(len(ids), begin + self._shard_tokens - done)
             high = int(np.searchsorted(starts, end, side="left"))
-            text_bytes = prepared.text_bytes
             if end - begin < len(ids):
-                text_bytes = replaced_bytes(self._spans, ids[begin:end])
+                nbytes = replaced_bytes(self._spans, ids[begin:end])
             mask = None if piece.mask is None else piece.mask[begin:end]
-            part = EncodedSlice(ids[begin:end], starts[low:high] - begin, text_bytes, mask=mask)
-            self._put(replace(part, content=prepared.content[begin:end].data.cast("B")))
+            part = EncodedSlice(ids[begin:end], starts[low:high] - begin, nbytes, mask=mask)
+            self._put(replace(part, content=numbers[begin:end].data.cast("B")))
             begin, low = end, high
         self._held = len(starts) - low
-        self._count(prepared)
+        super().write(piece)
 
     def close(self) -> None:
         """Finish the last shard, write the manifest and remove the progress and lock files."""
@@ -328,13 +327,7 @@ class _KeptShard(TokenSink):
         there = np.fromfile(self._path, self._dtype, len(piece.ids), offset=offset)
         if not np.array_equal(there, piece.ids):
             raise _differs(self._path)
-        self._count(piece)
-
-    def close(self) -> None:
-        pass
-
-    def abort(self) -> None:
-        pass
+        super().write(piece)
 
 
 def _differs(path: str) -> InputError:

@@ -76,16 +76,16 @@ def open_stream(name: str) -> ByteStream:
 
 
 class TokenSink(Closing):
-    """Writes ids slice by slice; a context manager that removes the output on an exception.
+    """Counts ids slice by slice. Subclasses also write them, and remove the output on an exception.
 
     ids, documents, text_bytes: numbers of ids, of documents and of bytes of text written so far.
-    is_direct: whether output is visible at once, so that a reader may be waiting for it.
+    is_direct: whether each slice is written before the next one is encoded, because a reader may be
+        waiting for it, or because writing takes no time.
     """
 
-    is_direct = False
-
-    def __init__(self) -> None:
+    def __init__(self, *, is_direct: bool = False) -> None:
         self.ids = self.documents = self.text_bytes = 0
+        self.is_direct = is_direct
 
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
@@ -106,9 +106,8 @@ class TokenSink(Closing):
         """
         return piece
 
-    @abstractmethod
     def write(self, piece: EncodedSlice) -> None:
-        """Write the next ids, prepared or not.
+        """Write the next ids, prepared or not, and add their sizes to the counts.
 
         piece: the first slice of a text has a document start at 0. If a slice is closed, the line
         of its last document is ended by this call. The line of an open document, or of a last
@@ -116,18 +115,13 @@ class TokenSink(Closing):
 
         Raises OutputError for ids that can't be written or are not in the vocabulary.
         """
-
-    def _count(self, piece: EncodedSlice) -> None:
-        """Add the sizes of a slice that was written."""
         self.ids += len(piece.ids)
         self.documents += len(piece.document_starts)
         self.text_bytes += piece.text_bytes
 
-    @abstractmethod
     def close(self) -> None:
         """Complete the output, and give it its final name."""
 
-    @abstractmethod
     def abort(self) -> None:
         """Remove the unfinished output, if possible."""
 
@@ -158,7 +152,7 @@ class TokenWriter(TokenSink):
             self._write(prepared)
             if self.is_direct:
                 self._output.stream.flush()
-        self._count(piece)
+        super().write(piece)
 
     def close(self) -> None:
         """Complete the file, and give it its final name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +23,7 @@ from llmgpu.spelling import spelled
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.sources import Sources, resolve_sources
 from llmgpu.text.streams import AUTO
-from llmgpu.tokens.filters import Filter
+from llmgpu.tokens.filters import Filter, Slices
 from llmgpu.tokens.sinks import TokenSink
 
 # Most slices that are being prepared or wait for the writer, with the one that it took last.
@@ -64,15 +65,24 @@ def encode_into(
     While slices are encoded, threads write earlier slices. A program may be waiting for the output
     of a direct sink, such as a pipe, so each slice is written before the next one is encoded.
 
-    progress: called with the bytes read from the sources, phase "tokenizing".
+    progress: called for each slice when it is encoded, with the bytes read from the sources, phase
+    "tokenizing". filters: see `encode_corpus`.
 
-    filters: see `encode_corpus`. Raises the errors of the encoder, the corpus and the sink.
+    Raises the errors of the encoder, the corpus and the sink.
     """
-    slices = encode_corpus(encoder, text, ReusedMemory(), filters)
+    reported = partial(_report, text=text, progress=progress)
+    slices = encode_corpus(encoder, text, ReusedMemory(), [reported, *filters])
     prepared = in_order(slices, sink.prepare, 0 if sink.is_direct else _PREPARED)
     ahead = 0 if sink.is_direct else _WRITTEN
     for _ in in_order(prepared, sink.write, ahead, threads=1):
+        pass
+
+
+def _report(slices: Slices, text: Corpus, progress: Progress) -> Slices:
+    """Report the bytes read so far, and yield each slice unchanged."""
+    for piece in slices:
         progress("tokenizing", text.bytes_read, text.total_bytes)
+        yield piece
 
 
 def encoding_key(
@@ -227,7 +237,8 @@ def count_files(
     """
     positions: list[int] = []  # the number of ids before each file that has begun
     documents = ids = 0
-    for piece in encode_corpus(encoder, text, ReusedMemory(), filters):
+    reported = partial(_report, text=text, progress=progress)
+    for piece in encode_corpus(encoder, text, ReusedMemory(), [reported, *filters]):
         starts, begun = piece.document_starts, text.begun
         for begin in begun[len(positions) :]:
             if begin.documents >= documents + len(starts):
@@ -239,7 +250,6 @@ def count_files(
             used += np.bincount(piece.ids, minlength=len(used))
         if lengths is not None:
             lengths.add(starts, len(piece.ids))
-        progress("tokenizing", text.bytes_read, text.total_bytes)
     rest = len(text.begun) - len(positions)  # files without a document at the end
     counts = np.diff([*positions, *[ids] * rest, ids]).tolist()
     ends = [*(begin.offset for begin in text.begun), text.text_bytes]

@@ -26,7 +26,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.tokens.conversations import CHAT_TOKENS, Conversations
-from llmgpu.tokens.filters import Totals, with_masks
+from llmgpu.tokens.filters import with_masks
 from tests.bpe.interchange.samples import ALPHABETS, texts
 from tests.bpe.plain.test_recount_gpu import words
 
@@ -85,14 +85,12 @@ def encode(vocabulary: Vocabulary, path: str) -> list[tuple[list[int], list[bool
     with Conversations(vocabulary) as chat:
         encoder = open_encoder(vocabulary, NUMPY, 64, special=CHAT_TOKENS)
         with Corpus([path], CorpusOptions("messages", chat=chat)) as corpus:
-            totals = Totals()
-            slices = with_masks(encoder.encode(corpus), chat, vocabulary)
-            for piece in totals.count(slices):
+            for piece in with_masks(encoder.encode(corpus), chat, vocabulary):
                 assert piece.mask is not None
                 starts += (piece.document_starts + len(ids)).tolist()
                 ids += piece.ids.tolist()
                 mask += piece.mask.tolist()
-    assert totals.in_loss == sum(mask)
+    assert chat.in_loss == sum(mask)
     ends = [*starts[1:], len(ids)]
     return [(ids[a:b], mask[a:b]) for a, b in zip(starts, ends, strict=True)]
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
-from llmgpu.tokens.filters import Totals, in_chunks
+from llmgpu.tokens.filters import in_chunks
+from llmgpu.tokens.sinks import TokenSink
 
 
 def slices(documents: list[list[int]], cuts: list[int]) -> Iterator[EncodedSlice]:
@@ -49,18 +50,20 @@ def test_chunks(
     documents: list[list[int]], cuts: list[int], most: int, data: st.DataObject
 ) -> None:
     overlap = data.draw(st.integers(0, most - 1))
-    totals = Totals()
+    sink, in_loss = TokenSink(), 0
     chunks = in_chunks(slices(documents, cuts), most, overlap, np.arange(100))
     found: list[list[int]] = []
-    for piece in totals.count(chunks):
+    for piece in chunks:
+        sink.write(piece)
         bounds = [*piece.document_starts.tolist(), len(piece.ids)]
         assert bounds[0] == 0 and piece.closed and piece.mask is not None
+        in_loss += int(piece.mask.sum())
         assert piece.mask.tolist() == [token % 3 == 0 for token in piece.ids.tolist()]
         found += [piece.ids[low:high].tolist() for low, high in pairwise(bounds)]
     expected = [chunk for document in documents for chunk in cut(document, most, overlap)]
-    assert found == expected and totals.documents == len(expected)
-    assert totals.in_loss == sum(token % 3 == 0 for chunk in expected for token in chunk)
-    assert totals.text_bytes == sum(map(sum, expected))
+    assert found == expected and sink.documents == len(expected)
+    assert in_loss == sum(token % 3 == 0 for chunk in expected for token in chunk)
+    assert sink.text_bytes == sum(map(sum, expected))
     assert all(len(chunk) <= most for chunk in found)
 
 

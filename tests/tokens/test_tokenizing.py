@@ -6,6 +6,7 @@ import gzip
 import re
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from llmgpu.errors import InputError, OutputError
 from llmgpu.progress import no_progress
 from llmgpu.text.corpus import Corpus, corpus_from_bytes
 from llmgpu.text.sources import resolve_sources
+from llmgpu.tokens.filters import Filter, shuffled
 from llmgpu.tokens.sinks import TokenSink
 from llmgpu.tokens.tokenizing import encode_into, known_bytes, suggesting_gpu
 from tests.bpe.encoding.test_encoder_gpu import hostile_text, train
@@ -63,6 +65,21 @@ def test_all_ids_are_written_in_order(is_direct: bool) -> None:
     assert sink.text_bytes == len(text)
     assert vocabulary.decode(np.concatenate(sink.pieces)) == text
     assert (sink.threads == {threading.get_ident()}) == is_direct
+
+
+@pytest.mark.parametrize("filters", [[], [partial(shuffled, seed=0, spans=np.ones(300, np.int64))]])
+def test_each_encoded_slice_is_reported(filters: list[Filter]) -> None:
+    """Also while documents are stored for shuffling, before the first of them is written."""
+    corpus = corpus_from_bytes(hostile_text(3, 20_000))
+    sink, seen = Collecting(is_direct=True), list[tuple[int, int]]()
+
+    def progress(phase: str, done: int, total: int | None) -> None:
+        assert (phase, done, total) == ("tokenizing", corpus.bytes_read, corpus.total_bytes)
+        seen.append((done, len(sink.pieces)))
+
+    encode_into(sink, NumpyEncoder(train(b"abc " * 100), 1000), corpus, progress, filters)
+    assert len(seen) > 10 and seen[-1][0] == corpus.bytes_read
+    assert [written for _, written in seen] == [0 if filters else k for k in range(len(seen))]
 
 
 @pytest.mark.parametrize("failing", [0, 3])
