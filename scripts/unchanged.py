@@ -386,7 +386,7 @@ RULES: dict[str, list[str]] = {
         r"^for begin in range\(0, max\(len\(ids\), 1\), _BLOCK_IDS\): .*: 1 -> 2$",  # once, too
         r"^if len\(pending\) >= _BLOCK_IDS_READ .*: .* > ",  # the same
         r"stream\.wait\(0\): \| \d+: 0 -> 1$",  # time alone
-        r"^if self\._vocabulary_size <= CELL_IDS .*<= .* -> .* < ",  # two ways, one answer
+        r"^if self\._vocabulary\.size <= CELL_IDS .*<= .* -> .* < ",  # two ways, one answer
     ],
     "llmgpu/tokens/sinks.py": [
         r"^_WRITE_THREADS = ",  # time alone: how many threads write

@@ -16,6 +16,7 @@ from llmgpu.input_files import quote
 from llmgpu.lm.checkpoints.huggingface import read_model
 from llmgpu.text.documents import InputPolicy
 from llmgpu.tokens.formats import open_writer
+from tests.tokens.writing import sized
 
 MOST = 300  # characters of the input
 
@@ -32,7 +33,7 @@ MOST = 300  # characters of the input
         byte_ranks,
         lambda text: token_id(byte_vocabulary("gpt2", "hf"), text),
         InputPolicy,
-        lambda text: open_writer("-", text, vocabulary_size=300, fingerprint=""),
+        lambda text: open_writer("-", text, sized(300)),
     ],
 )
 @pytest.mark.parametrize("length", [350, 10_000])

@@ -424,8 +424,7 @@ class TokenizingBench:
             encode_into(writer, encoder, corpus, no_progress)
 
     def _open_writer(self) -> TokenWriter:
-        size, fingerprint = self.vocabulary.size, self.vocabulary.fingerprint
-        return open_writer(self._target, "bin", vocabulary_size=size, fingerprint=fingerprint)
+        return open_writer(self._target, "bin", self.vocabulary)
 
     def _measure_runs(
         self, begun: Result, open_new: Callable[[], Any], encode: Callable[[Any], None]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from llmgpu.backend import Opening
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary, table_bytes
-from llmgpu.bpe.encoding.special_options import ids_around
 from llmgpu.bpe.interchange.formats import find_vocabulary
 from llmgpu.cli.chat import (
     around_text,
@@ -177,7 +176,7 @@ class _Tokenizing:
     parts reads only the sources of its part. firsts: for --split-by position, the index in `files`
     of each split's first file. size: estimated bytes of text; None if unknown.
     chunk: the length and the overlap, in tokens, of the chunks into which documents are cut.
-    added: ids of the tokens added around each text, which have no bytes in the text.
+    spans: number of bytes of text for each id, see `spans_without`.
     """
 
     def __init__(self, asked: TokenizeCommand, report: Reporter, opening: Opening) -> None:
@@ -226,14 +225,9 @@ class _Tokenizing:
         vocabulary = vocabulary_files.read(report.note).with_match(asked.match)
         self.vocabulary = with_chat_template(vocabulary, asked.chat.chat_template)
         self.special = around_text(special, asked.special, self.vocabulary, report)
-        self.added = {*chain(*ids_around(self.vocabulary, self.special))}
+        self.spans = spans_without(self.vocabulary, self.special)
         if is_begun:
             prepare_vocabulary(self.vocabulary, opening)
-
-    @cached_property
-    def spans(self) -> NDArray[np.int64]:
-        """Number of bytes of text for each id, int64, by id; 0 for the ids in `added`."""
-        return spans_without(self.vocabulary, self.added)
 
     @cached_property
     def key(self) -> Run:
@@ -369,9 +363,8 @@ class _Tokenizing:
         how: dict[str, Any] = {"layout": asked.layout, "masked": output.masked}
         how["force"] = asked.force
         if asked.shard_tokens is None:
-            how |= {"vocabulary_size": vocabulary.size, "fingerprint": vocabulary.fingerprint}
-            return open_writer(name, output.format, match_facts=vocabulary.match_facts, **how)
-        how |= {"added": self.added, "run": self.key, "resume": asked.resume}
+            return open_writer(name, output.format, vocabulary, **how)
+        how |= {"special": self.special, "run": self.key, "resume": asked.resume}
         shards = ShardWriter(name, vocabulary, asked.shard_tokens, **how)
         if asked.resume:
             progress = ShardNames(name).progress

@@ -13,14 +13,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import fields
-from itertools import chain
 from operator import index
 from pathlib import Path
 from typing import Any, SupportsIndex
 
 from llmgpu.backend import Opening, select_backend
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_options import ids_around
 from llmgpu.bpe.interchange.formats import open_vocabulary
 from llmgpu.bpe.pretokens.blocks import cut_text_by
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
@@ -203,7 +201,6 @@ def tokenize_part(
     name, shard_tokens = os.fspath(output), index(shard_tokens)
     known = open_vocabulary(vocabulary)
     special = special_options(known, bos=bos, eos=eos)
-    added = {*chain(*ids_around(known, special))}
     how = reading or CorpusOptions()
     whole = resolve_sources(names_of(corpus))
     own = take_part(whole, Part(*part), how)
@@ -216,7 +213,7 @@ def tokenize_part(
             opening.begin_encoding(known_bytes(own, how.limit))
             encoder = open_encoder(known, opening.backend(), special=special)
             with ShardWriter(
-                name, known, shard_tokens, layout=layout, added=added, run=key, resume=True
+                name, known, shard_tokens, layout=layout, special=special, run=key, resume=True
             ) as sink:
                 encode_into(sink, encoder, text, no_progress)
         finished = finished_job(name, known, shard_tokens, layout, key)

@@ -414,8 +414,7 @@ class BinWriter(NumbersWriter):
     def __init__(
         self,
         path: str | Path,
-        vocabulary_size: int,
-        fingerprint: str = "",
+        vocabulary: Vocabulary,
         layout: str = "raw",
         *,
         continues: bool = False,
@@ -424,12 +423,11 @@ class BinWriter(NumbersWriter):
         """Open `path` and its mask; InputError for an unknown layout or too large a vocabulary."""
         self._layout = get_layout(layout)
         most = self._layout.max_ids
-        if most is not None and vocabulary_size > most:
+        if most is not None and vocabulary.size > most:
             raise InputError(
-                f"a vocabulary of {vocabulary_size} ids: layout {layout} holds up to {most}"
+                f"a vocabulary of {vocabulary.size} ids: layout {layout} holds up to {most}"
             )
-        super().__init__(path, vocabulary_size)
-        self._fingerprint = fingerprint
+        super().__init__(path, vocabulary)
         self._continues = continues
         self._offsets: list[NDArray[np.int64]] = []
         self._mask: OutputFile | None = None
@@ -530,9 +528,9 @@ class BinWriter(NumbersWriter):
             "offset": self._layout.header_bytes,
             "count": self.ids,
             "bytes": self.text_bytes,
-            "vocabulary_size": self._vocabulary_size,
-            "fingerprint": self._fingerprint,
-            **self.match_facts,
+            "vocabulary_size": self._vocabulary.size,
+            "fingerprint": self._vocabulary.fingerprint,
+            **self._vocabulary.match_facts,
             "documents": self.documents,
             "continues": self._continues,
             "length": os.stat(path).st_size,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
+from llmgpu.bpe.encoding.special_options import SpecialOptions, ids_around
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.texts import replaced_bytes
 from llmgpu.errors import InputError
@@ -228,10 +229,14 @@ def uniform(seed: int, numbers: NDArray[np.uint64]) -> NDArray[np.float64]:
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def spans_without(vocabulary: Vocabulary, added: Collection[int]) -> NDArray[np.int64]:
-    """Return how many text bytes each id replaces; 0 for ids that were `added` to the text."""
+def spans_without(vocabulary: Vocabulary, special: SpecialOptions) -> NDArray[np.int64]:
+    """Return how many text bytes each id replaces; 0 for the tokens around documents.
+
+    Raises VocabularyError for a token that the vocabulary does not have.
+    """
     spans = vocabulary.token_spans.copy()
-    spans[list(added)] = 0
+    for ids in ids_around(vocabulary, special):
+        spans[ids] = 0
     return spans
 
 

@@ -17,13 +17,15 @@ numbers. Each layout is one entry of LAYOUTS:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmgpu.errors import InputError
 from llmgpu.files import file_size, writes_directly
+from llmgpu.input_files import require_known
 from llmgpu.outputs import (
     DECIMAL_IDS,
     JSONL_IDS,
@@ -42,11 +44,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
     from llmgpu.tokens.sinks import TokenWriter
-import struct
-from collections.abc import Callable
-
-from llmgpu.input_files import require_known
 
 _LLMC_HEADER = struct.Struct("<3i1012x")
 _LLMC_KINDS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # magic number, version
@@ -248,27 +247,24 @@ def outputs(
 def open_writer(
     path: str | Path,
     format: str,
+    vocabulary: Vocabulary,
     *,
-    vocabulary_size: int,
-    fingerprint: str,
     layout: str = "raw",
-    match_facts: Mapping[str, str] | None = None,
     masked: bool = False,
+    continues: bool = False,
     force: bool = False,
 ) -> TokenWriter:
-    """Open `path` ("-": standard output) for ids in one of FORMATS.
+    """Open `path` ("-": standard output) for the ids of a vocabulary in one of FORMATS.
 
-    vocabulary_size: number of ids. fingerprint, match_facts: of the vocabulary, for side files.
     layout: one of LAYOUTS, for ``bin``. masked: whether slices have a loss mask, which
-    only ``bin`` stores. force: replace even a file of another kind.
+    only ``bin`` stores. continues: see `BinWriter`. force: replace even a file of another kind.
 
     Raises InputError for an unknown format or layout, OutputError if `path` can't be written.
     """
     check_outputs(outputs(path, format, layout, masked=masked), force=force)
     make, is_bin = imported(f"{_ROOM}.{_get_format(format).writer}"), format == "bin"
-    options = {"fingerprint": fingerprint, "layout": layout, "masked": masked} if is_bin else {}
-    writer: TokenWriter = make(path, vocabulary_size, **options)
-    writer.match_facts = match_facts or {}
+    options = {"layout": layout, "continues": continues, "masked": masked} if is_bin else {}
+    writer: TokenWriter = make(path, vocabulary, **options)
     return writer
 
 

@@ -120,18 +120,18 @@ class TextWriter(TokenWriter):
     # Bytes between two ids, before a document, and after a document.
     SEPARATOR, BEFORE, AFTER = b" ", b"", b"\n"
 
-    def __init__(self, path: str | Path, vocabulary_size: int) -> None:
-        super().__init__(path, vocabulary_size)
+    def __init__(self, path: str | Path, vocabulary: Vocabulary) -> None:
+        super().__init__(path, vocabulary)
         self._is_open = False  # whether a document has begun and has not ended
         self._is_empty = True  # whether no id of the document is written yet
 
     @cached_property
     def _cells(self) -> NDArray[np.uint64]:
-        return spell_cells(self._vocabulary_size, self.SEPARATOR)
+        return spell_cells(self._vocabulary.size, self.SEPARATOR)
 
     def _content(self, piece: EncodedSlice) -> bytes | memoryview:
         ids, starts, border = piece.ids, piece.document_starts, self.AFTER + self.BEFORE
-        if self._vocabulary_size <= CELL_IDS and len(ids) >= _LEAST_IDS and library() is not None:
+        if self._vocabulary.size <= CELL_IDS and len(ids) >= _LEAST_IDS and library() is not None:
             return format_ids(self._cells, ids, starts, border)
         # Spell block by block. A document that starts between two blocks belongs to the second.
         parts = []
@@ -235,7 +235,7 @@ class ShownTokens(TokenWriter):
 
     def __init__(self, path: str | Path, vocabulary: Vocabulary, style: Style = "lines") -> None:
         """Open `path` ("-": standard output) for the tokens of a vocabulary."""
-        super().__init__(path, vocabulary.size)
+        super().__init__(path, vocabulary)
         self._tokens, self._style = vocabulary.tokens, style
         self._special = frozenset(vocabulary.special_tokens.values())
         self._spelled: dict[int, str] = {}

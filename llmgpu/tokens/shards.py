@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
+from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS, SpecialOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.closing import undoing
 from llmgpu.cpu.texts import replaced_bytes
@@ -35,9 +35,9 @@ from llmgpu.errors import InputError
 from llmgpu.files import FileLock, output_errors
 from llmgpu.outputs import MANIFEST, PROGRESS, Output, check_outputs
 from llmgpu.resume_key import FILES, PART, Run, check_same_run
-from llmgpu.tokens.bin import BinWriter, read_side_file
+from llmgpu.tokens.bin import read_side_file
 from llmgpu.tokens.filters import spans_without
-from llmgpu.tokens.formats import get_layout, index_name, mask_path, outputs, side_path
+from llmgpu.tokens.formats import get_layout, index_name, mask_path, open_writer, side_path
 from llmgpu.tokens.manifest import (
     SUMS,
     Shard,
@@ -117,7 +117,7 @@ class ShardWriter(TokenSink):
         shard_tokens: int,
         *,
         layout: str = "raw",
-        added: Collection[int] = (),
+        special: SpecialOptions = NO_SPECIAL_TOKENS,
         masked: bool = False,
         run: Run | None = None,
         resume: bool = False,
@@ -125,9 +125,10 @@ class ShardWriter(TokenSink):
     ) -> None:
         """Prepare for shards of `shard_tokens` ids.
 
-        layout: one of LAYOUTS. added: ids that replace no bytes of the text, such as BOS. masked:
-        whether slices have masks. run: resume key of the ids; `_job_key` makes the key of the
-        shards. resume: continue a job with the same key. force: replace files of another kind.
+        layout: one of LAYOUTS. special: has the tokens around documents, which replace no bytes of
+        the text. masked: whether slices have masks. run: resume key of the ids; `_job_key` makes
+        the key of the shards. resume: continue a job with the same key. force: replace files of
+        another kind.
 
         Raises InputError if the job to resume has another key (the message names the difference),
         for an unknown layout and for an invalid number of tokens; OutputError if a shard would
@@ -143,7 +144,7 @@ class ShardWriter(TokenSink):
             raise InputError(f"{what}: the limit of layout {layout} is {most}")
         self._names = ShardNames(str(output))
         self._vocabulary = vocabulary
-        self._spans = spans_without(vocabulary, added)
+        self._spans = spans_without(vocabulary, special)
         self._shard_tokens = shard_tokens
         self._run = _job_key(vocabulary, shard_tokens, layout, run)
         self._force = force
@@ -223,16 +224,10 @@ class ShardWriter(TokenSink):
 
     def _open(self, index: int) -> TokenSink:
         path = self._names.shard(index)
-        size, fingerprint = self._vocabulary.size, self._vocabulary.fingerprint
         if index < self.kept:
-            return _KeptShard(path, id_dtype(size), self._layout.header_bytes)
-        check_outputs(
-            outputs(path, "bin", self._layout.name, masked=self._masked), force=self._force
-        )
-        options = {"continues": self._continues, "masked": self._masked}
-        writer = BinWriter(path, size, fingerprint, self._layout.name, **options)
-        writer.match_facts = self._vocabulary.match_facts
-        return writer
+            return _KeptShard(path, id_dtype(self._vocabulary.size), self._layout.header_bytes)
+        how = {"masked": self._masked, "continues": self._continues, "force": self._force}
+        return open_writer(path, "bin", self._vocabulary, layout=self._layout.name, **how)
 
     def _finish_shard(self) -> None:
         assert self._current is not None

@@ -14,7 +14,7 @@ import os
 import shutil
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from ctypes import byref, c_int
 from dataclasses import replace
@@ -28,6 +28,7 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.closing import Closing, undoing
 from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError, OutputError
@@ -127,22 +128,18 @@ class TokenSink(Closing):
 
 
 class TokenWriter(TokenSink):
-    """Writes ids to one output.
+    """Writes ids to one output."""
 
-    match_facts: facts about the match rule for side files, see `Vocabulary.match_facts`.
-    """
-
-    def __init__(self, path: str | Path, vocabulary_size: int) -> None:
-        """Open `path` ("-": standard output) for ids below `vocabulary_size`."""
+    def __init__(self, path: str | Path, vocabulary: Vocabulary) -> None:
+        """Open `path` ("-": standard output) for the ids of a vocabulary."""
         super().__init__()
-        self.match_facts: Mapping[str, str] = {}
-        self._vocabulary_size = vocabulary_size
+        self._vocabulary = vocabulary
         self._output = OutputFile(path)
         self.is_direct = self._output.is_direct
 
     def prepare(self, piece: EncodedSlice) -> EncodedSlice:
         """Check ids, and convert the ids to bytes; see `TokenSink.prepare`."""
-        require_ids(piece.ids, self._vocabulary_size)
+        require_ids(piece.ids, self._vocabulary.size)
         return replace(piece, content=self._content(piece))
 
     def write(self, piece: EncodedSlice) -> None:
@@ -248,9 +245,9 @@ class NumbersWriter(TokenWriter):
     the header; an output without seeking is collected in a temporary file first.
     """
 
-    def __init__(self, path: str | Path, vocabulary_size: int) -> None:
-        super().__init__(path, vocabulary_size)
-        self._dtype = id_dtype(vocabulary_size)
+    def __init__(self, path: str | Path, vocabulary: Vocabulary) -> None:
+        super().__init__(path, vocabulary)
+        self._dtype = id_dtype(vocabulary.size)
         self._numbers: BinaryIO = self._output.stream
         header = self._header(0)
         self._reservation: Reservation | None = None

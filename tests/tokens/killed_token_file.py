@@ -13,13 +13,14 @@ import numpy as np
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.tokens.bin import BinWriter
 from tests.lm.killed_saves import kill_at_each_call
+from tests.tokens.writing import sized
 
 OLD, NEW = list(range(1000)), list(range(2000, 3000))
 
 
 def write_ids(folder: Path, ids: list[int]) -> None:
     """Write ids of a vocabulary whose fingerprint is the first of them."""
-    with BinWriter(folder / "ids.bin", 5000, str(ids[0])) as writer:
+    with BinWriter(folder / "ids.bin", sized(5000, str(ids[0]))) as writer:
         writer.write(EncodedSlice(np.array(ids, np.uint32), np.zeros(1, np.int64), 1))
 
 

@@ -22,6 +22,7 @@ from llmgpu.tokens.bin import describe_bin_file, matched_as, read_bin, read_side
 from llmgpu.tokens.formats import masked_file, open_writer, read_tokens
 from tests.tokens.killed_token_file import NEW, OLD, write_ids
 from tests.tokens.test_formats import VOCABULARY, opened, read_all, write_documents
+from tests.tokens.writing import sized
 
 
 def read_ids(path: Path) -> list[int]:
@@ -61,7 +62,7 @@ def test_samples_of_a_file(tmp_path: Path, length: int) -> None:
 
 def test_a_damaged_mask_is_refused(tmp_path: Path) -> None:
     path, mask = tmp_path / "ids.bin", tmp_path / "ids.bin.mask.npy"
-    with open_writer(path, "bin", vocabulary_size=300, fingerprint="", masked=True) as writer:
+    with open_writer(path, "bin", sized(300), masked=True) as writer:
         ids = np.arange(5, dtype=np.uint32)
         writer.write(EncodedSlice(ids, np.zeros(1, np.int64), mask=ids % 2 == 0))
     assert np.load(mask).tolist() == [True, False, True, False, True]
@@ -82,12 +83,12 @@ def test_a_damaged_mask_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_failed_job_leaves_no_mask(tmp_path: Path) -> None:
-    options = {"vocabulary_size": 300, "fingerprint": "", "masked": True}
-    with pytest.raises(ZeroDivisionError), open_writer(tmp_path / "a.bin", "bin", **options):
+    given = tmp_path / "a.bin", "bin", sized(300)
+    with pytest.raises(ZeroDivisionError), open_writer(*given, masked=True):
         raise ZeroDivisionError
     (tmp_path / "a.bin.mask.npy").mkdir()
     with pytest.raises(OutputError, match=r"can't write .*a.bin.mask.npy"):
-        open_writer(tmp_path / "a.bin", "bin", **options)
+        open_writer(*given, masked=True)
     assert [path.name for path in tmp_path.iterdir()] == ["a.bin.mask.npy"]
 
 

@@ -97,7 +97,8 @@ def test_documents_go_where_their_number_says(slice_bytes: int) -> None:
         expected[part].append(ids)
     sinks = [Kept(), Kept(), Kept()]
     encoder = open_encoder(vocabulary(), NUMPY, slice_bytes)
-    with SplitSink(sinks, drawn_owners([0.2, 0.1], 7), spans_without(vocabulary(), ())) as split:
+    spans = spans_without(vocabulary(), SpecialOptions())
+    with SplitSink(sinks, drawn_owners([0.2, 0.1], 7), spans) as split:
         encode_into(split, encoder, corpus_from_bytes(documents), no_progress)
     assert [sink.found for sink in sinks] == expected
     assert [sink.ended for sink in sinks] == ["closed"] * 3
@@ -146,7 +147,7 @@ def test_shares_leave_something() -> None:
 def test_the_first_tokens(most: int) -> None:
     documents = [b"", b"low low", *TEXT.split(b"e"), b""]
     around = SpecialOptions(eos=ABSENT)
-    spans = spans_without(vocabulary(), {ABSENT})
+    spans = spans_without(vocabulary(), around)
     ids: list[int] = []
     begins = []
     for own in ids_of_each(tuple(documents), eos=ABSENT):

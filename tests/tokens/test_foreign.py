@@ -11,6 +11,7 @@ import pytest
 from llmgpu.errors import InputError
 from llmgpu.lm.data.batches import open_token_files
 from llmgpu.tokens.bin import describe_bin_file, numbers_of, read_bin
+from tests.tokens.writing import sized
 
 IDS = np.array([3, 1, 258, 7, 0, 259], np.int64)
 
@@ -92,7 +93,7 @@ def llmgpu_ids(tmp_path: Path) -> str:
     from llmgpu.tokens.formats import open_writer
 
     path = tmp_path / "own.bin"
-    with open_writer(path, "bin", vocabulary_size=300, fingerprint="f") as writer:
+    with open_writer(path, "bin", sized(300, "f")) as writer:
         writer.write(EncodedSlice(IDS.astype(np.uint32), np.zeros(1, np.int64), 9))
     return str(path)
 

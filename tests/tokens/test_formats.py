@@ -31,13 +31,14 @@ from llmgpu.tokens.bin import read_bin, read_side_file
 from llmgpu.tokens.formats import FORMATS, open_writer, read_tokens
 from llmgpu.tokens.sinks import TokenWriter
 from tests.conftest import examples
+from tests.tokens.writing import sized
 
 VOCABULARY = 70_000
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def opened(path: object, format: str, size: int = VOCABULARY) -> TokenWriter:
-    return open_writer(str(path), format, vocabulary_size=size, fingerprint="f00d")
+    return open_writer(str(path), format, sized(size))
 
 
 def read_in_blocks_of(block: int, patch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from llmgpu.tokens.bin import describe_bin_file, make_index
 from llmgpu.tokens.formats import LAYOUTS, open_writer, outputs, read_tokens
 from llmgpu.tokens.shards import ShardWriter
 from tests.bpe.interchange.samples import trained
+from tests.tokens.writing import sized
 
 # As Megatron-LM's indexed_dataset.py numbers them.
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
@@ -41,9 +42,7 @@ def read_megatron(stem: Path) -> list[list[int]]:
 
 
 def write(path: Path, pieces: list[EncodedSlice], layout: str, size: int = 400) -> None:
-    with open_writer(
-        path, "bin", vocabulary_size=size, fingerprint="f00d", layout=layout
-    ) as writer:
+    with open_writer(path, "bin", sized(size), layout=layout) as writer:
         for piece in pieces:
             writer.write(piece)
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding.encoder import EncodedSlice
+from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.texts import replaced_bytes
@@ -98,7 +99,7 @@ def test_shards_hold_the_documents(tmp_path: Path, layout: str) -> None:
 def test_bytes_of_text_are_those_of_all_ids_but_the_added_ones(tmp_path: Path) -> None:
     """Ids of several blocks, of tokens of one byte and of two; an added id stands for no text."""
     ids = np.tile(np.array([5, 300, 7, 301, 2], np.uint32), 30_000)
-    with shards_in(tmp_path, LARGE, 90_000, added=[7, 301]) as writer:
+    with shards_in(tmp_path, LARGE, 90_000, special=SpecialOptions(bos=7, eos=301)) as writer:
         writer.write(EncodedSlice(ids, starts_of(0), 1))
     manifest, found = read_shards(tmp_path)
     assert found == [ids.tolist()]
@@ -180,10 +181,9 @@ def test_more_tokens_than_a_header_can_say(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(InputError, match="shards of 0 tokens"):
         shards_in(tmp_path, tokens=0)
     monkeypatch.setitem(LAYOUTS, "llmc", replace(LAYOUTS["llmc"], max_tokens=5))
-    options: dict[str, Any] = {"vocabulary_size": 256, "fingerprint": "f00d", "layout": "llmc"}
     with (
         pytest.raises(OutputError, match=r"more than 5 tokens, .*: use --shard-tokens"),
-        open_writer(tmp_path / "one.bin", "bin", **options) as writer,
+        open_writer(tmp_path / "one.bin", "bin", SMALL, layout="llmc") as writer,
     ):
         write_bytes(writer, [1, 2, 3])
         write_bytes(writer, [4, 5, 6])

@@ -21,6 +21,7 @@ from llmgpu.errors import InputError
 from llmgpu.tokens import sinks
 from llmgpu.tokens.formats import open_writer
 from tests.tokens.test_formats import read_all
+from tests.tokens.writing import sized
 
 RAM_DISK = Path("/dev/shm")
 RESERVED = 64 << 20  # bytes
@@ -96,7 +97,7 @@ def test_long_slices_are_written_by_several_threads(
     slices = [np.resize(some[n % 100 :], n) for n in lengths]
     with tempfile.TemporaryDirectory(dir=RAM_DISK if in_memory else tmp_path) as folder:
         path = Path(folder, "ids.npy")
-        with open_writer(str(path), "npy", vocabulary_size=size, fingerprint="f00d") as writer:
+        with open_writer(str(path), "npy", sized(size)) as writer:
             for ids in slices:
                 writer.write(EncodedSlice(ids, np.empty(0, np.int64)))
         written = np.load(path)
@@ -124,7 +125,7 @@ def test_memory_that_was_reserved_and_not_needed_is_given_back(
     ids = np.random.default_rng(1).integers(0, 100_000, 1 << 20, np.uint32)
     folder, descriptors = folder_in_memory, open_descriptors()
     path = Path(folder, f"ids.{name}")
-    with open_writer(str(path), name, vocabulary_size=100_000, fingerprint="f00d") as writer:
+    with open_writer(str(path), name, sized(100_000)) as writer:
         writer.expect(text_bytes)
         wait_until(lambda: taken(folder) >= text_bytes)
         for begin in range(0, len(ids), 300_000):
@@ -132,7 +133,7 @@ def test_memory_that_was_reserved_and_not_needed_is_given_back(
     assert taken(folder) < ids.nbytes + (64 << 10)
     assert np.array_equal(read_all(path, name), ids)
 
-    writer = open_writer(str(path), name, vocabulary_size=100_000, fingerprint="f00d")
+    writer = open_writer(str(path), name, sized(100_000))
     writer.expect(text_bytes)
     writer.abort()
     assert taken(folder) < ids.nbytes + (64 << 10)
@@ -163,7 +164,7 @@ def test_ids_are_written_where_nothing_can_be_reserved(
 
     monkeypatch.setattr(sinks, "_LEAST_RESERVED", 1)
     descriptors = open_descriptors()
-    with open_writer(str(tmp_path / "f"), "npy", vocabulary_size=9, fingerprint="f00d") as writer:
+    with open_writer(str(tmp_path / "f"), "npy", sized(9)) as writer:
         with monkeypatch.context() as patch:
             if missing == "thread":
                 patch.setattr(threading.Thread, "start", fail)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from llmgpu.backend import Backend
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_options import SpecialOptions, ids_around
+from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange.token_tables import find_end_of_text
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
@@ -156,7 +156,7 @@ def _tokenize(
             names.output,
             vocabulary,
             SHARD_TOKENS,
-            added={*chain(*ids_around(vocabulary, special))},
+            special=special,
             masked=reading.chat is not None,
             run=key,
             resume=resume,

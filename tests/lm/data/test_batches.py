@@ -56,8 +56,7 @@ def source_of(folder: Path, count: int) -> TokenSource:
         pattern=many.pattern,
         expression=many.expression,
     )
-    options: dict[str, Any] = {"vocabulary_size": 65_536, "fingerprint": vocabulary.fingerprint}
-    with open_writer(path, "bin", **options) as writer:
+    with open_writer(path, "bin", vocabulary) as writer:
         writer.write(EncodedSlice(np.arange(count, dtype=np.uint32), np.zeros(1, np.int64)))
     return open_token_files([str(path)], vocabulary, "v.bin")
 
@@ -96,13 +95,10 @@ def test_a_loss_mask_leaves_targets_out(tmp_path: Path, source: TokenSource) -> 
     rng = np.random.default_rng(3)
     mask = rng.random(10_007) < 0.5
     ids = np.arange(10_007, dtype=np.uint32)
-    fingerprint = source.vocabulary.fingerprint
     paths = []
     for begin, end, masked in ((0, 4_000, True), (4_000, 5_000, False), (5_000, 10_007, True)):
         paths.append(str(tmp_path / f"{begin}.bin"))
-        with open_writer(
-            paths[-1], "bin", vocabulary_size=65_536, fingerprint=fingerprint, masked=masked
-        ) as writer:
+        with open_writer(paths[-1], "bin", source.vocabulary, masked=masked) as writer:
             piece = EncodedSlice(ids[begin:end], np.zeros(1, np.int64), mask=mask[begin:end])
             writer.write(piece)
     mask[4_000:5_000] = True  # without a mask, all ids count
@@ -228,8 +224,7 @@ def test_what_can_not_be_divided(
 
 def test_a_file_that_changes_during_a_run(tmp_path: Path) -> None:
     path = tmp_path / "one.bin"
-    options = {"vocabulary_size": VOCABULARY.size, "fingerprint": VOCABULARY.fingerprint}
-    with open_writer(path, "bin", **options) as writer:  # type: ignore[arg-type]
+    with open_writer(path, "bin", VOCABULARY) as writer:
         writer.write(EncodedSlice(np.zeros(100, np.uint32), np.zeros(1, np.int64)))
     batches = batches_of(open_token_files([str(path)], VOCABULARY, "v.bin"), 9, 8)
     assert not batches.training(0)[0].any()

@@ -35,6 +35,7 @@ from llmgpu.tokens.manifest import read_progress
 from llmgpu.tokens.shards import ShardWriter
 from tests.cli.conftest import environment
 from tests.lm.vocabularies import sample_text, sample_vocabulary
+from tests.tokens.writing import sized
 
 SEPARATOR = len(sample_vocabulary().tokens) - 1
 NO_STARTS = np.zeros(1, np.int64)
@@ -63,13 +64,7 @@ def all_ids(source: TokenSource) -> list[int]:
 
 def write_bin(path: Path, ids: NDArray[np.uint32], **options: Any) -> None:
     vocabulary: Vocabulary = options.pop("vocabulary", sample_vocabulary())
-    with open_writer(
-        path,
-        "bin",
-        vocabulary_size=options.pop("vocabulary_size", vocabulary.size),
-        fingerprint=vocabulary.fingerprint,
-        **options,
-    ) as writer:
+    with open_writer(path, "bin", vocabulary, **options) as writer:
         writer.write(EncodedSlice(ids, NO_STARTS, text_bytes=2 * len(ids)))
 
 
@@ -155,7 +150,8 @@ def test_ids_beyond_the_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write_bin(tmp_path / "own.bin", random_ids(100))
     ids = random_ids(200)
     ids[131:] = 400
-    write_bin(tmp_path / "bad.bin", ids, vocabulary_size=500)
+    larger = sized(500, sample_vocabulary().fingerprint)
+    write_bin(tmp_path / "bad.bin", ids, vocabulary=larger)
     seen: list[tuple[str, int, int | None]] = []
     with pytest.raises(
         InputError, match=r"bad.bin: id 400 at position 131 is beyond the vocabulary of 400 ids"
