@@ -7,11 +7,11 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import chain
 from typing import Any
 
 import click
@@ -22,6 +22,7 @@ from llmgpu.backend import Opening
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_encoder, prepare_vocabulary, table_bytes
 from llmgpu.bpe.interchange.formats import find_vocabulary
+from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cli.chat import (
     around_text,
     rendering,
@@ -49,6 +50,7 @@ from llmgpu.cli.groups import (
 )
 from llmgpu.cli.options import refuse_given, refuse_without_effect
 from llmgpu.cli.parts import PartJob
+from llmgpu.closing import undoing
 from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output, writes_directly
 from llmgpu.input_files import STANDARD_INPUT, number_of
@@ -105,8 +107,9 @@ _BYTES_A_TOKEN = 4  # estimated bytes of text per token
 _IN_FLIGHT = 1.01
 # Least seconds between two estimates. An estimate takes 1 ms, as long as encoding 100 kB.
 _BETWEEN_ESTIMATES = 0.1
-# int64 (L,), ids of a file, and int64 (documents,), the positions in them of documents' starts
-_Block = tuple[NDArray[np.int64], NDArray[np.int64]]
+# A file of ids: blocks of ids, int64 (L,), and the positions in the file at which documents start.
+_Opened = tuple[Iterator[NDArray[np.int64]], Sequence[int]]
+_NO_IDS = np.empty(0, np.int64)
 _LEAST_TOLD = 1 << 20  # bytes of text; for less text, the memory needed is not reported
 _OF_TEXT = {*READING_OPTIONS, *FILE_OPTIONS} - {"doc_separators", "files_from"}
 _OF_ENCODING = {
@@ -142,11 +145,9 @@ def _names(asked: TokenizeCommand, report: Reporter) -> tuple[str, ...]:
     return names or (STANDARD_INPUT,)
 
 
-def _take_output(asked: TokenizeCommand, name: str) -> TokenOutput:
-    """Return the destination of the ids; UsageError for options that can't be combined."""
-    format = asked.format_name or ("ids" if asked.decode else format_by_name(name))
-    masked = asked.chat.chat and format == "bin" and not writes_directly(name)
-    output, is_named = TokenOutput(asked, name, format, masked), name != STANDARD_OUTPUT
+def _check_options(asked: TokenizeCommand, format: str) -> None:
+    """Raise UsageError for options that can't be combined; format: of the ids."""
+    is_named = asked.output != STANDARD_OUTPUT
     if asked.layout != "raw" and format != "bin":
         raise click.UsageError("--layout needs --format bin, or -o NAME.bin")
     if asked.split and not is_named:
@@ -159,22 +160,25 @@ def _take_output(asked: TokenizeCommand, name: str) -> TokenOutput:
         raise click.UsageError(
             f"--format {SHOWN} can't be combined with --split, --shuffle or --shard-tokens"
         )
-    check_shares(output.split)
+    check_shares(dict(asked.split))
     if asked.shard_tokens is not None and not (format == "bin" and is_named):
         raise click.UsageError("--shard-tokens needs --format bin and -o OUT.bin")
     if asked.chunk_tokens is not None and asked.overlap >= asked.chunk_tokens:
         raise click.UsageError(
             f"--overlap {asked.overlap} must be less than --chunk-tokens {asked.chunk_tokens}"
         )
-    return output
 
 
 class _Tokenizing:
     """The job of turning a text into ids.
 
-    output: the destination of the ids; unused with --count. files: the sources to read; a job in
-    parts reads only the sources of its part. firsts: for --split-by position, the index in `files`
-    of each split's first file. size: estimated bytes of text; None if unknown.
+    names: the files of ids, with the part in their names: first the file for documents of no split,
+        then a file for each split. format: in `llmgpu.tokens.formats`. split: shares of the splits
+        by name. masked: whether a loss mask, which marks the ids that the assistant wrote, is
+        stored beside the ids.
+    files: the sources to read; a job in parts reads only the sources of its part. firsts: for
+        --split-by position, the index in `files` of each split's first file.
+    size: estimated bytes of text; None if unknown.
     chunk: the length and the overlap, in tokens, of the chunks into which documents are cut.
     spans: number of bytes of text for each id, see `spans_without`.
     """
@@ -187,20 +191,24 @@ class _Tokenizing:
             refuse_given(_OF_OUTPUT, "can't be combined with --count, which writes no ids")
         self.job = job = PartJob(asked.part, asked.output, report)
         special = special_options(asked.special, asked.chat)
-        self.output = target = _take_output(asked, job.output)
+        self.name, self.split = name, split = job.output, dict(asked.split)
+        self.names = [name, *(split_name(name, part) for part in split)]
+        self.format = format = asked.format_name or format_by_name(name)
+        self.masked = asked.chat.chat and format == "bin" and not writes_directly(name)
+        _check_options(asked, format)
         found = resolve_texts(_names(asked, report), asked.selection.selection())
         vocabulary_files = find_vocabulary(asked.vocab)
         # Check the outputs and their format.
         if not asked.count:
             named = [*filter(None, [asked.chat.chat_template]), *asked.selection.lists]
             read = [*vocabulary_files.inputs, *named, *(each.path for each in found.files)]
-            check_files(target, read, job.outputs)
+            check_outputs([*self._outputs(), *job.outputs], read, force=asked.force)
             if not asked.format_name:
-                check_ending(target.name)
-            if asked.chat.chat and not target.masked and target.format != SHOWN:
-                where = " on a pipe" if target.format == "bin" else ""
+                check_ending(name)
+            if asked.chat.chat and not self.masked and format != SHOWN:
+                where = " on a pipe" if format == "bin" else ""
                 raise click.UsageError(
-                    f"--chat with format {target.format}{where} would lose which tokens the "
+                    f"--chat with format {format}{where} would lose which tokens the "
                     "assistant wrote: add -o FILE.bin, or only --count them"
                 )
         # Divide the text.
@@ -208,8 +216,8 @@ class _Tokenizing:
         self.reading = asked.reading.corpus_options(line_documents=asked.line_documents)
         self.firsts: list[int] | None = None
         if asked.split_by == "position":
-            self.files, self.firsts = split_by_position(found, target.split, self.reading)
-        elif target.split and is_one_document(found, self.reading):
+            self.files, self.firsts = split_by_position(found, split, self.reading)
+        elif split and is_one_document(found, self.reading):
             raise click.UsageError(
                 f"{found.files[0].path} is a single document, which --split can't divide: add "
                 "--split-by position to cut it, or --line-documents to make each line a document"
@@ -228,6 +236,16 @@ class _Tokenizing:
         self.spans = spans_without(self.vocabulary, self.special)
         if is_begun:
             prepare_vocabulary(self.vocabulary, opening)
+
+    def _outputs(self) -> list[Output]:
+        """Return the files that the job creates, but for the record of a part."""
+        if self.format == SHOWN:
+            return [Output(self.name, TEXT)]
+        if self.asked.shard_tokens is not None:
+            return [file for name in self.names for file in ShardNames(name).outputs()]
+        of_file = self.format, self.asked.layout
+        written = (outputs(name, *of_file, masked=self.masked) for name in self.names)
+        return [*chain.from_iterable(written)]
 
     @cached_property
     def key(self) -> Run:
@@ -249,39 +267,37 @@ class _Tokenizing:
 
     def carry_out(self) -> dict[str, Any]:
         """Tokenize the text, unless an earlier command has finished the job; return the summary."""
-        report, output, asked = self.report, self.output, self.asked
+        report, asked = self.report, self.asked
         with ExitStack() as opened:
             conversations = opened.enter_context(rendering(asked.chat, self.vocabulary))
             self.reading = with_chat(self.reading, conversations)
             if finished := self._finished():
                 return finished
             text = opened.enter_context(Corpus(self.files, self.reading))
-            unused = opened.enter_context(ExitStack())
-            if writes_directly(output.name):
+            if writes_directly(self.name):
                 # Open the device before a pipe or device file is opened for output, because opening
                 # the device may fail.
                 self.opening.backend()
             sink = TokenSink(is_direct=True) if asked.count else self._open_sinks(text)
-            unused.callback(sink.abort)
-            if asked.max_tokens is None and self.reading.limit is None:
-                # Prepare the sink for the size of the text while the device is being opened.
-                sink.expect(self.files.plain_bytes)
-            # The device is needed from here on: wait until it is open.
-            backend = self.opening.backend()
-            report.line(f"tokenizing on {backend.description}")
-            report.note_missing_engine(backend)
-            if self.vocabulary.normalizer:
-                name = get_normalizer(self.vocabulary.normalizer).name
-                report.note(f"text is normalized ({name}) before encoding")
-            encoder: Encoder = open_encoder(
-                self.vocabulary,
-                backend,
-                special=self.special,
-                threads=asked.threads,
-                text_bytes=self.size,
-            )
+            with undoing(sink.abort):
+                if asked.max_tokens is None and self.reading.limit is None:
+                    # Prepare the sink for the size of the text while the device is being opened.
+                    sink.expect(self.files.plain_bytes)
+                # The device is needed from here on: wait until it is open.
+                backend = self.opening.backend()
+                report.line(f"tokenizing on {backend.description}")
+                report.note_missing_engine(backend)
+                if self.vocabulary.normalizer:
+                    name = get_normalizer(self.vocabulary.normalizer).name
+                    report.note(f"text is normalized ({name}) before encoding")
+                encoder: Encoder = open_encoder(
+                    self.vocabulary,
+                    backend,
+                    special=self.special,
+                    threads=asked.threads,
+                    text_bytes=self.size,
+                )
             _used[:] = [encoder]
-            unused.pop_all()
             note = watch_text(text, self.vocabulary, self.special, report)
             summary = self._encode(text, encoder, sink)
             note("")
@@ -289,7 +305,7 @@ class _Tokenizing:
         if conversations is not None:
             summary["assistant_tokens"] = conversations.in_loss
         self.job.finish(summary)
-        _print_summary(report, summary, output.names)
+        _print_summary(report, summary, self.names)
         return summary
 
     def _finished(self) -> dict[str, Any] | None:
@@ -297,27 +313,27 @@ class _Tokenizing:
 
         If the output is shards, the totals in the summary are read from their manifests.
         """
-        asked, output, vocabulary, key = self.asked, self.output, self.vocabulary, self.key
+        asked, vocabulary, key = self.asked, self.vocabulary, self.key
         # The resume key, and all other options that change the output.
         of_output = {
             **key,
-            "format": output.format,
+            "format": self.format,
             "layout": asked.layout,
             "shard_tokens": asked.shard_tokens,
-            "split": output.split,
+            "split": self.split,
             "vocabulary": vocabulary.fingerprint,
             "match": vocabulary.match,
         }
         if finished := self.job.finished(of_output):
-            self.report.line(f"nothing to do: {output.name} has all of part {self.job.part}")
+            self.report.line(f"nothing to do: {self.name} has all of part {self.job.part}")
             return finished
         if not asked.resume or asked.shard_tokens is None:
             return None
         shards = vocabulary, asked.shard_tokens, asked.layout, key
-        manifests = [found for name in output.names if (found := finished_job(name, *shards))]
-        if len(manifests) < len(output.names):
+        manifests = [found for name in self.names if (found := finished_job(name, *shards))]
+        if len(manifests) < len(self.names):
             return None
-        self.report.line(f"nothing to do: all shards of {output.name} are finished")
+        self.report.line(f"nothing to do: all shards of {self.name} are finished")
         sums = {"tokens": "count", "text_bytes": "bytes", "documents": "documents"}
         totals = {name: sum(each[fact] for each in manifests) for name, fact in sums.items()}
         return totals | {"fingerprint": vocabulary.fingerprint}
@@ -331,8 +347,8 @@ class _Tokenizing:
         if self.asked.max_tokens:
             filters.append(partial(first_tokens, most=self.asked.max_tokens, spans=self.spans))
         if self.asked.shuffle:
-            is_piped = self.output.name == STANDARD_OUTPUT
-            folder = None if is_piped else os.path.dirname(self.output.name) or os.curdir
+            is_piped = self.name == STANDARD_OUTPUT
+            folder = None if is_piped else os.path.dirname(self.name) or os.curdir
             seed, spans = self.asked.seed, self.spans
             filters.append(partial(shuffled, seed=seed, spans=spans, folder=folder))
         return filters
@@ -342,28 +358,23 @@ class _Tokenizing:
 
         Without splits, return the only sink.
         """
-        output = self.output
-        if output.format == SHOWN:
-            return ShownTokens(output.name, self.vocabulary, token_style(output.name))
-        # if a sink can't be opened, the sinks opened before are aborted
-        with ExitStack() as opened:
-            sinks = []
-            for name in output.names:
-                sinks.append(self._open_sink(name))
-                opened.callback(sinks[-1].abort)
-            opened.pop_all()
-        if not output.split:
-            return sinks[0]
+        if self.format == SHOWN:
+            return ShownTokens(self.name, self.vocabulary, token_style(self.name))
         by_position = owners_by_file(text, self.firsts) if self.firsts else None
-        owners = by_position or drawn_owners([*output.split.values()], self.asked.seed)
-        return SplitSink(sinks, owners, self.spans)
+        owners = by_position or drawn_owners([*self.split.values()], self.asked.seed)
+        sinks: list[TokenSink] = []
+        together = SplitSink(sinks, owners, self.spans)
+        with undoing(together.abort):
+            for name in self.names:
+                sinks.append(self._open_sink(name))
+        return together if self.split else sinks[0]
 
     def _open_sink(self, name: str) -> TokenSink:
-        asked, output, vocabulary = self.asked, self.output, self.vocabulary
-        how: dict[str, Any] = {"layout": asked.layout, "masked": output.masked}
+        asked, vocabulary = self.asked, self.vocabulary
+        how: dict[str, Any] = {"layout": asked.layout, "masked": self.masked}
         how["force"] = asked.force
         if asked.shard_tokens is None:
-            return open_writer(name, output.format, vocabulary, **how)
+            return open_writer(name, self.format, vocabulary, **how)
         how |= {"special": self.special, "run": self.key, "resume": asked.resume}
         shards = ShardWriter(name, vocabulary, asked.shard_tokens, **how)
         if asked.resume:
@@ -445,44 +456,6 @@ def _print_summary(report: Reporter, summary: dict[str, Any], names: Sequence[st
             )
 
 
-@dataclass(frozen=True)
-class TokenOutput:
-    """The destination of the ids.
-
-    name: the file, with the part in its name. format: in `llmgpu.tokens.formats`. masked: whether a
-    loss mask, which marks the ids that the assistant wrote, is stored beside the ids.
-    """
-
-    asked: TokenizeCommand
-    name: str
-    format: str
-    masked: bool
-
-    @property
-    def split(self) -> dict[str, float]:
-        """The shares of the splits, by name."""
-        return dict(self.asked.split)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all files of ids: first for documents of no split, then for each split."""
-        return [self.name, *(split_name(self.name, part) for part in self.split)]
-
-
-def check_files(output: TokenOutput, read: Sequence[str], others: Sequence[Output]) -> None:
-    """Raise OutputError if an output would replace an input, or a file of another kind."""
-    asked = output.asked
-    if asked.decode or output.format == SHOWN:
-        written = [Output(output.name, TEXT)]
-    elif asked.shard_tokens is not None:
-        written = [file for name in output.names for file in ShardNames(name).outputs()]
-    else:
-        of_file = output.format, asked.layout
-        masked = output.masked
-        written = [each for name in output.names for each in outputs(name, *of_file, masked=masked)]
-    check_outputs([*written, *others], read, force=asked.force)
-
-
 def files_of_ids(names: Sequence[str], format: str | None) -> list[tuple[str, str]]:
     """Return pairs of a file of ids and its format; a manifest is replaced by its shards."""
     found: list[str] = []
@@ -506,45 +479,29 @@ def _decode(asked: TokenizeCommand, report: Reporter) -> dict[str, Any]:
     refuse_given(_OF_ENCODING, "can't be combined with --decode")
     if asked.format_name == SHOWN:
         raise click.UsageError(f"--decode can't read --format {SHOWN}")
-    target, names = _take_output(asked, asked.output), _names(asked, report)
+    _check_options(asked, asked.format_name or "ids")
+    names = _names(asked, report)
     sources = files_of_ids(names, asked.format_name)
     sides = [side_path(name) for name, format in sources if format == "bin" and name != "-"]
-    vocab, vocabulary_files = asked.vocab, find_vocabulary(asked.vocab)
+    vocabulary_files = find_vocabulary(asked.vocab)
     read = [*vocabulary_files.inputs, *asked.selection.lists, *names, *sides]
-    check_files(target, [*read, *(name for name, _ in sources)], ())
+    read += [name for name, _ in sources]
+    check_outputs([Output(asked.output, TEXT)], read, force=asked.force)
     separators = asked.reading.corpus_options().separators  # at most one, between documents
     # Read the vocabulary.
     vocabulary = vocabulary_files.read(report.note).with_match(asked.match)
     tokens, text_bytes = 0, 0
-    in_lines = format_by_name(target.name) == "jsonl"
+    in_lines = format_by_name(asked.output) == "jsonl"
     if separators and (in_lines or len(separators) > 1):
         what = "several values" if len(separators) > 1 else "JSON Lines, an object per document"
         raise click.UsageError(f"--doc-separator can't be combined with {what}, for --decode")
 
-    # With separators or JSON Lines, blocks of ids are regrouped so that a block is a document.
-    apart = in_lines or separators
-
-    def blocks() -> Iterator[_Block]:
-        for source, format in sources:
-            side = read_side_file(source) if format == "bin" and has_side_file(source) else None
-            if side is None and apart:
-                raise InputError(
-                    f"{source} does not say where its documents begin, as a .bin file with its "
-                    "side file does: decode it into plain text, without --doc-separator"
-                )
-            if format != "bin":
-                ids = read_tokens(source, format)
-            else:
-                ids = read_bin(source, vocabulary.size, asked.layout, asked.token_dtype)
-            if side is not None:
-                matched_as(source, str(side["fingerprint"]), vocabulary, vocab)
-            elif format == "bin" and source != STANDARD_INPUT:
-                report.note(note_of_foreign([source], vocab))
-            yield from _with_starts(ids, side["document_offsets"] if side and apart else ())
-
+    # With separators or JSON Lines, the ids of each document are decoded by themselves.
+    apart = in_lines or bool(separators)
     # Decode.
-    with atomic_output(target.name) as file:
-        pieces = _documents(blocks()) if apart else (ids for ids, _ in blocks())
+    with atomic_output(asked.output) as file:
+        files = _open_ids(sources, asked, vocabulary, report, apart=apart)
+        pieces = _documents(files) if apart else chain.from_iterable(ids for ids, _ in files)
         for number, ids in enumerate(pieces):
             is_start = apart or number == 0
             data = vocabulary.decode_document(ids) if is_start else vocabulary.decode(ids)
@@ -555,36 +512,57 @@ def _decode(asked: TokenizeCommand, report: Reporter) -> dict[str, Any]:
     return {"tokens": tokens, "text_bytes": text_bytes, "fingerprint": vocabulary.fingerprint}
 
 
-def _with_starts(blocks: Iterable[NDArray[np.int64]], offsets: Sequence[int]) -> Iterator[_Block]:
-    """Yield the blocks of a file, each with the positions in it at which documents begin.
+def _open_ids(
+    sources: Iterable[tuple[str, str]],
+    asked: TokenizeCommand,
+    vocabulary: Vocabulary,
+    report: Reporter,
+    *,
+    apart: bool,
+) -> Iterator[_Opened]:
+    """Open files of ids, one after the other; sources: names and formats.
 
-    offsets: the positions in the file, ascending. If documents without ids begin at the end of the
-    file, the last block is empty.
+    apart: refuse a file that does not say where its documents begin.
     """
-    starts, position = np.array(offsets, np.int64), 0
-    for ids in blocks:
-        first, last = np.searchsorted(starts, (position, position + len(ids)))
-        yield ids, starts[first:last] - position
-        position += len(ids)
-    if len(at_end := starts[starts >= position]):
-        yield np.empty(0, np.int64), at_end - position
+    for name, format in sources:
+        side = read_side_file(name) if format == "bin" and has_side_file(name) else None
+        if side is None and apart:
+            raise InputError(
+                f"{name} does not say where its documents begin, as a .bin file with its "
+                "side file does: decode it into plain text, without --doc-separator"
+            )
+        if format != "bin":
+            ids = read_tokens(name, format)
+        else:
+            ids = read_bin(name, vocabulary.size, asked.layout, asked.token_dtype)
+        if side is not None:
+            matched_as(name, str(side["fingerprint"]), vocabulary, asked.vocab)
+        elif format == "bin" and name != STANDARD_INPUT:
+            report.note(note_of_foreign([name], asked.vocab))
+        yield ids, side["document_offsets"] if side else ()
 
 
-def _documents(blocks: Iterable[_Block]) -> Iterator[NDArray[np.int64]]:
-    """Regroup blocks of ids, which may end anywhere: yield the ids of each document, int64 (L,).
+def _documents(files: Iterable[_Opened]) -> Iterator[NDArray[np.int64]]:
+    """Yield the ids of each document, int64 (L,), from blocks of ids, which may end anywhere.
 
     Ids before the first start belong to a document that began in an earlier shard; they are yielded
     as a document, too.
     """
     # parts: the ids of the current document so far. has_begun: whether its start is known.
     parts, has_begun = list[NDArray[np.int64]](), False
-    for ids, starts in blocks:
-        edges = [*starts.tolist(), len(ids)]
-        parts.append(ids[: edges[0]])
-        for begin, end in pairwise(edges):
-            if has_begun or any(map(len, parts)):
-                yield np.concatenate(parts)
-            parts, has_begun = [ids[begin:end]], True
+    for blocks, offsets in files:
+        starts, position = deque(offsets), 0
+        # The empty block at the end has the starts of documents without ids.
+        for ids in chain(blocks, [_NO_IDS]):
+            begin = 0
+            while starts and (ids is _NO_IDS or starts[0] < position + len(ids)):
+                end = starts.popleft() - position
+                parts.append(ids[begin:end])
+                if has_begun or any(map(len, parts)):
+                    yield np.concatenate(parts)
+                parts, has_begun, begin = [], True, end
+            parts.append(ids[begin:])
+            position += len(ids)
     if has_begun or any(map(len, parts)):
         yield np.concatenate(parts)
 
