@@ -100,11 +100,22 @@ def read_bin(
     vocabulary_size, layout: for a pipe, which has no side file. dtype: type of the numbers of a
     pipe, or of a file of another tool that does not name its type.
     """
-    found, kind, count = _known_facts(name, vocabulary_size, get_layout(layout), dtype)
+    found, kind, count = get_layout(layout), None, None
+    is_stream = name == STANDARD_INPUT or not os.path.isfile(name)
+    if has_side_file(name):
+        found, kind, count = _side_facts(name, read_side_file(name), dtype, is_stream=is_stream)
+    elif not is_stream:
+        found, kind, count = numbers_of(name, dtype)
+    elif not found.parse_header:
+        if vocabulary_size is None:
+            raise InputError(
+                f"{name}: a bin stream has no side file, which records its integer type: use npy"
+            )
+        kind = np.dtype(dtype).newbyteorder("<") if dtype else id_dtype(vocabulary_size)
     with open_stream(name) as stream:
         buffered = io.BufferedReader(stream, BLOCK_BYTES)
         if found.parse_header:
-            kind, count = _check_header(buffered, name, found, kind, count)
+            kind, count = _check_header(buffered.read(found.header_bytes), name, found, kind, count)
         assert kind is not None
         yield from read_numbers(buffered, name, kind, count)
 
@@ -188,18 +199,19 @@ def sample_digest(path: str | Path) -> str:
 class BinFile:
     """A ``bin`` file on disk that agrees with its side file.
 
-    offset: bytes before the numbers. count: number of ids. text_bytes: bytes of the text that was
-        encoded, 0 if unknown. fingerprint: fingerprint of the vocabulary that made the ids, "" if
-        unknown.
-    has_mask: whether the file at `mask_path` is a loss mask of the ids.
+    layout: has the length of the header. count: number of ids. has_mask: whether the file at
+    `mask_path` is a loss mask of the ids. The other facts are those of the side file, 0 or "" if
+    there is none.
     """
 
     path: str
+    layout: Layout
     dtype: np.dtype[np.integer]
-    offset: int
     count: int
-    text_bytes: int
-    fingerprint: str
+    text_bytes: int = 0
+    documents: int = 0
+    continues: bool = False
+    fingerprint: str = ""
     has_mask: bool = False
 
 
@@ -217,19 +229,17 @@ def describe_bin_file(
     if not os.path.isfile(name):
         raise InputError(f"no such file: {name!r}")
     if may_be_foreign and not has_side_file(name):
-        layout, found, length = numbers_of(name, dtype)
-        return BinFile(name, found, layout.header_bytes, length, 0, "")
+        return BinFile(name, *numbers_of(name, dtype))
     side = read_side_file(name)
     layout, kind, count = _side_facts(name, side, dtype, is_stream=False)
     if layout.parse_header:
-        with open_stream(name) as stream:
-            _check_header(io.BufferedReader(stream, BLOCK_BYTES), name, layout, kind, count)
+        _check_header(read_head(name, layout.header_bytes), name, layout, kind, count)
     mask = side.get("loss_mask")
     if mask is not None:
         length = HEADER_BYTES + count
         _check_samples(mask_path(name), mask | {"length": length}, name)
-    offset, nbytes = layout.header_bytes, side["bytes"]
-    return BinFile(name, kind, offset, count, nbytes, side["fingerprint"], mask is not None)
+    facts = side["bytes"], side["documents"], side["continues"], side["fingerprint"]
+    return BinFile(name, layout, kind, count, *facts, mask is not None)
 
 
 def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np.integer], int]:
@@ -322,25 +332,6 @@ def _check_offsets(name: str, offsets: list[Any], count: int) -> None:
         raise InputError(f"{name}: a document starts beyond the {count} ids")
 
 
-def _known_facts(
-    name: str, vocabulary_size: int | None, layout: Layout, dtype: str | None
-) -> tuple[Layout, np.dtype[np.integer] | None, int | None]:
-    """Return layout, type of the numbers and count of ids; None for a fact that is unknown."""
-    is_stream = name == STANDARD_INPUT or not os.path.isfile(name)
-    if has_side_file(name):
-        return _side_facts(name, read_side_file(name), dtype, is_stream=is_stream)
-    if not is_stream:
-        return numbers_of(name, dtype)
-    if layout.parse_header:
-        return layout, None, None
-    if vocabulary_size is None:
-        raise InputError(
-            f"{name}: a bin stream has no side file, which records its integer type: use npy"
-        )
-    kind = np.dtype(dtype).newbyteorder("<") if dtype else id_dtype(vocabulary_size)
-    return layout, kind, None
-
-
 def _side_facts(
     name: str, side: dict[str, Any], asked: str | None, *, is_stream: bool
 ) -> tuple[Layout, np.dtype[np.integer], int]:
@@ -383,7 +374,7 @@ def _check_samples(name: str, side: dict[str, Any], tokens: str) -> None:
 
 
 def _check_header(
-    stream: io.BufferedIOBase,
+    header: bytes,
     name: str,
     layout: Layout,
     known_dtype: np.dtype[np.integer] | None,
@@ -395,7 +386,7 @@ def _check_header(
     InputError if they differ from the header.
     """
     assert layout.parse_header is not None
-    kind, count = layout.parse_header(stream.read(layout.header_bytes), name)
+    kind, count = layout.parse_header(header, name)
     dtype = np.dtype(kind).newbyteorder("<")
     if known_dtype is not None and (dtype, count) != (known_dtype, known_count):
         raise InputError(

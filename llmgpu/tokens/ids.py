@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property, partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -85,18 +85,10 @@ def _parse_decimals(text: bytes, name: str, line: int) -> NDArray[np.int64]:
         ids: NDArray[np.int64] = np.fromstring(blanked, np.int64, sep=" ")
         if int(ids.max()) <= MAX_ID:
             return ids
-    # Report the first item that is not a number; if there is none, the first with too many digits;
-    # if there is none, the first that is too large.
-    words = [*_WORD.finditer(text)]
-    kinds: tuple[Callable[[bytes], bool], ...] = (
-        lambda word: not word.isdigit(),
-        lambda word: len(word) > _MAX_DIGITS,
-        lambda word: int(word) > MAX_ID,
-    )
-    for is_wrong in kinds:
-        for found in words:
-            if is_wrong(found[0]):
-                raise _error_at(found, name, line)
+    for found in _WORD.finditer(text):
+        word = found[0]
+        if not word.isdigit() or len(word) > _MAX_DIGITS or int(word) > MAX_ID:
+            raise _error_at(found, name, line)
     return np.empty(0, np.int64)
 
 

@@ -22,8 +22,8 @@ from llmgpu.outputs import MANIFEST, PROGRESS, TEXT, Output, check_outputs, kind
 from llmgpu.resume_key import Run
 from llmgpu.spelling import spelled
 from llmgpu.text.parts import Part
-from llmgpu.tokens.bin import describe_bin_file, numbers_of, read_side_file
-from llmgpu.tokens.formats import get_layout, has_side_file, index_name
+from llmgpu.tokens.bin import describe_bin_file, numbers_of
+from llmgpu.tokens.formats import has_side_file, index_name
 
 MANIFEST_FORMAT = "llmgpu-token-shards"
 PROGRESS_FORMAT = "llmgpu-token-shards-in-progress"
@@ -95,7 +95,8 @@ def shard_files(path: str | Path, *, may_be_foreign: bool = False) -> list[str]:
     paths = [os.path.join(os.path.dirname(path), shard.file) for shard in shards]
     for shard_path, shard in zip(paths, shards, strict=True):
         if not may_be_foreign or has_side_file(shard_path):
-            found = {"count": describe_bin_file(shard_path).count} | read_side_file(shard_path)
+            file = describe_bin_file(shard_path)
+            found = {"count": file.count, "bytes": file.text_bytes, "documents": file.documents}
         elif dtype in _DTYPES:
             found = {"count": numbers_of(shard_path, dtype)[2]}
         else:
@@ -180,14 +181,13 @@ def _read(
 def is_whole(path: str, shard: Shard) -> bool:
     """Whether a shard, its side file and its index exist and agree."""
     try:
-        describe_bin_file(path)
-        side = read_side_file(path)
-        has_index = get_layout(side["layout"]).has_index
-        if has_index and not os.path.isfile(index_name(path)):
+        file = describe_bin_file(path)
+        if file.layout.has_index and not os.path.isfile(index_name(path)):
             return False
     except InputError:
         return False
-    return all(side.get(name) == value for name, value in asdict(shard).items() if name != "file")
+    facts = file.count, file.text_bytes, file.documents, file.continues
+    return facts == (shard.count, shard.bytes, shard.documents, shard.continues)
 
 
 def digest(run: Run) -> str:

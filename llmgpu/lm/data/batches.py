@@ -213,7 +213,7 @@ def open_token_files(
 
 
 def _read_ids(piece: _Piece) -> NDArray[np.integer]:
-    return _read_numbers(piece, piece.file.path, piece.file.dtype, piece.file.offset)
+    return _read_numbers(piece, piece.file.path, piece.file.dtype, piece.file.layout.header_bytes)
 
 
 def _read_mask(piece: _Piece) -> NDArray[np.bool_]:
