@@ -199,6 +199,7 @@ def tokenize_part(
     """
     # Find this part of the corpus, and the job's resume key.
     name, shard_tokens = os.fspath(output), index(shard_tokens)
+    manifest = ShardNames(name).manifest
     known = open_vocabulary(vocabulary)
     special = special_options(known, bos=bos, eos=eos)
     how = reading or CorpusOptions()
@@ -206,9 +207,8 @@ def tokenize_part(
     own = take_part(whole, Part(*part), how)
     key = part_key(encoding_key(own, how, special), Part(*part), whole, own)
     # Tokenize the part, unless it is finished.
-    finished = finished_job(name, known, shard_tokens, layout, key)
-    if finished is None:
-        _check_part(ShardNames(name).manifest, str(Part(*part)))
+    if finished_job(name, known, shard_tokens, layout, key) is None:
+        _check_part(manifest, str(Part(*part)))
         with Opening(device, encodes=True) as opening, Corpus(own, how) as text:
             opening.begin_encoding(known_bytes(own, how.limit))
             encoder = open_encoder(known, opening.backend(), special=special)
@@ -216,10 +216,9 @@ def tokenize_part(
                 name, known, shard_tokens, layout=layout, special=special, run=key, resume=True
             ) as sink:
                 encode_into(sink, encoder, text, no_progress)
-        finished = finished_job(name, known, shard_tokens, layout, key)
-    assert finished is not None
-    facts = {fact: finished[fact] for fact in ("count", "bytes", "documents")}
-    return {"manifest": ShardNames(name).manifest, **facts}
+    content, _ = read_facts(manifest)
+    facts = {fact: content[fact] for fact in ("count", "bytes", "documents")}
+    return {"manifest": manifest, **facts}
 
 
 def _check_part(manifest: str, part: str) -> None:

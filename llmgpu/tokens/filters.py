@@ -89,47 +89,33 @@ def in_chunks(slices: Slices, most: int, overlap: int, spans: NDArray[np.int64])
         ids = np.concatenate([held.ids, piece.ids])
         mask = None if piece.mask is None else np.concatenate([held.mask, piece.mask])
         starts = np.concatenate([held.document_starts, piece.document_starts + len(held.ids)])
-        if len(ids) and not (len(starts) and starts[0] == 0):
-            starts = np.concatenate([_START, starts])
         joined = EncodedSlice(ids, starts, mask=mask)
-        # Yield all chunks but the last of an open document.
-        yield from _cut(joined, len(starts) - (not piece.closed), most, step, spans)
-        rest, is_open = len(ids), len(starts) > 0 and not piece.closed
-        if is_open:
-            start = int(starts[-1])
-            rest = start + step * int(_chunks_before_last(np.array(rest - start), most, step))
+        # counts: chunks of each document, without the last chunk of an open document.
+        is_open = len(starts) > 0 and not piece.closed
+        lengths = np.diff(np.append(starts, len(ids)))
+        counts = np.maximum(0, -(-(lengths - most) // step))
+        counts[: len(starts) - is_open] += 1
+        if counts.any():
+            yield _cut(joined, counts, most, step, spans)
+        rest = int(starts[-1] + step * counts[-1]) if is_open else len(ids)
         held = _slice_of(joined, slice(rest, None), _START if is_open else _NO_STARTS, spans)
     if len(held.document_starts):
-        yield from _cut(held, 1, most, step, spans)
-
-
-def _chunks_before_last(lengths: NDArray[np.int64], most: int, step: int) -> NDArray[np.int64]:
-    """Return how many chunks each document has before its last; lengths: ids of each document."""
-    return np.maximum(0, -(-(lengths - most) // step))
+        yield replace(held, closed=True)
 
 
 def _cut(
-    piece: EncodedSlice, complete: int, most: int, step: int, spans: NDArray[np.int64]
-) -> Slices:
-    """Yield the chunks of the documents that start in a slice as one slice.
-
-    complete: number of documents that are complete. Of an incomplete document, the last chunk is
-    left out.
-    """
+    piece: EncodedSlice, counts: NDArray[np.int64], most: int, step: int, spans: NDArray[np.int64]
+) -> EncodedSlice:
+    """Return the first chunks of the documents that start in a slice; counts: of each document."""
     starts = piece.document_starts
-    lengths = np.diff(np.append(starts, len(piece.ids)))
-    counts = _chunks_before_last(lengths, most, step)
-    counts[: max(complete, 0)] += 1
-    if not counts.any():
-        return
     # numbers: index of each chunk in its document; begins, ends: positions in the slice's ids.
     numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     begins = np.repeat(starts, counts) + numbers * step
-    ends = np.minimum(begins + most, np.repeat(starts + lengths, counts))
+    ends = np.minimum(begins + most, np.repeat(np.append(starts[1:], len(piece.ids)), counts))
     sizes = ends - begins
     places = np.cumsum(sizes) - sizes  # starts of the chunks in the new slice
     at = np.arange(sizes.sum()) + np.repeat(begins - places, sizes)
-    yield _slice_of(piece, at, places, spans, closed=True)
+    return _slice_of(piece, at, places, spans, closed=True)
 
 
 def _slice_of(
