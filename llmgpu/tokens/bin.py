@@ -439,14 +439,14 @@ class BinWriter(NumbersWriter):
     def _header(self, count: int) -> bytes:
         return self._layout.make_header(self._dtype.name, count)
 
-    def _write(self, piece: EncodedSlice) -> None:
+    def _put(self, piece: EncodedSlice) -> None:
         most = self._layout.max_tokens
         if most is not None and self.ids + len(piece.ids) > most:
             raise OutputError(
                 f"{self._output.path}: more than {most} tokens, the limit of a file of layout "
                 f"{self._layout.name}: use {spelled('--shard-tokens')}"
             )
-        super()._write(piece)
+        super()._put(piece)
         if self._mask is not None:
             assert piece.mask is not None
             self._write_mask(piece.mask.tobytes())

@@ -293,8 +293,7 @@ class SplitSink(TokenSink):
         self._spans = spans
         self._open = 0  # index of the sink of the current document
 
-    def write(self, piece: EncodedSlice) -> None:
-        """Write the next ids, see `TokenSink.write`."""
+    def _write(self, piece: EncodedSlice) -> None:
         # numbers: of the documents that start in the slice. drawn: their sinks, int64 (starts,).
         # owners: `drawn` after the sink of the open document. of_id: the sink of each id.
         starts, size = piece.document_starts, len(piece.ids)
@@ -311,7 +310,6 @@ class SplitSink(TokenSink):
             before = np.concatenate([[0], np.cumsum(mine)])
             closed = piece.closed and self._open == number
             sink.write(_slice_of(piece, mine, before[starts[own]], self._spans, closed=closed))
-        super().write(piece)
 
     def close(self) -> None:
         """Close all sinks. If closing a sink fails, abort the remaining sinks."""

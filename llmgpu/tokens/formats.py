@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,9 +88,9 @@ _OTHER_ENDINGS = ".arrow .bz2 .csv .gz .h5 .json .npz .parquet .pkl .pt .pth .sa
 SHOWN = "tokens"  # readable text, see `llmgpu.tokens.ids`; llmgpu does not read this format
 
 
-def describe_formats() -> str:
-    """Return names and descriptions of all formats, for --help."""
-    return ", ".join(f"{name} ({format.description})" for name, format in FORMATS.items())
+def describe(table: Mapping[str, TokenFormat | Layout]) -> str:
+    """Return names and descriptions of all formats or layouts, for --help."""
+    return ", ".join(f"{name} ({entry.description})" for name, entry in table.items())
 
 
 def format_by_name(path: str | Path) -> str:
@@ -177,11 +177,6 @@ LAYOUTS = {
         Layout("nanogpt", "uint16 only", max_ids=1 << 16),
     )
 }
-
-
-def describe_layouts() -> str:
-    """Return names and descriptions of all layouts, for --help."""
-    return ", ".join(f"{layout.name} ({layout.description})" for layout in LAYOUTS.values())
 
 
 def get_layout(name: str) -> Layout:

@@ -106,7 +106,7 @@ class TextWriter(TokenWriter):
     """Writes ids as decimal text, using a table of spelled ids.
 
     `_content` spells a slice as if the slice continued a document that already has ids. If not,
-    `_write` leaves out the first bytes: the separator, or the end of the previous document.
+    `_put` leaves out the first bytes: the separator, or the end of the previous document.
     """
 
     # Bytes between two ids, before a document, and after a document.
@@ -134,7 +134,7 @@ class TextWriter(TokenWriter):
             parts.append(_format(ids[begin:end], starts[low:high] - begin, self.SEPARATOR, border))
         return b"".join(parts)
 
-    def _write(self, piece: EncodedSlice) -> None:
+    def _put(self, piece: EncodedSlice) -> None:
         ids, starts = piece.ids, piece.document_starts
         left_out = 0
         if len(starts) and starts[0] == 0:
@@ -233,7 +233,7 @@ class ShownTokens(TokenWriter):
         self._spelled: dict[int, str] = {}
         self._turn = 0
 
-    def _write(self, piece: EncodedSlice) -> None:
+    def _put(self, piece: EncodedSlice) -> None:
         bounds = [0, *piece.document_starts.tolist(), len(piece.ids)]
         text = []
         for number, (begin, end) in enumerate(pairwise(bounds)):

@@ -37,7 +37,7 @@ from llmgpu.outputs import MANIFEST, PROGRESS, Output, check_outputs
 from llmgpu.resume_key import FILES, PART, Run, check_same_run
 from llmgpu.tokens.bin import read_side_file
 from llmgpu.tokens.filters import spans_without
-from llmgpu.tokens.formats import get_layout, index_name, mask_path, open_writer, side_path
+from llmgpu.tokens.formats import Layout, get_layout, index_name, mask_path, open_writer, side_path
 from llmgpu.tokens.manifest import (
     SUMS,
     Shard,
@@ -166,13 +166,12 @@ class ShardWriter(TokenSink):
         numbers = np.ascontiguousarray(piece.ids, id_dtype(self._vocabulary.size))
         return replace(piece, content=(numbers, replaced_bytes(self._spans, piece.ids)))
 
-    def write(self, piece: EncodedSlice) -> None:
-        """Write the next ids, see `TokenSink.write`. Shards list the bytes that the ids replace.
+    def _write(self, piece: EncodedSlice) -> None:
+        """Write the next ids. Shards list the bytes of text that the ids replace.
 
         Raises InputError if ids differ from the ids of a finished shard.
         """
-        prepared = self.prepare(piece) if piece.content is None else piece
-        ids, (numbers, nbytes) = prepared.ids, prepared.content
+        ids, (numbers, nbytes) = piece.ids, piece.content
         starts = np.concatenate([np.zeros(self._held, np.int64), piece.document_starts])
         begin = low = 0
         # Cut the slice at the borders of shards. A document start at the end of the slice is held
@@ -190,7 +189,6 @@ class ShardWriter(TokenSink):
             self._put(replace(part, content=numbers[begin:end].data.cast("B")))
             begin, low = end, high
         self._held = len(starts) - low
-        super().write(piece)
 
     def close(self) -> None:
         """Finish the last shard, write the manifest and remove the progress and lock files."""
@@ -218,28 +216,23 @@ class ShardWriter(TokenSink):
         """Write ids that fit into the current shard; `piece.content` has the bytes of the ids."""
         if self._current is None:
             index, starts = len(self._shards), piece.document_starts
+            path, vocabulary = self._names.shard(index), self._vocabulary
             self._continues = index > 0 and not (len(starts) and starts[0] == 0)
-            self._current = self._open(index)
+            if index < self.kept:
+                self._current = _KeptShard(path, vocabulary, self._layout)
+            else:
+                how = {"masked": self._masked, "continues": self._continues, "force": self._force}
+                self._current = open_writer(
+                    path, "bin", vocabulary, layout=self._layout.name, **how
+                )
         self._current.write(piece)
-
-    def _open(self, index: int) -> TokenSink:
-        path = self._names.shard(index)
-        if index < self.kept:
-            return _KeptShard(path, id_dtype(self._vocabulary.size), self._layout.header_bytes)
-        how = {"masked": self._masked, "continues": self._continues, "force": self._force}
-        return open_writer(path, "bin", self._vocabulary, layout=self._layout.name, **how)
 
     def _finish_shard(self) -> None:
         assert self._current is not None
-        index = len(self._shards)
+        index, done = len(self._shards), self._current
         path = self._names.shard(index)
-        shard = Shard(
-            os.path.basename(path),
-            self._current.ids,
-            self._current.text_bytes,
-            self._current.documents,
-            self._continues,
-        )
+        sizes = done.ids, done.text_bytes, done.documents
+        shard = Shard(os.path.basename(path), *sizes, self._continues)
         if index < self.kept and shard != self._former[index]:
             raise _differs(path)
         # The manifest, and if no shard is kept the progress file, may list shards that are now
@@ -248,7 +241,7 @@ class ShardWriter(TokenSink):
             _remove(self._names.manifest)
             if index == 0:
                 _remove(self._names.progress)
-        self._current.close()
+        done.close()
         self._current = None
         self._shards.append(shard)
         # List the shard in the progress file only now that it is on disk.
@@ -311,18 +304,17 @@ def _job_key(vocabulary: Vocabulary, shard_tokens: int, layout: str, run: Run | 
 class _KeptShard(TokenSink):
     """Compares ids with the ids of a finished shard."""
 
-    def __init__(self, path: str, dtype: np.dtype[np.unsignedinteger], offset: int) -> None:
+    def __init__(self, path: str, vocabulary: Vocabulary, layout: Layout) -> None:
         super().__init__()
         self._path = path
-        self._dtype = dtype
-        self._offset = offset  # bytes before the numbers
+        self._dtype = id_dtype(vocabulary.size)
+        self._offset = layout.header_bytes  # bytes before the numbers
 
-    def write(self, piece: EncodedSlice) -> None:
+    def _write(self, piece: EncodedSlice) -> None:
         offset = self._offset + self.ids * self._dtype.itemsize
         there = np.fromfile(self._path, self._dtype, len(piece.ids), offset=offset)
         if not np.array_equal(there, piece.ids):
             raise _differs(self._path)
-        super().write(piece)
 
 
 def _differs(path: str) -> InputError:
@@ -350,18 +342,17 @@ def _read_progress(names: ShardNames, run: Run) -> list[Shard]:
 
 def _remove_from(names: ShardNames, first: int) -> None:
     """Remove the shards of an earlier job, from number `first` on."""
-    end = first
+    surplus: list[tuple[str, Layout]] = []
     try:
-        while read_side_file(names.shard(end)):
-            end += 1
+        while True:
+            path = names.shard(first + len(surplus))
+            surplus.append((path, get_layout(read_side_file(path)["layout"])))
     except InputError as error:
         if not isinstance(error.__cause__, (FileNotFoundError, type(None))):
             raise  # e.g. permission denied: the shard may exist
     # Begin with the last shard, so that a kill leaves no gap in the numbers.
-    for index in reversed(range(first, end)):
-        path = names.shard(index)
-        has_index = get_layout(read_side_file(path)["layout"]).has_index
-        of_index = [index_name(path)] if has_index else []
+    for path, layout in reversed(surplus):
+        of_index = [index_name(path)] if layout.has_index else []
         for name in (path, mask_path(path), side_path(path), *of_index):
             _remove(name)
 

@@ -116,9 +116,13 @@ class TokenSink(Closing):
 
         Raises OutputError for ids that can't be written or are not in the vocabulary.
         """
+        self._write(self.prepare(piece) if piece.content is None else piece)
         self.ids += len(piece.ids)
         self.documents += len(piece.document_starts)
         self.text_bytes += piece.text_bytes
+
+    def _write(self, piece: EncodedSlice) -> None:
+        """Write a slice that `prepare` has returned."""
 
     def close(self) -> None:
         """Complete the output, and give it its final name."""
@@ -142,14 +146,11 @@ class TokenWriter(TokenSink):
         require_ids(piece.ids, self._vocabulary.size)
         return replace(piece, content=self._content(piece))
 
-    def write(self, piece: EncodedSlice) -> None:
-        """Write the next ids, see `TokenSink.write`."""
-        prepared = self.prepare(piece) if piece.content is None else piece
+    def _write(self, piece: EncodedSlice) -> None:
         with output_errors(self._output.path):
-            self._write(prepared)
+            self._put(piece)
             if self.is_direct:
                 self._output.stream.flush()
-        super().write(piece)
 
     def close(self) -> None:
         """Complete the file, and give it its final name."""
@@ -162,11 +163,12 @@ class TokenWriter(TokenSink):
         self._output.discard()
 
     def _content(self, piece: EncodedSlice) -> Any:
-        """Return the bytes of a slice for `_write`. Any thread may call this."""
+        """Return the bytes of a slice for `_put`. Any thread may call this."""
         return None
 
     @abstractmethod
-    def _write(self, piece: EncodedSlice) -> None: ...
+    def _put(self, piece: EncodedSlice) -> None:
+        """Write a prepared slice in the format of the output."""
 
     @abstractmethod
     def _finish(self) -> None:
@@ -274,7 +276,7 @@ class NumbersWriter(TokenWriter):
     def _content(self, piece: EncodedSlice) -> memoryview:
         return np.ascontiguousarray(piece.ids, self._dtype).data.cast("B")
 
-    def _write(self, piece: EncodedSlice) -> None:
+    def _put(self, piece: EncodedSlice) -> None:
         if self._is_collected or not self.is_direct:
             write_in_parts(self._numbers, piece.content)
         else:

@@ -15,7 +15,7 @@ from llmgpu.cli.groups import (
 )
 from llmgpu.cli.options import command
 from llmgpu.option_fields import argument, group, option, output_option
-from llmgpu.tokens.formats import FORMATS, LAYOUTS, SHOWN, describe_formats, describe_layouts
+from llmgpu.tokens.formats import FORMATS, LAYOUTS, SHOWN, describe
 
 if TYPE_CHECKING:
     from llmgpu.backend import Opening
@@ -46,7 +46,7 @@ class TokenizeCommand:
     output: str = option("-", str, "Output file; - for stdout.", "--output", "-o", metavar="FILE")
     format_name: str | None = option(
         None, (*FORMATS, SHOWN),
-        f"Format of the ids: {describe_formats()}; or {SHOWN}, one line per token with its id and "
+        f"Format of the ids: {describe(FORMATS)}; or {SHOWN}, one line per token with its id and "
         "text (on a terminal, the text with its tokens in color).", "--format",
         default_words="by the extension of -o, else ids; detected with --decode")
     match: str | None = option(
@@ -58,7 +58,7 @@ class TokenizeCommand:
     line_documents: bool = option(
         False, bool, "Make each line a document, and write it as it arrives.")
     threads: int | None = groups.encoding_threads()
-    layout: str = output_option("raw", LAYOUTS, f"Layout for --format bin: {describe_layouts()}.")
+    layout: str = output_option("raw", LAYOUTS, f"Layout for --format bin: {describe(LAYOUTS)}.")
     shard_tokens: int | None = output_option(
         None, "tokens",
         "Write shards of N tokens (100M, 1B): OUT-000000.bin, OUT-000001.bin, ..., and the "
