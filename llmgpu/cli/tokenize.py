@@ -552,10 +552,10 @@ def _documents(files: Iterable[_Opened]) -> Iterator[NDArray[np.int64]]:
     parts, has_begun = list[NDArray[np.int64]](), False
     for blocks, offsets in files:
         starts, position = deque(offsets), 0
-        # The empty block at the end has the starts of documents without ids.
+        # Documents without ids may start at the end of the file, after the last block.
         for ids in chain(blocks, [_NO_IDS]):
-            begin = 0
-            while starts and (ids is _NO_IDS or starts[0] < position + len(ids)):
+            begin, after = 0, math.inf if ids is _NO_IDS else position + len(ids)
+            while starts and starts[0] < after:
                 end = starts.popleft() - position
                 parts.append(ids[begin:end])
                 if has_begun or any(map(len, parts)):

@@ -422,9 +422,8 @@ class BinWriter(NumbersWriter):
         self._continues = continues
         self._offsets: list[NDArray[np.int64]] = []
         self._mask: OutputFile | None = None
-        self._side_outputs: list[
-            OutputFile
-        ] = []  # side file, index and mask, as far as they are open
+        # Side file, index and mask, as far as they are open.
+        self._side_outputs: list[OutputFile] = []
         if masked and not self.is_direct:
             with undoing(self.abort):
                 self._mask = OutputFile(mask_path(path))
@@ -502,11 +501,6 @@ class BinWriter(NumbersWriter):
                 with output_errors(name):
                     os.unlink(name)
 
-    @property
-    def _starts(self) -> NDArray[np.int64]:
-        """Positions in the file at which documents start: (documents,), a new array at each use."""
-        return np.concatenate([np.empty(0, np.int64), *self._offsets])
-
     def _describe(self, path: str) -> dict[str, bytes]:
         """Return the contents of index and side file by name; path: the temporary file of ids."""
         mask = self._mask and {"sample_sha256": sample_digest(self._mask.temporary)}
@@ -528,10 +522,11 @@ class BinWriter(NumbersWriter):
             "sample_sha256": sample_digest(path),
             **({"loss_mask": mask} if mask else {}),
         }
-        facts, numbers = json.dumps(side)[:-1].encode(), format_numbers(self._starts)
+        starts = np.concatenate([np.empty(0, np.int64), *self._offsets])
+        facts, numbers = json.dumps(side)[:-1].encode(), format_numbers(starts)
         listed = b"".join([facts, b', "document_offsets": [', numbers, b"]}\n"])
         contents = {}
         if self._layout.has_index:
             index = index_name(self._output.path)
-            contents[index] = make_index(self._dtype.name, self._starts, self.ids)
+            contents[index] = make_index(self._dtype.name, starts, self.ids)
         return contents | {side_path(self._output.path): listed}
