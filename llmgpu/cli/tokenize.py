@@ -363,11 +363,11 @@ class _Tokenizing:
         by_position = owners_by_file(text, self.firsts) if self.firsts else None
         owners = by_position or drawn_owners([*self.split.values()], self.asked.seed)
         sinks: list[TokenSink] = []
-        together = SplitSink(sinks, owners, self.spans)
-        with undoing(together.abort):
+        divided = SplitSink(sinks, owners, self.spans)
+        with undoing(divided.abort):
             for name in self.names:
                 sinks.append(self._open_sink(name))
-        return together if self.split else sinks[0]
+        return divided if self.split else sinks[0]
 
     def _open_sink(self, name: str) -> TokenSink:
         asked, vocabulary = self.asked, self.vocabulary

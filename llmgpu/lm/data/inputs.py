@@ -145,8 +145,7 @@ def _tokenize(
     with output_errors(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _MADE_FROM).unlink(missing_ok=True)
-    resume = resume and os.path.exists(names.progress)
-    if resume:
+    if resume and os.path.exists(names.progress):
         require_rereadable(inputs)
     # Encode the texts. For conversations, also write masks of the ids that count in the loss.
     encoder = open_encoder(vocabulary, backend, special=special)
