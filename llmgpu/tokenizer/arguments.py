@@ -53,13 +53,13 @@ def special_options(
     given = bos is not None or eos is not None or add_special_tokens
     if allowed_special is _NONE and disallowed_special is _NONE and not given:
         return NO_SPECIAL_TOKENS  # most calls give no such arguments
-    bos, eos = _one_token(bos), _one_token(eos)
-    allowed, disallowed = (
-        frozenset([texts] if isinstance(texts, str) else texts)
-        for texts in (allowed_special, disallowed_special)
-    )
-    options = SpecialOptions(allowed, disallowed, bos, eos)
+    allowed, disallowed = _texts(allowed_special), _texts(disallowed_special)
+    options = SpecialOptions(allowed, disallowed, _one_token(bos), _one_token(eos))
     return options.around(vocabulary) if add_special_tokens else options
+
+
+def _texts(given: Collection[str]) -> frozenset[str]:
+    return frozenset([given] if isinstance(given, str) else given)
 
 
 def _one_token(token: Any) -> Any:

@@ -16,16 +16,14 @@ from llmgpu.backend import NUMPY, Opening
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder, Expecting
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder, open_coder
 from llmgpu.bpe.encoding.open import open_matching_encoder, prepare_vocabulary
-from llmgpu.bpe.encoding.special_encoding import normalized_texts, with_special_tokens
-from llmgpu.bpe.encoding.special_options import SpecialOptions, chosen_texts, ids_around
-from llmgpu.bpe.encoding.special_search import search_for
+from llmgpu.bpe.encoding.special_encoding import SpecialEncoder
+from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.vocabulary.file import ChatTemplate
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.closing import close_with
 from llmgpu.cpu.library import bytes_of
 from llmgpu.text.chat import Parts
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
-from llmgpu.text.normalizing import get_normalizer
 from llmgpu.tokens.conversations import Conversations, lengths_in_conversations
 from llmgpu.tokens.tokenizing import encode_corpus, known_bytes, suggesting_gpu
 
@@ -36,50 +34,6 @@ HOST_BYTES = 1 << 16
 # Bytes of the longest text that is encoded in one call; longer texts are encoded in slices.
 MOST_AT_ONCE = 1 << 26
 _log = logging.getLogger("llmgpu")
-
-
-class DocumentEncoder:
-    """Encodes whole documents whose text spells no special token."""
-
-    def __init__(
-        self,
-        encode: Callable[[bytes | memoryview], NDArray[np.uint32] | None],
-        vocabulary: Vocabulary,
-        options: SpecialOptions,
-    ) -> None:
-        """Encode documents with `encode`, and add the tokens of `options` around each.
-
-        encode: returns the ids of a plain, normalized document, or None if it can't encode the
-        document.
-
-        Raises VocabularyError for a token that the vocabulary does not have.
-        """
-        self._encode = encode
-        chosen = set[str]().union(*chosen_texts(vocabulary, options))
-        self._search = search_for([text.encode() for text in chosen]) if chosen else None
-        # Some special tokens are searched in the normalized text only.
-        late = [data for text, data in normalized_texts(vocabulary).items() if text in chosen]
-        self._late = search_for(late) if late else None
-        name = vocabulary.normalizer
-        self._normalizer = None if name is None else get_normalizer(name)
-        around = ids_around(vocabulary, options)
-        self._before, self._after = (np.array(ids, np.uint32) for ids in around)
-
-    def encode(self, text: bytes | memoryview) -> NDArray[np.uint32] | None:
-        """Return the ids of a document; None if only `Encoder.encode` can encode it."""
-        if self._search and self._search.pattern.search(text):
-            return None
-        if self._normalizer:
-            try:
-                text = self._normalizer.apply(str(text, "utf-8")).encode()
-            except UnicodeDecodeError:
-                return None
-            if self._late and self._late.pattern.search(text):
-                return None
-        ids = self._encode(text)
-        if ids is None or not (len(self._before) or len(self._after)):
-            return ids
-        return np.concatenate([self._before, ids, self._after])
 
 
 class ProcessEncoders:
@@ -104,8 +58,7 @@ class ProcessEncoders:
         # it is held. So these are plain attributes.
         self._short: Encoder | None = None
         self._long: dict[bool, Encoder] = {}  # key: whether a device encodes
-        self._special: dict[tuple[SpecialOptions, Encoder], Encoder] = {}
-        self._documents: dict[SpecialOptions, DocumentEncoder] = {}
+        self._special: dict[tuple[SpecialOptions, Encoder], SpecialEncoder] = {}
         self.is_prepared = False
 
     def coder(self, *, encodes: bool) -> Any:
@@ -200,16 +153,14 @@ class ProcessEncoders:
         is_normalized = self._vocabulary.normalizer is not None
         if (is_normalized and len(text) > HOST_BYTES) or not self.encodes_on_host(len(text)):
             return None
-        documents = self._documents.get(options)
-        if documents is None:
-            encode = self._encode_plain
-            if is_normalized and isinstance(self._host, CpuEncoder):
-                encode = self._host.encode_document
-            documents = DocumentEncoder(encode, self._vocabulary, options)
+        special = self._special.get((options, self._host))
+        if special is None:
             with self._lock:
-                _make_room(self._documents)
-                self._documents[options] = documents
-        return documents.encode(text)
+                special = self._encoder(self._host, options)
+        encode = self._encode_plain
+        if is_normalized and isinstance(self._host, CpuEncoder):
+            encode = self._host.encode_document
+        return special.encode_document(text, encode)
 
     def encode_batch(self, texts: Sequence[Any], *, as_list: bool) -> list[Any] | None:
         """Return the ids of each text by the extension module; None if the module can't encode.
@@ -250,19 +201,14 @@ class ProcessEncoders:
         assert isinstance(encoder, CpuEncoder)
         return encoder.encode_document(text)
 
-    def _encoder(self, inner: Encoder, options: SpecialOptions) -> Encoder:
-        """Wrap an encoder so that it handles special tokens."""
+    def _encoder(self, inner: Encoder, options: SpecialOptions) -> SpecialEncoder:
+        """Wrap an encoder so that it handles special tokens. The caller holds the lock."""
         key = options, inner
         if key not in self._special:
-            _make_room(self._special)
-            self._special[key] = with_special_tokens(inner, self._vocabulary, options)
+            if len(self._special) >= _MOST_KEPT:
+                del self._special[next(iter(self._special))]  # the oldest
+            self._special[key] = SpecialEncoder(inner, self._vocabulary, options)
         return self._special[key]
-
-
-def _make_room(kept: dict[Any, Any]) -> None:
-    """Delete the oldest entry of a table that is full."""
-    if len(kept) >= _MOST_KEPT:
-        del kept[next(iter(kept))]
 
 
 Message = Mapping[str, Any]

@@ -1,9 +1,8 @@
 """Encoding and decoding exactly as a `tokenizers.Tokenizer`, whose components are read once.
 
-"The library" is the package tokenizers. The steps follow the library: split the text at the added
-tokens that are not normalized, normalize the text between them, split this text at the normalized
-added tokens, and match the text that remains. A method returns None in the cases in which only the
-library gives the exact result:
+"The library" is the package tokenizers. Texts are split at their added tokens and normalized by
+`SpecialTokens`, and a `Tokenizer` matches the text between the tokens. A method returns None in
+the cases in which only the library gives the exact result:
 
 - A text spells an added token with lstrip, rstrip or single_word.
 - A text is not valid Unicode, or has a byte without a token.
@@ -22,23 +21,22 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from typing import Any
 
+from llmgpu.bpe.encoding.special_encoding import Pieces, SpecialTokens
+from llmgpu.bpe.encoding.special_options import ALL, SpecialOptions
 from llmgpu.bpe.encoding.special_search import search_for
 from llmgpu.bpe.interchange.huggingface import read_content
 from llmgpu.bpe.interchange.token_tables import require_package, stands_for_bytes, to_bytes
 from llmgpu.bpe.pretokens.names import SPLITS_PREFIX
 from llmgpu.bpe.vocabulary.file import ADDED_FLAGS
 from llmgpu.errors import LlmgpuError, VocabularyError
-from llmgpu.input_files import quote
-from llmgpu.text.normalizing import get_normalizer
 from llmgpu.tokenizer.tokenizer import Tokenizer
 
-_FLAGS = ("lstrip", "rstrip", "single_word")
 FEW_CHARACTERS = 8192  # characters in the texts of a call; see the head of this file
 # If there are more stretches of text, encoding them in one call is faster than one by one.
 _FEW = 24
@@ -57,36 +55,6 @@ class Around:
     before: list[int]
     after: list[int]
     types: tuple[list[int], int, list[int]]
-
-
-class _Added:
-    """Added tokens that are searched at the same time."""
-
-    def __init__(self, ids: Mapping[bytes, int]) -> None:
-        """Search for the keys of `ids`, which are bytes; the values are the tokens' ids."""
-        self.ids = ids
-        # The group lets `split` return the tokens between the stretches of text.
-        self._pattern = re.compile(b"(%s)" % search_for(ids).pattern.pattern) if ids else None
-
-    def split(self, pieces: list[bytes | int]) -> list[bytes | int]:
-        """Replace the tokens that stretches of text spell by their ids.
-
-        pieces: stretches of text, and ids from an earlier search.
-        """
-        if self._pattern is None:
-            return pieces
-        found: list[bytes | int] = []
-        for piece in pieces:
-            if isinstance(piece, int):
-                found.append(piece)
-                continue
-            for number, part in enumerate(self._pattern.split(piece)):
-                found.append(self.ids[part] if number % 2 else part)
-        return [piece for piece in found if piece != b""]
-
-    def occurs(self, text: bytes) -> bool:
-        """Whether a text contains at least one of the tokens."""
-        return self._pattern is not None and self._pattern.search(text) is not None
 
 
 class ExactBackend:
@@ -116,9 +84,13 @@ class ExactBackend:
             [*vocabulary.suffix_ids],
         ):
             raise VocabularyError("post_processor adds other ids than it lists")
-        # Create a tokenizer that only matches text: this class does all earlier steps.
-        self._normalizer = vocabulary.normalizer
-        self._read_added(content["added_tokens"], {*vocabulary.normalized_tokens})
+        # Search for all added tokens, and for those that are special.
+        self._added = SpecialTokens(vocabulary, SpecialOptions((ALL,)))
+        listed = content["added_tokens"]
+        special = [token["content"].encode() for token in listed if token["special"]]
+        self._special = search_for(special) if special else None
+        self._are_special = len(special) == len(listed)
+        # Create a tokenizer that only matches text: `_added` does all earlier steps.
         self._takes_whole = bool(vocabulary.takes_whole_tokens)
         self._is_cut_by_regex = vocabulary.pattern.startswith(SPLITS_PREFIX)
         plain = replace(vocabulary, normalizer=None, normalized_tokens=())
@@ -129,31 +101,6 @@ class ExactBackend:
             plain = replace(plain, special_tokens={}, **no_flags)
         self._tokenizer = Tokenizer(plain, "cpu")
         self._read_tokens(library, content, vocabulary.tokens)
-
-    def _read_added(self, added: Sequence[dict[str, Any]], late: set[int]) -> None:
-        early_ids: dict[bytes, int] = {}
-        late_ids: dict[bytes, int] = {}
-        flagged: dict[bytes, int] = {}
-        special: dict[bytes, int] = {}
-        for token in added:
-            text, number = token["content"], token["id"]
-            is_late = number in late
-            has_flags = any(token[flag] for flag in _FLAGS)
-            if is_late and self._normalizer is not None:
-                if has_flags:
-                    raise VocabularyError(
-                        f"the added token {quote(text)} is normalized, and has lstrip, rstrip or "
-                        "single_word"
-                    )
-                text = get_normalizer(self._normalizer).apply(text)
-            data = text.encode()
-            (late_ids if is_late else early_ids)[data] = number
-            if has_flags:
-                flagged[data] = number
-            if token["special"]:
-                special[data] = number
-        self._early, self._late = _Added(early_ids), _Added(late_ids)
-        self._flagged, self._special = _Added(flagged), _Added(special)
 
     def _read_tokens(self, library: Any, content: dict[str, Any], spelled: Sequence[bytes]) -> None:
         # A normalized added token decodes to its normalized text. Special tokens are skipped by
@@ -199,41 +146,29 @@ class ExactBackend:
             for pieces in cut
         ]
 
-    def _encode(self, stretches: Sequence[bytes], as_lists: bool) -> list[Any]:
+    def _encode(self, stretches: Sequence[Any], as_lists: bool) -> list[Any]:
         dtype = list if as_lists else None
         if len(stretches) > _FEW:
             return self._tokenizer.encode_batch(stretches, dtype=dtype)
         return [self._tokenizer.encode(stretch, dtype=dtype) for stretch in stretches]
 
-    def _cut(self, text: str, special_is_text: bool) -> list[bytes | int] | None:
+    def _cut(self, text: str, special_is_text: bool) -> Pieces | None:
         """Split a text into stretches to match, and the ids of the added tokens between them.
 
         Returns None if only the package tokenizers gives the exact ids.
         """
-        # Decide whether llmgpu gives the exact ids, and whether to search for added tokens.
         data = str.encode(text)
         # The packages tokenizers and regex may classify these characters differently.
-        is_unsure = self._is_cut_by_regex and not text.isascii() and _unsure().search(text)
-        if is_unsure or self._flagged.occurs(data):
+        if self._is_cut_by_regex and not text.isascii() and _unsure().search(text):
             return None
-        finds = True
-        if special_is_text and self._special.ids:
-            finds = len(self._special.ids) < len(self._early.ids) + len(self._late.ids)
-            is_plain = not finds and not self._takes_whole
-            if not is_plain and (self._normalizer is not None or self._special.occurs(data)):
-                return None
-        # Split and normalize the text.
-        pieces: list[bytes | int] = [data] if data else []
-        if finds:
-            pieces = self._early.split(pieces)
-        if self._normalizer is not None:
-            apply = get_normalizer(self._normalizer).apply
-            pieces = [
-                p if isinstance(p, int) else apply(p.decode(), follows=number > 0).encode()
-                for number, p in enumerate(pieces)
-            ]
-            pieces = [p for p in pieces if p != b""]
-        return self._late.split(pieces) if finds else pieces
+        if not special_is_text or self._special is None:
+            return self._added.split(data)
+        normalizer = self._added.normalizer
+        if self._are_special and not self._takes_whole:
+            return [normalizer.apply(text).encode() if normalizer else data]
+        if normalizer or self._special.pattern.search(data):
+            return None
+        return self._added.split(data)
 
     def decode(self, ids: Ids, skip_special_tokens: bool) -> str | None:
         """Return the text of ids; None if only the package tokenizers can decode them."""

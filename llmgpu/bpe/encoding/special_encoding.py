@@ -22,26 +22,30 @@ Tokens with flags match as in Hugging Face's tokenizers (`llmgpu.bpe.encoding.sp
 White space that such a token swallows has no id and is not counted in the `text_bytes` of a slice.
 Text that a normalizer removes is not counted either. A disallowed token is an error even where
 its flags would not let it match.
+
+A whole document in memory takes a shorter way: it is split at its special tokens, if these have no
+flags, and each stretch between them is encoded by one call.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoTokenError, new_ids
-from llmgpu.bpe.encoding.special_options import SpecialOptions, chosen, chosen_texts, ids_around
+from llmgpu.bpe.encoding.special_options import SpecialOptions, chosen_texts, ids_around
 from llmgpu.bpe.encoding.special_search import (
     LONGEST,
     Blanks,
     Flags,
     Guard,
+    Search,
     begins_with_word,
     blank_after,
     blank_before,
@@ -54,7 +58,7 @@ from llmgpu.errors import InputError, VocabularyError
 from llmgpu.input_files import quote
 from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece, remove_spans
-from llmgpu.text.normalizing import Normalizer, get_normalizer
+from llmgpu.text.normalizing import get_normalizer
 
 # Kinds of boundaries in a filtered text. The kind of any other boundary is the id of the special
 # token that was cut out there.
@@ -63,6 +67,10 @@ _DOCUMENT = -1  # a real document starts
 _END = -2  # a document ends
 _BLANK = -3  # white space was cut out
 _ENDED = np.array([[_END], [0], [0]])  # cuts no bytes, so its offset has no effect
+# Most special tokens of a document whose stretches are encoded by a call for each.
+MOST_CALLS = 256
+
+Pieces = list[bytes | memoryview | int]  # stretches of text, and the ids of tokens between them
 
 
 def with_special_tokens(
@@ -71,37 +79,12 @@ def with_special_tokens(
     options: SpecialOptions,
     block_bytes: int = LEAST_BYTES,
 ) -> Encoder:
-    """Wrap an encoder, so that it normalizes text and handles special tokens.
+    """Wrap an encoder in a `SpecialEncoder`; takes its arguments, and raises its errors.
 
-    encoder: encodes normalized text without special tokens. If neither the options nor the
-        vocabulary require a wrapper, `encoder` itself is returned.
-    block_bytes: lowest number of bytes of text to search at a time. The ids do not depend on it.
-
-    Raises VocabularyError for a token that the vocabulary does not have.
+    If neither the options nor the vocabulary require a wrapper, `encoder` itself is returned.
     """
-    special, name = vocabulary.special_tokens, vocabulary.normalizer
-    allowed, disallowed = chosen_texts(vocabulary, options)
-    late = normalized_texts(vocabulary)
-    found = {text.encode(): special[text] for text in allowed if text not in late}
-    found_late: dict[bytes, int] = {}
-    for text in late:
-        if text in allowed:
-            found_late.setdefault(late[text], special[text])
-    before, after = ids_around(vocabulary, options)
-    lengths = vocabulary.token_lengths.copy()
-    lengths[list(found_late.values())] = list(map(len, found_late))
-    made = _SpecialEncoder(
-        encoder,
-        lengths,
-        Flags.of(vocabulary),
-        early=_SpecialSearch(found, [text.encode() for text in disallowed]),
-        normalizer=None if name is None else get_normalizer(name),
-        late=_SpecialSearch(found_late, [late[text] for text in late if text in disallowed]),
-        bos=before,
-        eos=after,
-        block_bytes=block_bytes,
-    )
-    return encoder if made.is_plain and made.normalizer is None else made
+    made = SpecialEncoder(encoder, vocabulary, options, block_bytes)
+    return encoder if made.special.is_plain and made.special.normalizer is None else made
 
 
 def special_matches(
@@ -114,15 +97,12 @@ def special_matches(
 
     Raises VocabularyError for a token that the vocabulary does not have.
     """
-    texts = chosen(vocabulary, allowed, vocabulary.special_tokens)
-    late = normalized_texts(vocabulary)
-    early = {text.encode(): vocabulary.special_tokens[text] for text in texts if text not in late}
-    normalized = {late[text]: vocabulary.special_tokens[text] for text in texts if text in late}
+    special = SpecialTokens(vocabulary, SpecialOptions(allowed))
     # Search for tokens in the document, then for normalized tokens between the matches.
     found: list[tuple[int, int, int, int]] = []
     segments = [(0, len(document))]  # the stretches still to be searched
-    for tokens in filter(None, (early, normalized)):
-        search = _SpecialTokenFilter(tokens, Flags.of(vocabulary), None, _Boundaries())
+    for tokens in filter(None, (special.early.allowed, special.late.allowed)):
+        search = _SpecialTokenFilter(tokens, special.flags, None, _Boundaries())
         between = []
         for position, end in segments:
             start = position
@@ -155,34 +135,136 @@ def normalized_texts(vocabulary: Vocabulary) -> dict[str, bytes]:
 
 
 class _SpecialSearch(NamedTuple):
-    """The special tokens to search for: ids of allowed tokens by text, and disallowed texts."""
+    """The special tokens to search for: ids of allowed tokens by text, and disallowed texts.
+
+    every: searches for all of them; None if there are none.
+    """
 
     allowed: Mapping[bytes, int]
     disallowed: Collection[bytes]
+    every: Search | None
+
+    @classmethod
+    def of(cls, allowed: Mapping[bytes, int], disallowed: Collection[bytes]) -> _SpecialSearch:
+        """Return the search for these tokens."""
+        texts = [*allowed, *disallowed]
+        return cls(allowed, disallowed, search_for(texts) if texts else None)
 
 
-@dataclass(frozen=True, eq=False)
-class _SpecialEncoder:
-    """Cuts special tokens out, lets another encoder encode the rest, and inserts the tokens' ids.
+class SpecialTokens:
+    """The special tokens that are searched in texts, and the ids that are put around documents.
 
-    lengths: int64, bytes of each token's text by id. early, late: the tokens to search for before
-    and after `normalizer` changes the text. bos, eos: ids before and after each document.
+    early, late: the tokens to search for before and after `normalizer` changes the text. bos, eos:
+    ids before and after each document. flags: see `Flags`.
     """
 
-    encoder: Encoder
-    lengths: NDArray[np.int64]
-    flags: Flags
-    early: _SpecialSearch
-    normalizer: Normalizer | None
-    late: _SpecialSearch
-    bos: Sequence[int]
-    eos: Sequence[int]
-    block_bytes: int
+    def __init__(self, vocabulary: Vocabulary, options: SpecialOptions) -> None:
+        """Choose from a vocabulary; VocabularyError for a token that it does not have."""
+        special, name = vocabulary.special_tokens, vocabulary.normalizer
+        allowed, disallowed = chosen_texts(vocabulary, options)
+        late = normalized_texts(vocabulary)
+        found = {text.encode(): special[text] for text in allowed if text not in late}
+        found_late: dict[bytes, int] = {}
+        for text in late:
+            if text in allowed:
+                found_late.setdefault(late[text], special[text])
+        refused = [late[text] for text in late if text in disallowed]
+        self.early = _SpecialSearch.of(found, [text.encode() for text in disallowed])
+        self.late = _SpecialSearch.of(found_late, refused)
+        self.normalizer = None if name is None else get_normalizer(name)
+        self.bos, self.eos = ids_around(vocabulary, options)
+        self.flags = Flags.of(vocabulary)
+        self._flagged = frozenset[int]().union(*self.flags)
 
     @property
     def is_plain(self) -> bool:
         """Whether there are no special tokens to search for or to insert."""
-        return not any((*self.early, *self.late, self.bos, self.eos))
+        return not any((self.early.every, self.late.every, self.bos, self.eos))
+
+    def split(self, text: bytes | memoryview, most: int | None = None) -> Pieces | None:
+        """Return the normalized text between the special tokens of a document, and their ids.
+
+        Returns None for a document that has to be filtered in blocks: it spells a disallowed token,
+        a token with flags, or more than `most` tokens, or has to be normalized and is not UTF-8.
+        """
+        pieces = self._split(text, self.early, most)
+        if pieces is None or not (self.normalizer or self.late.every):
+            return pieces
+        found: Pieces = []
+        for number, piece in enumerate(pieces):
+            if isinstance(piece, int):
+                found.append(piece)
+                continue
+            if self.normalizer:
+                try:
+                    decoded = str(piece, "utf-8")
+                except UnicodeDecodeError:
+                    return None
+                piece = self.normalizer.apply(decoded, follows=number > 0).encode()
+            inner = self._split(piece, self.late, most)
+            if inner is None:
+                return None
+            found += inner
+        return found
+
+    def _split(
+        self, text: bytes | memoryview, wanted: _SpecialSearch, most: int | None
+    ) -> Pieces | None:
+        if wanted.every is None or not wanted.every.pattern.search(text):
+            return [text]
+        found: Pieces = []
+        position = 0
+        for match in wanted.every.pattern.finditer(text):
+            number = None if wanted.disallowed else wanted.allowed[match[0]]
+            if number is None or number in self._flagged or len(found) == 2 * (most or -1):
+                return None
+            found += text[position : match.start()], number
+            position = match.end()
+        return [piece for piece in [*found, text[position:]] if piece != b""]
+
+
+class SpecialEncoder:
+    """Cuts special tokens out, lets an encoder encode the other text, and inserts tokens' ids."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        vocabulary: Vocabulary,
+        options: SpecialOptions,
+        block_bytes: int = LEAST_BYTES,
+    ) -> None:
+        """Wrap an encoder of normalized text without special tokens.
+
+        block_bytes: lowest number of bytes of text to search at a time. The ids do not depend on
+        it.
+
+        Raises VocabularyError for a token that the vocabulary does not have.
+        """
+        self._encoder, self._block_bytes = encoder, block_bytes
+        self.special = SpecialTokens(vocabulary, options)
+        # Bytes of each token's text by id, int64.
+        self._lengths = vocabulary.token_lengths.copy()
+        late = self.special.late.allowed
+        self._lengths[list(late.values())] = list(map(len, late))
+
+    def encode_document(
+        self, text: bytes | memoryview, encode: Callable[[bytes | memoryview], Any]
+    ) -> NDArray[np.uint32] | None:
+        """Return the ids of a whole document; None if only the method `encode` can encode it.
+
+        encode: returns the ids of normalized text without special tokens, or None.
+        """
+        special = self.special
+        pieces = special.split(text, MOST_CALLS)
+        found = []
+        for piece in pieces or ():
+            found.append(np.array([piece], np.uint32) if isinstance(piece, int) else encode(piece))
+            if found[-1] is None:
+                return None
+        if pieces is None or (len(found) == 1 and not (special.bos or special.eos)):
+            return found[0] if found else None
+        around = [np.array(ids, np.uint32) for ids in (special.bos, special.eos)]
+        return np.concatenate([around[0], *found, around[1]])
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:
         """Yield the ids of a text in order; see `llmgpu.bpe.encoding.encoder.Encoder.encode`.
@@ -193,27 +275,27 @@ class _SpecialEncoder:
         # Filter the text. searches: the boundaries of each search, the last search first.
         early, late = _Boundaries(), _Boundaries()
         searches: list[_Boundaries] = []
-        if any(self.early):
-            source = self._filtered(source, self.early, early)
+        if self.special.early.every:
+            source = self._filtered(source, self.special.early, early)
             searches = [early]
-        if self.normalizer is not None:
+        if self.special.normalizer is not None:
             early.follows = deque() if searches else None
-            source = FilteredSource(source, self.normalizer.filter(early.follows))
-        if any(self.late):
-            source = self._filtered(source, self.late, late, is_normalized=True)
+            source = FilteredSource(source, self.special.normalizer.filter(early.follows))
+        if self.special.late.every:
+            source = self._filtered(source, self.special.late, late, is_normalized=True)
             searches = [late, *searches]
         # Insert the ids of special tokens.
-        insertion = _Insertion(self.bos, self.eos)
+        insertion = _Insertion(self.special.bos, self.special.eos)
         try:
-            if self.is_plain:
-                yield from self.encoder.encode(source, allocate)
+            if self.special.is_plain:
+                yield from self._encoder.encode(source, allocate)
                 return
-            for piece in self.encoder.encode(source):
+            for piece in self._encoder.encode(source):
                 yield insertion.insert(*self._with_kinds(piece, searches))
         except NoTokenError as error:
             # The error's offset is in the filtered text: add the number of bytes cut out before it.
             offset = error.offset + late.cut_before(error.offset)
-            if self.normalizer is not None:
+            if self.special.normalizer is not None:
                 error = NoTokenError(error.byte, offset)
                 raise InputError(f"in the normalized text, {error}") from None
             raise NoTokenError(error.byte, offset + early.cut_before(offset)) from None
@@ -233,8 +315,8 @@ class _SpecialEncoder:
         boundaries: receives the boundaries that the search finds. is_normalized: see `Guard`.
         """
         guard = Guard(wanted.disallowed, is_normalized) if wanted.disallowed else None
-        special_filter = _SpecialTokenFilter(wanted.allowed, self.flags, guard, boundaries)
-        return _SpecialSource(source, special_filter, self.block_bytes)
+        special_filter = _SpecialTokenFilter(wanted.allowed, self.special.flags, guard, boundaries)
+        return _SpecialSource(source, special_filter, self._block_bytes)
 
     def _with_kinds(
         self, piece: EncodedSlice, searches: Iterable[_Boundaries]
@@ -245,7 +327,7 @@ class _SpecialEncoder:
             starts = np.flatnonzero(kinds == _DOCUMENT)
             kinds[starts] = boundaries.take(len(starts))
             closed = closed and boundaries.ends_document()
-        span = int(self.lengths[kinds[kinds != _DOCUMENT]].sum())
+        span = int(self._lengths[kinds[kinds != _DOCUMENT]].sum())
         return replace(piece, text_bytes=piece.text_bytes + span, closed=closed), kinds
 
 

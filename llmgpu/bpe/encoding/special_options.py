@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import quote
@@ -17,8 +16,7 @@ ALL = "all"
 Tokens = int | str | tuple[int | str, ...]
 
 
-@dataclass(frozen=True)
-class SpecialOptions:
+class SpecialOptions(NamedTuple):
     """The special tokens that a text may spell, and the tokens around its documents.
 
     allowed: special tokens whose text is encoded as their id; "all" for all special tokens.

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from llmgpu.backend import Backend
+from llmgpu.bpe.encoding import special_encoding
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_encoding import with_special_tokens
+from llmgpu.bpe.encoding.special_encoding import SpecialEncoder, with_special_tokens
 from llmgpu.bpe.encoding.special_options import SpecialOptions, Tokens, token_id
 from llmgpu.bpe.encoding.special_search import SEARCHED_BYTES, SpelledTokens
 from llmgpu.bpe.pretokens.names import PATTERNS
@@ -30,7 +31,6 @@ from llmgpu.errors import InputError, VocabularyError
 from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.text.documents import Piece
-from llmgpu.tokenizer.encoders import DocumentEncoder
 from tests.bpe.encoding.test_encoder_numpy import make_vocabulary
 from tests.bpe.vocabularies import build_vocabulary
 from tests.conftest import examples
@@ -81,7 +81,25 @@ def encode(encoder: Encoder, documents: Sequence[str | bytes]) -> list[list[int]
     assert text_bytes == sum(map(len, data))
     assert len(starts) == len(documents) and starts[:1] in ([], [0])
     assert set(ends) <= {*starts, len(ids)}, "closed where no document ends"
-    return [ids[start:end] for start, end in pairwise([*starts, len(ids)])]
+    found = [ids[start:end] for start, end in pairwise([*starts, len(ids)])]
+    if isinstance(encoder, SpecialEncoder):
+        assert_same_at_once(encoder, data, found)
+    return found
+
+
+def assert_same_at_once(
+    encoder: SpecialEncoder, documents: Sequence[bytes], expected: Sequence[list[int]]
+) -> None:
+    """Encode each document at once, unless it has to be encoded in blocks; compare the ids."""
+
+    def encode(text: bytes | memoryview) -> NDArray[np.uint32]:
+        pieces = encoder._encoder.encode(corpus_from_bytes(bytes(text)))
+        return np.concatenate([np.empty(0, np.uint32), *(piece.ids for piece in pieces)])
+
+    for document, ids in zip(documents, expected, strict=True):
+        for text in (document, memoryview(document)):
+            found = encoder.encode_document(text, encode)
+            assert found is None or (found.dtype, found.tolist()) == (np.uint32, ids)
 
 
 def special_encoder(
@@ -360,12 +378,34 @@ def test_a_document_at_once_has_what_is_put_around(
     bos: str | int | None, eos: str | int | None
 ) -> None:
     options = SpecialOptions(bos=bos, eos=eos)
-    documents = DocumentEncoder(lambda text: np.frombuffer(text, np.uint8), vocabulary(), options)
-    ids = documents.encode(b"ab")
+    encoder = SpecialEncoder(NumpyEncoder(vocabulary()), vocabulary(), options)
+    ids = encoder.encode_document(b"ab", lambda text: np.frombuffer(text, np.uint8))
     expected = [*([] if bos is None else [token_id(vocabulary(), bos)]), 97, 98]
     expected += [] if eos is None else [token_id(vocabulary(), eos)]
     assert ids is not None and ids.tolist() == expected
-    assert DocumentEncoder(lambda text: None, vocabulary(), options).encode(b"ab") is None
+    assert encoder.encode_document(b"ab", lambda text: None) is None
+
+
+@pytest.mark.parametrize(("most", "is_split"), [(1, False), (2, True)])
+def test_a_document_of_many_special_tokens_is_encoded_in_blocks(
+    monkeypatch: pytest.MonkeyPatch, most: int, is_split: bool
+) -> None:
+    monkeypatch.setattr(special_encoding, "MOST_CALLS", most)
+    encoder = SpecialEncoder(NumpyEncoder(vocabulary()), vocabulary(), SpecialOptions(["☃"]))
+    ids = encoder.encode_document("a☃b☃".encode(), lambda text: np.frombuffer(text, np.uint8))
+    snowman = vocabulary().special_tokens["☃"]
+    assert (None if ids is None else ids.tolist()) == (
+        [97, snowman, 98, snowman] if is_split else None
+    )
+
+
+def test_a_disallowed_token_is_left_to_the_search_in_blocks() -> None:
+    options = SpecialOptions(["☃"], ["|><"])
+    encoder = SpecialEncoder(NumpyEncoder(vocabulary()), vocabulary(), options)
+    for text in ("a|><", "☃", "☃|><"):
+        assert encoder.encode_document(text.encode(), lambda text: np.empty(0)) is None
+    ids = encoder.encode_document(b"ab", lambda text: np.frombuffer(text, np.uint8))
+    assert ids is not None and ids.tolist() == [97, 98]
 
 
 def test_a_byte_without_a_token_in_normalized_text() -> None:

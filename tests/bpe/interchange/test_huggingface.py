@@ -290,6 +290,8 @@ class TestNormalizedAddedTokens:
         ours = [ids[start:end] for start, end in pairwise([*starts[1:], len(ids)])]
         assert ours == [peer.encode(text, add_special_tokens=False).ids for text in texts]
         assert ours == [back.encode(text, add_special_tokens=False).ids for text in texts]
+        at_once = LlmgpuTokenizer(read, "cpu")
+        assert ours == [at_once.encode(text, dtype=list, allowed_special="all") for text in texts]
 
     def test_ids_are_those_of_the_library(self, tmp_path: Path) -> None:
         rng = random.Random(15)
