@@ -15,7 +15,6 @@ import os
 import platform
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
@@ -114,45 +113,30 @@ def _finds_items(one: list[None]) -> bool:
     return has_items and found == id(None)
 
 
-@dataclass(frozen=True)
-class Encoding:
-    """The facts that a `Coder` needs for encoding, and for finding tokens.
-
-    pattern: None if the coder only looks up tokens. find_cuts: finds the places in tokens that no
-    merge crosses; called before the first long text with many characters beyond ASCII.
-    special_tokens: ids by text. table_bytes: the most bytes of the table
-    of words. part_bytes: see `CEncoder`. most_bytes: longest text, in bytes, that is encoded unless
-    the caller insists.
-    """
-
-    pattern: CPattern | None = None
-    vocabulary: CVocabulary | None = None
-    find_cuts: Callable[[], None] | None = None
-    special_tokens: dict[str, int] = field(default_factory=dict)
-    table_bytes: int = 0
-    part_bytes: int = 0
-    most_bytes: int = 0
-
-
 def make_coder(
     module: Any,
     tokens: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]],
-    encoding: Encoding | None,
+    pattern: CPattern | None = None,
+    vocabulary: CVocabulary | None = None,
+    find_cuts: Callable[[], None] | None = None,
+    special_tokens: Mapping[str, int] | None = None,
+    sizes: tuple[int, int, int] = (0, 0, 0),
 ) -> Any:
-    """Return a `Coder`, which can decode and, if `encoding` is given, encode.
+    """Return a `Coder`, which decodes, looks up tokens of `vocabulary`, and encodes by `pattern`.
 
     tokens: the tokens end to end, uint8 with TEXT_PADDING bytes after them; the bounds of tokens in
         these bytes, int64 (size + 1,); int64 (size,), the bytes of text that each token replaces.
+    find_cuts: finds the places in tokens that no merge crosses; called before the first long text
+        with many characters beyond ASCII. special_tokens: ids by text.
+    sizes: the most bytes of the table of words; the bytes that a thread encodes at a time; the
+        longest text, in bytes, that is encoded unless the caller insists.
     """
-    given = encoding or Encoding()
-    vocabulary, pattern = given.vocabulary, given.pattern
     functions = vocabulary.addresses(*FUNCTIONS) if vocabulary else [0] * len(FUNCTIONS)
     pointers = *functions, *(array.ctypes.data for array in tokens), _numpy_table()
     objects = (each.address if each else 0 for each in (pattern, vocabulary))
-    numbers = len(tokens[2]), np.dtype(np.uint32).num, np.dtype(np.int64).num
-    sizes = default_threads(), given.table_bytes, given.part_bytes, given.most_bytes
+    numbers = len(tokens[2]), np.dtype(np.uint32).num, np.dtype(np.int64).num, default_threads()
     facts = struct.pack(f"{len(FUNCTIONS) + 6}P7q", *pointers, *objects, *numbers, *sizes)
-    return module.Coder(facts, given.find_cuts, given.special_tokens, (tokens, pattern, vocabulary))
+    return module.Coder(facts, find_cuts, special_tokens or {}, (tokens, pattern, vocabulary))
 
 
 def bind_methods(replaced: Mapping[type, Mapping[str, Callable[..., Any]]]) -> None:

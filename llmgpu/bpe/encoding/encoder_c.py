@@ -270,7 +270,7 @@ def open_coder(vocabulary: Vocabulary, most_bytes: int | None = None) -> Any:
         of tokens. A coder can't encode if Python has to prepare all texts, or if
         `CSliceEncoder.is_immediate` is false.
     """
-    from llmgpu.cpu.extension import Encoding, extension, make_coder
+    from llmgpu.cpu.extension import extension, make_coder
 
     module = extension()
     if module is None or not (vocabulary.pieces is None or _prepared_by_engine(vocabulary)):
@@ -279,20 +279,20 @@ def open_coder(vocabulary: Vocabulary, most_bytes: int | None = None) -> Any:
     offsets = vocabulary.token_offsets
     if vocabulary.pieces is not None:
         offsets = np.zeros_like(offsets)
-    encoding = None
-    if most_bytes is not None:
-        slices = CSliceEncoder(vocabulary)
-        is_ready = slices.is_immediate and _prepared_by_engine(vocabulary)
-        encoding = Encoding(
-            slices.pattern if is_ready else None,
-            make_c_vocabulary(vocabulary),
-            slices.find_cuts_if_many,
-            vocabulary.special_tokens,
-            table_bytes=MAX_TABLE_BYTES,
-            part_bytes=SLICE_BYTES // PARTS,
-            most_bytes=most_bytes,
-        )
-    return make_coder(module, (data, offsets, vocabulary.token_spans), encoding)
+    tokens = data, offsets, vocabulary.token_spans
+    if most_bytes is None:
+        return make_coder(module, tokens)
+    slices = CSliceEncoder(vocabulary)
+    is_ready = slices.is_immediate and _prepared_by_engine(vocabulary)
+    return make_coder(
+        module,
+        tokens,
+        slices.pattern if is_ready else None,
+        make_c_vocabulary(vocabulary),
+        slices.find_cuts_if_many,
+        vocabulary.special_tokens,
+        (MAX_TABLE_BYTES, SLICE_BYTES // PARTS, most_bytes),
+    )
 
 
 _made: WeakKeyDictionary[Vocabulary, CVocabulary] = WeakKeyDictionary()
