@@ -35,6 +35,7 @@ class Decoder:
 
     _vocabulary: Vocabulary
     _coder: Any = None  # the extension module's object for fast calls; None until it is made
+    _is_prepared = False  # whether `_coder` encodes, if it can for the vocabulary
 
     def decode(
         self, ids: ArrayLike, errors: str = "replace", *, skip_special_tokens: bool = False

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Opening
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder, Expecting
-from llmgpu.bpe.encoding.encoder_c import CpuEncoder, open_coder
+from llmgpu.bpe.encoding.encoder_c import CpuEncoder
 from llmgpu.bpe.encoding.open import open_matching_encoder, prepare_vocabulary
 from llmgpu.bpe.encoding.special_encoding import SpecialEncoder
 from llmgpu.bpe.encoding.special_options import SpecialOptions
@@ -43,10 +43,8 @@ class ProcessEncoders:
     the device or any other encoder.
 
     process: id of the process. A forked process needs new encoders.
-    is_prepared: whether `coder` was called with `encodes`.
     """
 
-    _coder: Any = None
     bytes_of = staticmethod(bytes_of)
 
     def __init__(self, vocabulary: Vocabulary, opening: Opening) -> None:
@@ -59,22 +57,6 @@ class ProcessEncoders:
         self._short: Encoder | None = None
         self._long: dict[bool, Encoder] = {}  # key: whether a device encodes
         self._special: dict[tuple[SpecialOptions, Encoder], SpecialEncoder] = {}
-        self.is_prepared = False
-
-    def coder(self, *, encodes: bool) -> Any:
-        """Return the coder of the extension module; None without the module.
-
-        encodes: return a coder for encoding, too, if the module supports the vocabulary. If False,
-            the coder may only be used to decode.
-        """
-        if not self.is_prepared and (encodes or self._coder is None):
-            most_bytes = MOST_AT_ONCE if self._opening.wanted == "cpu" else HOST_BYTES
-            opened = open_coder(self._vocabulary, most_bytes if encodes else None)
-            if encodes and not self.is_prepared:
-                self._coder, self.is_prepared = opened, True
-            elif opened is not None:  # if several threads open a coder, the first is kept
-                vars(self).setdefault("_coder", opened)
-        return self._coder
 
     def renewed(self) -> ProcessEncoders:
         """Return new encoders for the current process."""
@@ -144,9 +126,9 @@ class ProcessEncoders:
         return ids.take(), np.concatenate(starts)
 
     def encode_document(
-        self, text: bytes | memoryview, options: SpecialOptions
+        self, text: bytes | memoryview, options: SpecialOptions, coder: Any
     ) -> NDArray[np.uint32] | None:
-        """Return the ids of a document in one call.
+        """Return the ids of a document in one call; coder: see `open_coder`.
 
         Returns None if only `encode_documents` can encode the document.
         """
@@ -157,22 +139,24 @@ class ProcessEncoders:
         if special is None:
             with self._lock:
                 special = self._encoder(self._host, options)
-        encode = self._encode_plain
-        if is_normalized and isinstance(self._host, CpuEncoder):
-            encode = self._host.encode_document
-        return special.encode_document(text, encode)
+        if coder is not None and not is_normalized:
+            return special.encode_document(text, lambda part: coder.encode(bytes(part), True))
+        encoder = self._host if len(text) <= HOST_BYTES else self._long[False]
+        assert isinstance(encoder, CpuEncoder)
+        return special.encode_document(text, encoder.encode_document)
 
-    def encode_batch(self, texts: Sequence[Any], *, as_list: bool) -> list[Any] | None:
+    def encode_batch(self, texts: Sequence[Any], coder: Any, *, as_list: bool) -> list[Any] | None:
         """Return the ids of each text by the extension module; None if the module can't encode.
 
-        as_list: return lists of int; otherwise arrays, consecutive views of one array.
+        coder: see `open_coder`. as_list: return lists of int; otherwise arrays, consecutive views
+        of one array.
         """
         # The module encodes no batches for a vocabulary with a normalizer or of SentencePiece's
         # kind.
-        is_prepared = self._vocabulary.normalizer is None and self._vocabulary.pieces is None
-        coder = self.coder(encodes=True) if is_prepared else None
-        found: list[Any] | None = None if coder is None else coder.encode_batch(texts, as_list)
-        if found is None and coder is not None and self._opening.wanted != "cpu":
+        if coder is None or self._vocabulary.normalizer or self._vocabulary.pieces is not None:
+            return None
+        found: list[Any] | None = coder.encode_batch(texts, as_list)
+        if found is None and self._opening.wanted != "cpu":
             are_texts = all(isinstance(text, (str, bytes)) for text in texts)
             if are_texts and self.encodes_on_host(sum(map(len, texts))):
                 found = coder.encode_batch(texts, as_list, True)
@@ -186,20 +170,6 @@ class ProcessEncoders:
             return False
         with self._lock:
             return isinstance(self._open_long(text_bytes), CpuEncoder)
-
-    def _encode_plain(self, text: bytes | memoryview) -> NDArray[np.uint32] | None:
-        """Return the ids of a document without special tokens. `encodes_on_host` must be True.
-
-        Returns None if only `encode_documents` can encode the document.
-        """
-        coder = self.coder(encodes=True)
-        if coder is not None:
-            given = text if isinstance(text, bytes) else bytes(text)
-            ids: NDArray[np.uint32] | None = coder.encode(given, True)
-            return ids
-        encoder = self._host if len(text) <= HOST_BYTES else self._long[False]
-        assert isinstance(encoder, CpuEncoder)
-        return encoder.encode_document(text)
 
     def _encoder(self, inner: Encoder, options: SpecialOptions) -> SpecialEncoder:
         """Wrap an encoder so that it handles special tokens. The caller holds the lock."""

@@ -378,9 +378,9 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
             data = encoders.bytes_of(text)
         if data is None:
             data = to_bytes(text, "use encode_batch for several")
-        if not encoders.is_prepared:
+        if not self._is_prepared:
             self._open_coder(encodes=True)
-        ids = encoders.encode_document(data, options)
+        ids = encoders.encode_document(data, options, self._coder)
         if ids is None:
             ids = encoders.encode_documents([bytes(data)], options)[0]
         return as_asked(ids, self._dtype if dtype is None else dtype)
@@ -453,9 +453,9 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         dtype = self._dtype if dtype is None else dtype
         given, encoders = [*several(texts)], self._current_encoders()
         if options is NO_SPECIAL_TOKENS and (dtype is None or dtype is list):
-            if not encoders.is_prepared:
+            if not self._is_prepared:
                 self._open_coder(encodes=True)
-            found = encoders.encode_batch(given, as_list=dtype is list)
+            found = encoders.encode_batch(given, self._coder, as_list=dtype is list)
             if found is not None:
                 return found
         documents = [to_bytes(text, "", number) for number, text in enumerate(given)]
@@ -664,17 +664,23 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
 
     def _open_coder(self, *, encodes: bool) -> Any:
         """Store and return the extension module's object for fast calls, or return None."""
+        from llmgpu.bpe.encoding import encoder_c
         from llmgpu.cpu.extension import ARRAY, LIST, NARROW, OTHER, bind_methods
+        from llmgpu.tokenizer.encoders import HOST_BYTES, MOST_AT_ONCE
 
-        other = OTHER if holds(self._dtype, self.vocab_size - 1) else NARROW
-        encoders, coder = self._current_encoders(), None
-        # While this thread stores a coder that only decodes, another thread may replace the coder.
-        while (found := encoders.coder(encodes=encodes)) is not coder:
-            coder = found
-            coder.usual = {None: ARRAY, list: LIST}.get(self._dtype, other)
-            bind_methods(_IN_PYTHON)
-            self._coder = coder  # set last, because other threads use it as soon as it is set
-        return coder
+        most_bytes = MOST_AT_ONCE if self._device == "cpu" else HOST_BYTES
+        opened = encoder_c.open_coder(self._vocabulary, most_bytes if encodes else None)
+        if opened is not None:
+            other = OTHER if holds(self._dtype, self.vocab_size - 1) else NARROW
+            opened.usual = {None: ARRAY, list: LIST}.get(self._dtype, other)
+        bind_methods(_IN_PYTHON)
+        # Store the object last, because other threads use it as soon as it is stored. If several
+        # threads open one, the first that encodes stays, or else the first.
+        if encodes and not self._is_prepared:
+            self._coder, self._is_prepared = opened, True
+        elif opened is not None:
+            vars(self).setdefault("_coder", opened)
+        return self._coder
 
     def _current_encoders(self) -> ProcessEncoders:
         encoders = self._encoders

@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 
 from llmgpu import Tokenizer
+from llmgpu.bpe.encoding import encoder_c
 from llmgpu.bpe.encoding.encoder_c import open_coder
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu import build, extension, library
@@ -359,14 +360,14 @@ def test_threads_that_open_the_module_share_a_coder(monkeypatch: pytest.MonkeyPa
     made = Tokenizer(vocabulary(), "cpu")
 
     def open_twice(given: Vocabulary, most_bytes: int) -> Any:
-        monkeypatch.setattr(encoders, "open_coder", open_coder)
-        others.append(made._encoders.coder(encodes=True))  # in another thread
+        monkeypatch.setattr(encoder_c, "open_coder", open_coder)
+        others.append(made._open_coder(encodes=True))  # in another thread
         return open_coder(given, most_bytes)
 
     others: list[Any] = []
-    monkeypatch.setattr(encoders, "open_coder", open_twice)
-    coder = made._encoders.coder(encodes=True)
-    assert coder is others[0]
+    monkeypatch.setattr(encoder_c, "open_coder", open_twice)
+    coder = made._open_coder(encodes=True)
+    assert coder is others[0] is made._coder
     assert coder.encode("ab") is not None
 
 
@@ -377,16 +378,15 @@ def test_a_coder_that_only_decodes_never_replaces_one_that_encodes(
     made = Tokenizer(vocabulary(), "cpu")
 
     def open_late(given: Vocabulary, most_bytes: int | None) -> Any:
-        monkeypatch.setattr(encoders, "open_coder", open_coder)
+        monkeypatch.setattr(encoder_c, "open_coder", open_coder)
         made.encode("a")  # in another thread
+        full.append(made._coder)
         return open_coder(given, most_bytes)
 
-    monkeypatch.setattr(encoders, "open_coder", open_late)
-    assert made._encoders.coder(encodes=False).encode("ab") is not None
-    full = made._coder
-    found = iter([open_coder(made.vocabulary), full, full])
-    monkeypatch.setattr(made._encoders, "coder", lambda **options: next(found))
-    assert made._open_coder(encodes=False) is made._coder is full
+    full: list[Any] = []
+    monkeypatch.setattr(encoder_c, "open_coder", open_late)
+    assert made._open_coder(encodes=False).encode("ab") is not None
+    assert made._open_coder(encodes=False) is made._coder is full[0]
 
 
 @needs_module
@@ -399,9 +399,9 @@ def test_a_coder_is_complete_when_other_threads_find_it(monkeypatch: pytest.Monk
             found.append(made._coder)
             setattr(coder, name, value)
 
-    coder, watching = made._encoders.coder(encodes=True), Watching()
-    monkeypatch.setattr(made._encoders, "coder", lambda **options: watching)
-    made._open_coder(encodes=True)
+    coder, watching = open_coder(made.vocabulary, 100), Watching()
+    monkeypatch.setattr(encoder_c, "open_coder", lambda *arguments: watching)
+    assert made._open_coder(encodes=True) is watching
     assert found == [None]
 
 
