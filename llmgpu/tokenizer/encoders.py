@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Opening
-from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder, Expecting
+from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder
 from llmgpu.bpe.encoding.open import open_matching_encoder, prepare_vocabulary
 from llmgpu.bpe.encoding.special_encoding import SpecialEncoder
@@ -55,7 +55,7 @@ class ProcessEncoders:
         # Cached properties would share a lock in Python 3.11, and a fork could copy the lock while
         # it is held. So these are plain attributes.
         self._short: Encoder | None = None
-        self._long: dict[bool, Encoder] = {}  # key: whether a device encodes
+        self._long: dict[object, Any] = {}  # see `Backend.encoders`
         self._special: dict[tuple[SpecialOptions, Encoder], SpecialEncoder] = {}
 
     def renewed(self) -> ProcessEncoders:
@@ -77,19 +77,21 @@ class ProcessEncoders:
 
     def _open_long(self, text_bytes: int | None) -> Encoder:
         """Return the encoder for a long text; text_bytes: None if the size is unknown."""
-        backend = NUMPY
-        if self._opening.wanted != "cpu" and self._opening.begin_encoding(text_bytes):
-            prepare_vocabulary(self._vocabulary, self._opening)
-            backend = self._opening.backend()
-        on_device = backend.device is not None
-        if on_device not in self._long:
-            self._long[on_device] = open_matching_encoder(
-                self._vocabulary, backend, text_bytes=text_bytes
-            )
-        encoder = self._long[on_device]
-        if on_device and isinstance(encoder, Expecting):
-            encoder.expect(text_bytes)
-        return encoder
+        opening = self._opening
+        if opening.wanted != "cpu" and opening.begin_encoding(text_bytes):
+            prepare_vocabulary(self._vocabulary, opening)
+        backend = replace(opening.backend(), encoders=self._long)
+        return open_matching_encoder(self._vocabulary, backend, text_bytes=text_bytes)
+
+    def _on_host(self, text_bytes: int) -> CpuEncoder | None:
+        """Return the encoder that encodes a text of this size in one call; None without one."""
+        if text_bytes > MOST_AT_ONCE:
+            return None
+        encoder = self._host
+        if text_bytes > HOST_BYTES:
+            with self._lock:
+                encoder = self._open_long(text_bytes)
+        return encoder if isinstance(encoder, CpuEncoder) else None
 
     def encode_files(
         self, names: Sequence[str], reading: CorpusOptions | None, options: SpecialOptions
@@ -133,7 +135,8 @@ class ProcessEncoders:
         Returns None if only `encode_documents` can encode the document.
         """
         is_normalized = self._vocabulary.normalizer is not None
-        if (is_normalized and len(text) > HOST_BYTES) or not self.encodes_on_host(len(text)):
+        encoder = self._on_host(len(text))
+        if encoder is None or (is_normalized and len(text) > HOST_BYTES):
             return None
         special = self._special.get((options, self._host))
         if special is None:
@@ -141,8 +144,6 @@ class ProcessEncoders:
                 special = self._encoder(self._host, options)
         if coder is not None and not is_normalized:
             return special.encode_document(text, lambda part: coder.encode(bytes(part), True))
-        encoder = self._host if len(text) <= HOST_BYTES else self._long[False]
-        assert isinstance(encoder, CpuEncoder)
         return special.encode_document(text, encoder.encode_document)
 
     def encode_batch(self, texts: Sequence[Any], coder: Any, *, as_list: bool) -> list[Any] | None:
@@ -158,18 +159,9 @@ class ProcessEncoders:
         found: list[Any] | None = coder.encode_batch(texts, as_list)
         if found is None and self._opening.wanted != "cpu":
             are_texts = all(isinstance(text, (str, bytes)) for text in texts)
-            if are_texts and self.encodes_on_host(sum(map(len, texts))):
+            if are_texts and self._on_host(sum(map(len, texts))):
                 found = coder.encode_batch(texts, as_list, True)
         return found
-
-    def encodes_on_host(self, text_bytes: int) -> bool:
-        """Whether the CPU engine encodes a text of this size in one call."""
-        if text_bytes <= HOST_BYTES:
-            return isinstance(self._host, CpuEncoder)
-        if text_bytes > MOST_AT_ONCE:
-            return False
-        with self._lock:
-            return isinstance(self._open_long(text_bytes), CpuEncoder)
 
     def _encoder(self, inner: Encoder, options: SpecialOptions) -> SpecialEncoder:
         """Wrap an encoder so that it handles special tokens. The caller holds the lock."""

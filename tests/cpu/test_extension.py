@@ -149,7 +149,7 @@ def test_calls_do_not_go_through_python(
         raise AssertionError("Python was called")
 
     ids = tokenizer.encode("a b").tolist()
-    names = ("encode_document", "encode_documents", "encodes_on_host")
+    names = ("encode_document", "encode_documents", "_on_host")
     for name in names:
         monkeypatch.setattr(encoders.ProcessEncoders, name, refuse)
     monkeypatch.setattr(type(tokenizer.vocabulary), "decode", refuse)

@@ -164,18 +164,18 @@ def test_single_calls_give_the_ids_of_a_batch(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["llama 2", "gemma", "normalized"])
-def test_a_short_plain_text_is_encoded_at_once(
+def test_a_short_text_is_encoded_at_once(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if library() is None:
         pytest.skip("no CPU engine")
     ours = Tokenizer.load(write(tmp_path, CASES[name](4)))
-    expected = ours.encode_batch(["ba c"])[0].tolist()
+    texts = ["ba c", "a<s>", "<s> a<s>b"]
+    expected = [ids.tolist() for ids in ours.encode_batch(texts, allowed_special="all")]
     monkeypatch.setattr(ProcessEncoders, "encode_documents", None)
-    assert ours.encode("ba c", allowed_special="all", dtype=list) == expected
-    for text in ("a<s>", b"a\xff"):  # which needs the search for special tokens, and no characters
-        with pytest.raises(TypeError, match="NoneType"):
-            ours.encode(text, allowed_special="all")
+    assert [ours.encode(text, allowed_special="all", dtype=list) for text in texts] == expected
+    with pytest.raises(TypeError, match="NoneType"):  # no characters
+        ours.encode(b"a\xff", allowed_special="all")
 
 
 @pytest.mark.parametrize("has_bytes", [True, False])
