@@ -58,7 +58,7 @@ from llmgpu.errors import InputError, VocabularyError
 from llmgpu.input_files import quote
 from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece, remove_spans
-from llmgpu.text.normalizing import get_normalizer
+from llmgpu.text.normalizing import NFC, get_normalizer
 
 # Kinds of boundaries in a filtered text. The kind of any other boundary is the id of the special
 # token that was cut out there.
@@ -279,7 +279,8 @@ class SpecialEncoder:
             source = self._filtered(source, self.special.early, early)
             searches = [early]
         if self.special.normalizer is not None:
-            early.follows = deque() if searches else None
+            is_read = searches and self.special.normalizer.name != NFC
+            early.follows = deque() if is_read else None
             source = FilteredSource(source, self.special.normalizer.filter(early.follows))
         if self.special.late.every:
             source = self._filtered(source, self.special.late, late, is_normalized=True)

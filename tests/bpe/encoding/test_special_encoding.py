@@ -399,6 +399,25 @@ def test_a_document_of_many_special_tokens_is_encoded_in_blocks(
     )
 
 
+@pytest.mark.parametrize("normalizer", ["NFC", '[{"type":"NFC"}]', '[{"type":"Lowercase"}]'])
+def test_nothing_is_kept_for_documents_that_were_read(
+    monkeypatch: pytest.MonkeyPatch, normalizer: str
+) -> None:
+    made = dataclasses.replace(vocabulary(), normalizer=normalizer)
+    boundaries: list[special_encoding._Boundaries] = []
+
+    class Listed(special_encoding._Boundaries):
+        def __init__(self) -> None:
+            super().__init__()
+            boundaries.append(self)
+
+    monkeypatch.setattr(special_encoding, "_Boundaries", Listed)
+    encoder = SpecialEncoder(NumpyEncoder(made), made, SpecialOptions(["☃"]))
+    for _ in encoder.encode(corpus_from_bytes(["a☃b".encode()] * 9)):
+        pass
+    assert len(boundaries) == 2 and not any(each.follows for each in boundaries)
+
+
 def test_a_disallowed_token_is_left_to_the_search_in_blocks() -> None:
     options = SpecialOptions(["☃"], ["|><"])
     encoder = SpecialEncoder(NumpyEncoder(vocabulary()), vocabulary(), options)
