@@ -311,7 +311,7 @@ class LongWordMerger:
             if found is None:
                 size *= 2
                 window = self._merge(word[first : first + size])
-                if first and not self._go_together(word, last, first, window):
+                if first and not self._go_together(word, last, first, window, size):
                     return None
                 continue
             begins, tokens = window
@@ -336,20 +336,21 @@ class LongWordMerger:
             cut = len(begins) * sixteenths // 16
             border = first + int(begins[cut])
             following = self._merge(word[border : border + WINDOW])
-            if self._go_together(word, first + int(begins[cut - 1]), border, following):
+            last = first + int(begins[cut - 1])
+            if self._go_together(word, last, border, following, WINDOW):
                 return cut, following
         return None
 
     def _go_together(
-        self, word: NDArray[np.uint8], last: int, border: int, following: _Merged
+        self, word: NDArray[np.uint8], last: int, border: int, following: _Merged, size: int
     ) -> bool:
         """Whether the text of the two tokens at a border, merged alone, becomes these two tokens.
 
-        last: start of the token before the border. following: tokens of the window that begins at
-        the border.
+        last: start of the token before the border. following: tokens of the window of `size` bytes
+        that begins at the border.
         """
         begins, _ = following
-        end = border + int(begins[1]) if len(begins) > 1 else min(border + WINDOW, len(word))
+        end = border + int(begins[1]) if len(begins) > 1 else min(border + size, len(word))
         alone, _ = self._merge(word[last:end])
         return border - last in alone.tolist()
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding import matching
 from llmgpu.bpe.encoding.matching import LongWordMerger, byte_ids, pair_ranks
+from llmgpu.bpe.vocabulary.building import byte_vocabulary, extend_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.bpe.encoding.test_matching import BYTES, make_vocabulary, merge_vocabularies
 from tests.bpe.encoding.test_matching import rank_vocabularies as any_order
@@ -78,6 +79,18 @@ def test_windows_give_the_ids_of_whole_words(monkeypatch: pytest.MonkeyPatch) ->
             merger = LongWordMerger(pair_ranks(vocabulary), byte_ids(vocabulary))
             found.append([merger.merge(np.frombuffer(word, np.uint8)).tolist() for word in words])
         assert found[0] == found[1], vocabulary.tokens[256:]
+
+
+def test_a_token_may_be_longer_than_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    merges = [[97, 97, 256], [98, 98, 257], [256, 256, 258], [257, 98, 259], [97, 259, 260]]
+    merges += [[256, 259, 261], [258, 261, 262], [260, 262, 263], [98, 256, 264], [256, 264, 265]]
+    merges += [[263, 97, 266], [263, 266, 267]]
+    vocabulary = extend_vocabulary(
+        byte_vocabulary("none", "hf"), merges, special_tokens=[], training={}
+    )
+    word = b"aaaaaaaaaaaabbbaaaaaabbbabbbaaaaaabbbabbbaaaaaabbba"
+    monkeypatch.setattr(matching, "WINDOW", 11)  # the last token has 27 bytes
+    assert merge(vocabulary, word) == [258, 258, 258, 259, 262, 267]
 
 
 @settings(deadline=None, max_examples=examples(200))
