@@ -21,7 +21,7 @@ from llmgpu.backend import Backend, Opening
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, Expecting, new_ids
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, settled, stream_lookahead
-from llmgpu.bpe.encoding.special_encoding import with_special_tokens
+from llmgpu.bpe.encoding.special_encoding import SpecialEncoder
 from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS, SpecialOptions
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -68,7 +68,8 @@ def open_encoder(
     encoder = open_matching_encoder(
         vocabulary, backend, slice_bytes, threads=threads, text_bytes=text_bytes
     )
-    return with_special_tokens(encoder, vocabulary, special)
+    made = SpecialEncoder(encoder, vocabulary, special)
+    return encoder if made.special.is_plain and made.special.normalizer is None else made
 
 
 @delaying_forks()

@@ -73,20 +73,6 @@ MOST_CALLS = 256
 Pieces = list[bytes | memoryview | int]  # stretches of text, and the ids of tokens between them
 
 
-def with_special_tokens(
-    encoder: Encoder,
-    vocabulary: Vocabulary,
-    options: SpecialOptions,
-    block_bytes: int = LEAST_BYTES,
-) -> Encoder:
-    """Wrap an encoder in a `SpecialEncoder`; takes its arguments, and raises its errors.
-
-    If neither the options nor the vocabulary require a wrapper, `encoder` itself is returned.
-    """
-    made = SpecialEncoder(encoder, vocabulary, options, block_bytes)
-    return encoder if made.special.is_plain and made.special.normalizer is None else made
-
-
 def special_matches(
     vocabulary: Vocabulary, allowed: Collection[str], document: bytes
 ) -> list[tuple[int, int, int, int]]:

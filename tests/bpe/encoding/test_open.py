@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from llmgpu.backend import NUMPY, Backend, Opening
 from llmgpu.bpe.encoding import encoder_gpu
 from llmgpu.bpe.encoding.open import OptionalDeviceEncoder, open_encoder, prepare_vocabulary
-from llmgpu.bpe.encoding.special_encoding import with_special_tokens
+from llmgpu.bpe.encoding.special_encoding import SpecialEncoder
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange import huggingface
 from llmgpu.bpe.plain.greedy_gpu import STEPS_PER_BYTE
@@ -75,7 +75,7 @@ def test_special_tokens_come_before_normalizing(peer: Tokenizer, imported: Vocab
     token = "<e\u0301>"
     documents = [f"a{token}\u0301e{token}", f"{token}", f"e\u0301 {token[:-1]}"]
     encoder = open_encoder(imported, NUMPY, 50)
-    plain = with_special_tokens(encoder, imported, SpecialOptions("all"), 5)
+    plain = SpecialEncoder(encoder, imported, SpecialOptions("all"), 5)
     ids = [piece.ids for piece in plain.encode(corpus_from_bytes([d.encode() for d in documents]))]
     expected = [token for document in documents for token in peer.encode(document).ids]
     assert np.concatenate(ids).tolist() == expected

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.backend import Backend
+from llmgpu.backend import NUMPY, Backend
 from llmgpu.bpe.encoding import special_encoding
 from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.open import open_encoder
-from llmgpu.bpe.encoding.special_encoding import SpecialEncoder, with_special_tokens
+from llmgpu.bpe.encoding.special_encoding import SpecialEncoder
 from llmgpu.bpe.encoding.special_options import SpecialOptions, Tokens, token_id
 from llmgpu.bpe.encoding.special_search import SEARCHED_BYTES, SpelledTokens
 from llmgpu.bpe.pretokens.names import PATTERNS
@@ -114,7 +114,7 @@ def special_encoder(
     """Return an encoder with slices and blocks of about `cut` bytes."""
     options = SpecialOptions(allowed, disallowed, bos, eos)
     inner = NumpyEncoder(vocabulary(), cut, threads)
-    return with_special_tokens(inner, vocabulary(), options, cut)
+    return SpecialEncoder(inner, vocabulary(), options, cut)
 
 
 @settings(max_examples=examples(150))
@@ -284,7 +284,7 @@ def test_a_byte_without_a_token_has_its_offset_in_the_whole_text() -> None:
     )
     for cut in range(1, 20):
         inner = NumpyEncoder(made, cut)
-        encoder = with_special_tokens(inner, made, SpecialOptions(["all"]), cut)
+        encoder = SpecialEncoder(inner, made, SpecialOptions(["all"]), cut)
         with pytest.raises(InputError, match="byte 0x62 at offset 9 of the text"):
             encode(encoder, ["a<s>", "a <s>", "ba<s>a"])
 
@@ -308,7 +308,7 @@ def test_a_device_gives_the_same_ids(device: Device, match: str, pattern: str) -
     made = vocabulary(pattern).with_match(match)
     options = SpecialOptions(["<|a|>", "aa", "☃"], (), "<|b|>", 0)
     found = [
-        encode(with_special_tokens(open_encoder(made, backend, 2000), made, options), documents)
+        encode(SpecialEncoder(open_encoder(made, backend, 2000), made, options), documents)
         for backend in (Backend(device, ""), Backend(None, ""))
     ]
     assert found[0] == found[1]
@@ -347,7 +347,7 @@ def test_what_is_no_token(token: int | str, message: str) -> None:
 def test_what_is_no_special_token() -> None:
     for options in (SpecialOptions(["ab"]), SpecialOptions((), "ab")):
         with pytest.raises(VocabularyError, match="'ab' is not a special token"):
-            with_special_tokens(NumpyEncoder(vocabulary()), vocabulary(), options)
+            SpecialEncoder(NumpyEncoder(vocabulary()), vocabulary(), options)
 
 
 def test_a_text_of_several_ids_is_refused() -> None:
@@ -357,8 +357,9 @@ def test_a_text_of_several_ids_is_refused() -> None:
 
 
 def test_without_options_nothing_is_put_around() -> None:
-    inner = NumpyEncoder(vocabulary())
-    assert with_special_tokens(inner, vocabulary(), SpecialOptions()) is inner
+    for options, is_wrapped in ((SpecialOptions(), False), (SpecialOptions(bos=1), True)):
+        encoder = open_encoder(vocabulary(), NUMPY, special=options)
+        assert isinstance(encoder, SpecialEncoder) is is_wrapped
 
 
 @pytest.mark.parametrize(
@@ -369,7 +370,7 @@ def test_ten_special_tokens_are_named(count: int, shown: str) -> None:
         [], pattern="gpt2", tie="hf", special_tokens=[f"<{k}>" for k in range(count)], training={}
     )
     with pytest.raises(VocabularyError, match=f"{shown}$"):
-        with_special_tokens(NumpyEncoder(made), made, SpecialOptions(["<x>"]))
+        SpecialEncoder(NumpyEncoder(made), made, SpecialOptions(["<x>"]))
 
 
 @pytest.mark.parametrize("bos", [None, "<|a|>", 3])
@@ -431,7 +432,7 @@ def test_a_byte_without_a_token_in_normalized_text() -> None:
     tokens = tuple(token.encode() for token in ("a", " ", "e"))
     none = np.empty((0, 3), np.uint32)
     made = Vocabulary(tokens, none, "class", PATTERNS["class"].expression, normalizer="NFC")
-    encoder = with_special_tokens(NumpyEncoder(made), made, SpecialOptions())
+    encoder = SpecialEncoder(NumpyEncoder(made), made, SpecialOptions())
     assert encode(encoder, ["ea a"]) == [[2, 0, 1, 0]]
     with pytest.raises(InputError, match=r"in the normalized text, .*byte 0xc3 at offset 2 "):
         encode(encoder, ["a e\u0301 a"])

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from llmgpu.backend import NUMPY
 from llmgpu.bpe.encoding.encoder import NoTokenError
 from llmgpu.bpe.encoding.open import open_encoder, open_matching_encoder
-from llmgpu.bpe.encoding.special_encoding import special_matches, with_special_tokens
+from llmgpu.bpe.encoding.special_encoding import SpecialEncoder, special_matches
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.encoding.special_search import begins_with_word, ends_in_word
 from llmgpu.bpe.interchange import gguf, gpt2, huggingface, tiktoken
@@ -117,7 +117,7 @@ def check_random(path: Path, rng: random.Random) -> None:
     ours = Vocabulary.from_bytes(ours.to_bytes())
     inner = open_matching_encoder(ours, NUMPY, rng.choice([1, 5, 1000]))
     cut = rng.choice([1, 2, 3, 7, 100])
-    encoder = with_special_tokens(inner, ours, SpecialOptions(["all"]), cut)
+    encoder = SpecialEncoder(inner, ours, SpecialOptions(["all"]), cut)
     documents = ["".join(rng.choices(PARTS, k=rng.randrange(12))) for _ in range(30)]
     starts, ids = [0], []
     for piece in encoder.encode(corpus_from_bytes([text.encode() for text in documents])):
@@ -222,7 +222,7 @@ def test_much_white_space_takes_no_memory(
 def test_white_space_that_no_token_takes_is_text(tmp_path: Path) -> None:
     vocabulary = flagged(tmp_path, "lstrip")
     inner = open_matching_encoder(vocabulary, NUMPY, 100)
-    encoder = with_special_tokens(inner, vocabulary, SpecialOptions(["all"]), 10)
+    encoder = SpecialEncoder(inner, vocabulary, SpecialOptions(["all"]), 10)
     pieces = encoder.encode(Blank(b"b", 200_001, b"b"))
     assert [i for piece in pieces for i in piece.ids] == [98, *[32] * 200_001, 98]
 

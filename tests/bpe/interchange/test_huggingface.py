@@ -22,7 +22,7 @@ from tokenizers import (
 
 from llmgpu.backend import NUMPY
 from llmgpu.bpe.encoding.open import open_matching_encoder
-from llmgpu.bpe.encoding.special_encoding import with_special_tokens
+from llmgpu.bpe.encoding.special_encoding import SpecialEncoder
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange import huggingface, tiktoken
 from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, HUGGINGFACE_NAMES, TIKTOKEN, to_text
@@ -281,7 +281,7 @@ class TestNormalizedAddedTokens:
         assert Vocabulary.from_bytes(read.to_bytes()).normalized_tokens == read.normalized_tokens
         inner = open_matching_encoder(read, NUMPY, rng.choice([1, 5, 1000]))
         cut = rng.choice([1, 2, 7, 100])
-        encoder = with_special_tokens(inner, read, SpecialOptions(["all"]), cut)
+        encoder = SpecialEncoder(inner, read, SpecialOptions(["all"]), cut)
         texts = ["".join(rng.choices(self.PARTS, k=rng.randrange(9))) for _ in range(count)]
         starts, ids = [0], []
         for piece in encoder.encode(corpus_from_bytes([text.encode() for text in texts])):
