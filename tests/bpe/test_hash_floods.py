@@ -113,7 +113,7 @@ def test_new_pairs_flood_the_table_of_a_batch_under_the_known_key_alone(
         use_key(monkeypatch, key)
         offsets = np.arange(0, len(symbols) + 1, 3)
         words = SymbolWords(symbols, offsets, np.ones(pairs, np.int64), lengths, len(symbols))
-        loop = batched_gpu._BatchedLoop(device, words, MergeTask(merges=1), 64, sizes)
+        loop = batched_gpu._BatchedLoop(device, words, MergeTask(merges=1), sizes)
         loop.load(options)
         assert loop.run().pairs.tolist() == [[256, 257]]
         entries = device.read(loop._buffers["entries"], 5 * slots, np.uint32).reshape(-1, 5)

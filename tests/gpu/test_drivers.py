@@ -192,8 +192,10 @@ def test_where_dawn_refuses_wgpu_takes_its_place_with_a_line(
     monkeypatch.setattr(adapters, "has_dawn", lambda: True)
     opened = backend._open
 
-    def open_wgpu(driver: str, wanted: str, **options: bool) -> backend.Backend | None:
-        return refuse(driver) if driver == "dawn" else opened(driver, wanted)
+    def open_wgpu(
+        driver: str, wanted: str, only_discrete: bool, **options: bool
+    ) -> backend.Backend | None:
+        return refuse(driver) if driver == "dawn" else opened(driver, wanted, only_discrete)
 
     monkeypatch.setattr(backend, "_open", open_wgpu)
     notes: list[str] = []
@@ -209,7 +211,7 @@ def test_a_run_that_began_on_dawn_is_resumed_on_dawn_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("LLMGPU_DRIVER", raising=False)
-    monkeypatch.setattr(backend, "_open", lambda driver, wanted, **options: refuse(driver))
+    monkeypatch.setattr(backend, "_open", lambda driver, *given, **options: refuse(driver))
     with pytest.raises(DeviceError, match="was started with Dawn, which can't be used here: no"):
         backend.select_backend("gpu", driver="dawn")
 
