@@ -115,9 +115,9 @@ class Begun(Generic[Job, Result]):
         yield from self._rest
 
     def close(self) -> None:
-        """Drop the results, and wait for running jobs."""
+        """Drop the results, and wait for running jobs, but not for a thread that iterates."""
         self._first.clear()
-        self._rest.close()
+        _close(self._rest)
         _close(self._jobs)
         self._do = _never  # dropping the bound method of the owner breaks a cycle of references
 
@@ -190,8 +190,13 @@ def _never(job: object) -> NoReturn:
 
 
 def _close(jobs: Iterable[object]) -> None:
+    """Close a generator, but not while another thread runs it, such as a reader thread."""
     if isinstance(jobs, Generator):
-        jobs.close()
+        try:
+            jobs.close()
+        except ValueError as error:
+            if str(error) != "generator already executing":
+                raise
 
 
 class _Task(Generic[Job, Result]):

@@ -663,3 +663,23 @@ def test_a_job_is_done_here_where_no_thread_starts(monkeypatch: pytest.MonkeyPat
         assert done == [threading.current_thread()]
         with pytest.raises(ZeroDivisionError):
             background.start(lambda: 1 // 0)
+
+
+def test_results_are_dropped_while_another_thread_waits_for_one() -> None:
+    entered, ready, found = threading.Event(), threading.Event(), list[int]()
+
+    def jobs() -> Iterator[int]:
+        entered.set()
+        ready.wait()
+        yield 7
+
+    results = Begun(jobs(), lambda job: job, 0)
+    thread = threading.Thread(target=lambda: found.extend(results))
+    thread.start()
+    entered.wait()
+    try:
+        results.close()
+    finally:
+        ready.set()
+        thread.join()
+    assert found == [7]
