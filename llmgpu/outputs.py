@@ -85,13 +85,15 @@ _MARKED = {  # kinds by their first bytes
 _WRITTEN = {  # kinds of files that contain plain text
     DECIMAL_IDS: rb"(?=\s*\d)[\d\s]*\Z",
     JSONL_IDS: rb'\s*\{"ids": ?\[',
-    RANKS: rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}[A-Za-z0-9+/=]=)? \d+\r?\n",
+    # The first line that is not blank. "=" is the empty token.
+    RANKS: rb"\s*(?=\S)(?:(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}[A-Za-z0-9+/=]=)?|=)"
+    rb"[^\S\n]+\d+[^\S\n]*\n",
     MERGES_TXT: rb"#version",
     # At least one pair, then only pairs up to the end of the head, which may cut the last pair.
     VOCAB_JSON: rb'\s*\{(?:\s*"(?:\\.|[^"\\])*+"\s*:\s*\d+\s*(?:,|(?=\})))++'
     rb'\s*(?:\}|"(?:\\.|[^"\\])*+(?:\\?|"\s*(?::\s*\d*)?)\Z|\Z)',
-    TOKENIZER_JSON: rb'\s*\{.*"(?:truncation|added_tokens)"',
-    TEKKEN: rb'\s*\{(?:\s*"config":\s*\{|.*"token_bytes")',
+    TOKENIZER_JSON: rb'\s*\{.*"(?:truncation"|added_tokens"|pre_tokenizer"|type":\s*"BPE")',
+    TEKKEN: rb'\s*\{(?:\s*"config":\s*\{|.*"(?:token_bytes|is_control)")',
     TOKENIZER_CONFIG: rb'\s*\{.*"tokenizer_class"',
     SPECIAL_TOKENS_MAP: rb'\s*\{\s*(?:\}|"[a-z]+_token")',
     PAGE: rb"\s*(?i:<!doctype html|<html)",

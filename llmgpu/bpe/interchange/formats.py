@@ -104,7 +104,7 @@ KINDS = {
 NAMES = ("tokenizer.json", "tekken.json", "tokenizer.model")
 _VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
 # Formats of files whose content is not recognized, by the ending of the name.
-_BY_ENDING = ENDINGS | {".model": "sentencepiece"}
+_BY_ENDING = {"tekken.json": "tekken", ".model": "sentencepiece"} | ENDINGS
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's special token after each text
 # Types of weights in GGUF files, with llama.cpp's numbers for files that have most weights in them.
 WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q5_0": 8, "q4_0": 2}
@@ -197,17 +197,18 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
             raise VocabularyError(f"can't read the vocabulary {name}: {_missing(name)}")
         return VocabularyFiles(ranks, "tiktoken", special_tokens=added_tokens(name))
     # The content of a file decides, then its name.
-    kind, ending = kind_of(name), os.path.splitext(name)[1]
+    kind = kind_of(name)
     if kind == VOCABULARY or kind in KINDS:
         return VocabularyFiles(name, KINDS.get(kind))
     if kind == VOCAB_JSON:
         return _pair(name, _VOCAB, _MERGES)
     if kind == MERGES_TXT or name.endswith(_MERGES):
         return _pair(name, _MERGES, _VOCAB)
-    if ending == ".pkl":
+    if name.endswith(".pkl"):
         reason = "pickles are not read, since they can run code"
         raise VocabularyError(f"{name}: {reason}: use the model's tokenizer.json")
-    return VocabularyFiles(name, _BY_ENDING.get(ending))
+    by_name = (format for end, format in _BY_ENDING.items() if name.endswith(end))
+    return VocabularyFiles(name, next(by_name, None))
 
 
 def _missing(name: str) -> str:

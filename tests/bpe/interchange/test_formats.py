@@ -67,6 +67,26 @@ def test_a_path_is_opened_by_its_content(folder: Path, name: str, format: str | 
     assert list(Tokenizer.load(folder / name, "cpu").encode(text)) == list(ids)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "format"),
+    [
+        ("x", b"\nIQ== 0\nIg== 1\n", "tiktoken"),
+        ("x", b" IQ==\t0\n", "tiktoken"),
+        ("x", b"IQ==  0 \r\n", "tiktoken"),
+        ("tokenizer.model", b"= 9\nIQ== 0\n", "tiktoken"),
+        ("x", b'{"model": {"type": "BPE", "vocab": {', "huggingface"),
+        ("x", b'{"version": "1.0", "normalizer": null, "pre_tokenizer": {', "huggingface"),
+        ("x", b'{"special_tokens": [{"rank": 0, "is_control": true}, ', "tekken"),
+        ("tekken.json", b'{"image": "' + b"x" * 5000, "tekken"),
+    ],
+)
+def test_files_that_begin_in_another_way(
+    tmp_path: Path, name: str, content: bytes, format: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert find_vocabulary(tmp_path / name).format == format
+
+
 @pytest.mark.parametrize("format", sorted(formats.READERS.keys() - {*formats.INCOMPLETE}))
 def test_arguments_for_files_that_are_complete(format: str) -> None:
     with pytest.raises(VocabularyError, match=r"v: .* merges\.txt is for gpt2"):
