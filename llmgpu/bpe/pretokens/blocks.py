@@ -298,9 +298,10 @@ def _find_cut(
         is_end = len(data) < size + 2 * margin
         found = begin + pattern.certain_starts(np.frombuffer(data, np.uint8))
         found = found[(found >= offset) & (found < begin + len(data) - margin)]
+        found = found[~_near_separators(data, separators)[found - begin]]
         for position in (found - begin).tolist():
             before = data[max(0, position - 4) : position].decode(errors="replace")
-            if not (before[-1:].isspace() or _is_near(data, position, separators)):
+            if not before[-1:].isspace():
                 return begin + int(position)
         if is_end:
             return begin + len(data)
@@ -316,10 +317,12 @@ def _read(file: BinaryIO, size: int) -> bytes:
     return b"".join(blocks)
 
 
-def _is_near(data: bytes, position: int, separators: Sequence[bytes]) -> bool:
-    """Whether one of the separators is within _NEAR bytes of a position in the data."""
-    reach = [_NEAR + len(separator) for separator in separators]
-    return any(
-        separator in data[max(0, position - most) : position + most]
-        for separator, most in zip(separators, reach, strict=True)
-    )
+def _near_separators(data: bytes, separators: Sequence[bytes]) -> Marks:
+    """Return for each position whether one of the separators is within _NEAR bytes, bool (n,)."""
+    near = np.zeros(len(data), np.bool_)
+    for separator in separators:
+        at = data.find(separator)
+        while at >= 0:
+            near[max(0, at - _NEAR) : at + len(separator) + _NEAR + 1] = True
+            at = data.find(separator, at + 1)
+    return near
