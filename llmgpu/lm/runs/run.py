@@ -54,6 +54,7 @@ from llmgpu.lm.runs.run_folder import (
     StepRecord,
     append_line,
     begin_log,
+    check_log,
     evaluation_results,
     model_card,
     open_samples,
@@ -471,6 +472,7 @@ class TrainingRun:
             **{f"{name}_seconds": seconds for name, seconds in self._spent.items()},
         )
         self._logged_step = step
+        check_log(self._log)
         append_line(self._log, record.to_json())
         self._records.append(record)
         # The pace, in seconds per step, includes evaluations and checkpoints.

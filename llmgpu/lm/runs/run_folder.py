@@ -346,6 +346,14 @@ def append_line(log: BinaryIO, content: Mapping[str, Any]) -> None:
         log.flush()
 
 
+def check_log(log: BinaryIO) -> None:
+    """Raise OutputError if another program has removed, replaced, cut or extended a log."""
+    with output_errors(log.name):
+        named = os.stat(log.name)
+    if not os.path.samestat(named, os.fstat(log.fileno())) or named.st_size != log.tell():
+        raise OutputError(f"{log.name} was changed by another program: the run can't go on")
+
+
 def read_log(path: str | Path) -> LogContent:
     """Read a log; an incomplete last line is left out.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,31 @@ def test_the_first_loss_is_told_at_once_unless_it_is_logged(tmp_path: Path) -> N
         prepared(folder, heard, load_checkpoint(folder.path), told, steps=5).run()
     assert [step for step, _ in told] == [1] and heard[-1][0].step == 5
     assert abs(told[0][1] - heard[0][0].loss) < 1  # a mean over two steps
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda log: log.unlink(), "can't write .*log.jsonl: No such file"),
+        (lambda log: os.truncate(log, 100), "log.jsonl was changed by another program"),
+        (lambda log: log.write_bytes(log.read_bytes() + b"x"), "log.jsonl was changed"),
+        (lambda log: shutil.copy(shutil.move(log, f"{log}.old"), log), "log.jsonl was changed"),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not remove open files")
+def test_a_run_whose_log_was_changed_ends_at_the_next_record(
+    tmp_path: Path, change: Callable[[Path], Any], error: str
+) -> None:
+    """Its checkpoints could not be resumed."""
+    intervals = Intervals(log=1, save=1_000)
+    with open_run_folder(tmp_path / "run") as folder:
+        run = prepared(folder, heard := [], intervals=intervals, steps=8)
+        run._listener.on_record = lambda record, left: heard.append(  # type: ignore[method-assign]
+            record.step == 3 and change(folder.log)
+        )
+        with pytest.raises(OutputError, match=error):
+            run.run()
+    assert len(heard) == 3 and not list_checkpoints(folder.path)
 
 
 def test_a_run_lets_threads_interrupt_each_other_more_often(
