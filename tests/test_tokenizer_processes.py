@@ -186,6 +186,7 @@ SLOW_FUNCTIONS = [
     ("cpu", "encoder_c", "CSliceEncoder"),
     ("gpu", "encoder_gpu", "GpuEncoder"),
     ("cpu", "vocabulary", "_check_merges"),
+    ("cpu", "vocabulary", "pack_ids"),
 ]
 
 

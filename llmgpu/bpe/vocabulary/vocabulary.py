@@ -407,6 +407,7 @@ class Vocabulary:
         return Trie(nodes, edges, int(lengths.max(initial=0)))
 
     @classmethod
+    @delaying_forks()  # for the locks of cached properties, as in `__post_init__`
     def from_bytes(cls, data: bytes, name: str = "vocabulary") -> Vocabulary:
         """Return the vocabulary in the bytes of a file, see `to_bytes`; name: the name in errors.
 
