@@ -664,6 +664,8 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
 
     def _open_coder(self, *, encodes: bool) -> Any:
         """Store and return the extension module's object for fast calls, or return None."""
+        if self._is_prepared:
+            return self._coder
         from llmgpu.bpe.encoding import encoder_c
         from llmgpu.cpu.extension import ARRAY, LIST, NARROW, OTHER, bind_methods
         from llmgpu.tokenizer.encoders import HOST_BYTES, MOST_AT_ONCE
@@ -676,7 +678,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         bind_methods(_IN_PYTHON)
         # Store the object last, because other threads use it as soon as it is stored. If several
         # threads open one, the first that encodes stays, or else the first.
-        if encodes and not self._is_prepared:
+        if encodes and not self._is_prepared:  # by another thread
             self._coder, self._is_prepared = opened, True
         elif opened is not None:
             vars(self).setdefault("_coder", opened)
