@@ -208,7 +208,9 @@ class Blank:
 def test_much_white_space_takes_no_memory(
     tmp_path: Path, flag: str, ends: tuple[bytes, bytes]
 ) -> None:
-    encoder = open_encoder(flagged(tmp_path, flag), NUMPY, special=SpecialOptions(["all"]))
+    # Each thread has blocks of its own.
+    special = SpecialOptions(["all"])
+    encoder = open_encoder(flagged(tmp_path, flag), NUMPY, special=special, threads=2)
     tracemalloc.start()
     try:
         ids = [i for piece in encoder.encode(Blank(ends[0], 1 << 25, ends[1])) for i in piece.ids]
