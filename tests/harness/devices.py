@@ -17,8 +17,9 @@ def open_device(limits: Mapping[str, int] | None = None) -> Device:
 @contextmanager
 def workgroups_of(device: Device, threads: int) -> Iterator[Device]:
     """Let the kernels of `Device.prepare` have workgroups of another size in the block."""
+    before = device.workgroup_size
     device.workgroup_size = threads
     try:
         yield device
     finally:
-        del device.workgroup_size
+        device.workgroup_size = before

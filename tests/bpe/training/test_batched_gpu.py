@@ -233,7 +233,7 @@ def test_compaction_keeps_the_list_short(device: Device) -> None:
 
     def room() -> int:
         sizes = Capacities(list_capacity=len(words.symbols) + 10)
-        loop = batched_gpu._BatchedLoop(device, words, MergeTask(merges=150), 256, sizes)
+        loop = batched_gpu._BatchedLoop(device, words, MergeTask(merges=150), sizes)
         loop.load(ALL_PAIRS)
         assert len(loop.run().pairs) == 150
         return loop._buffers["position_list"].nbytes
