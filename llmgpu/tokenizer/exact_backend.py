@@ -84,7 +84,7 @@ class ExactBackend:
             [*vocabulary.suffix_ids],
         ):
             raise VocabularyError("post_processor adds other ids than it lists")
-        # Search for all added tokens, and for those that are special.
+        # `_added` finds all added tokens of a text, `_special` only the special ones.
         self._added = SpecialTokens(vocabulary, SpecialOptions((ALL,)))
         listed = content["added_tokens"]
         special = [token["content"].encode() for token in listed if token["special"]]

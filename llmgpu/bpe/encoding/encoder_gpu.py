@@ -84,8 +84,8 @@ MOST_SPARED = 16
 MORE_IDS = 1.05
 # A slice's number of long words is estimated as the last slice's times this, plus LONG_WORDS.
 MORE_LONG_WORDS, LONG_WORDS = 1.5, 64
-# The kernels of a slice in their order. Some vocabularies need `whole_tokens`, and those of
-# SentencePiece's kind need `items`.
+# The kernels that encode a slice, in the order of their dispatches. `whole_tokens` runs only for
+# vocabularies that take whole tokens, `items` only for vocabularies of SentencePiece's kind.
 WHOLE_TOKENS, ITEMS = "encode/01_whole_tokens", "encode/02_items"
 KERNELS = (
     *(BEGIN, "encode/00_look_up", *INSERTION, WHOLE_TOKENS, "encode/02_merge", ITEMS),

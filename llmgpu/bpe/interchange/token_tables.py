@@ -207,7 +207,10 @@ def require_merging(vocabulary: Vocabulary, tool: str) -> None:
 
 
 def refuse_missing_bytes(missing: Sequence[int], effect: str) -> None:
-    """Raise VocabularyError if there are bytes without a token; effect: what a tool does then."""
+    """Raise VocabularyError if bytes have no token.
+
+    missing: these bytes. effect: the end of the message, which names the consequence in the tool.
+    """
     if missing:
         raise VocabularyError(
             f"{len(missing)} bytes have no token, the first is 0x{missing[0]:02x}: {effect}"
