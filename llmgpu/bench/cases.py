@@ -15,29 +15,30 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.backend import NUMPY
 from llmgpu.bench import BenchOptions
 from llmgpu.bench.engines import (
     Engine,
-    ProgramTimes,
+    has_timestamps,
     measure_limits,
     raise_clocks,
-    time_program,
-    timed,
+    run_program,
+    time_runs,
+    with_times,
 )
 from llmgpu.bench.peers import CACHE_BYTES, Torch, first_line
-from llmgpu.bench.results import NUMPY_ENGINE, Result, Times
+from llmgpu.bench.results import NUMPY_ENGINE, KernelTimes, Result
+from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.optimizer import NORM_PARTIALS
-from llmgpu.lm.ops.recording import LARGEST_HALF, Program
+from llmgpu.lm.ops.recording import LARGEST_HALF
 from llmgpu.lm.ops.tensor import Tensor
 from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import hyper_parameters
@@ -157,30 +158,26 @@ def call_by_name(
     tensors, as a placeholder. All other parameters keep their defaults.
     """
     # `given` maps the names of parameters to tensors and values.
-    given: dict[str, Any] = {"t": tensors}
+    given: dict[str, Any] = dict(values)
     for key, tensor in tensors.items():
         name, _, number = key.rpartition("_")
         if number.isdigit():
             given.setdefault(name, []).append(tensor)
         else:
             given[key] = tensor
-    given |= values
     # Choose the argument for each parameter.
     unused = next(iter(tensors.values()))
     arguments = {}
-    _, *parameters = inspect.signature(function).parameters.values()
-    for parameter in parameters:
-        name = parameter.name
-        kind = inspect.unwrap(function).__globals__.get(parameter.annotation)
-        if is_dataclass(kind) and kind is not Tensor:
-            assert isinstance(kind, type)
-            if not isinstance(given.get(name), kind):
-                names = [each.name for each in fields(kind)]
-                of_fields = (given.get(f"{name}_{k}", given.get(k, unused)) for k in names)
-                given[name] = kind(*of_fields)
+    for name, parameter in [*inspect.signature(function).parameters.items()][1:]:
+        kind: Any = inspect.unwrap(function).__globals__.get(parameter.annotation)
+        if name in given:
             arguments[name] = given[name]
-        elif name in given:
-            arguments[name] = given[name]
+        elif isinstance(kind, type) and is_dataclass(kind):
+            names = [each.name for each in fields(kind)]
+            found = (given.get(f"{name}_{k}", given.get(k, unused)) for k in names)
+            arguments[name] = kind(*found)
+        elif name == "t":
+            arguments[name] = tensors
     function(operations, **arguments)
 
 
@@ -265,7 +262,8 @@ class Sizes:
         given: returns the content of other operands, which need no shape. An operand without a
             shape that `given` does not return comes from `DEFAULT_OPERANDS`.
         more: fields of the case by name. Any other name becomes an entry of `KernelCase.values`.
-            The default of the field `sizes` is the shape of the first operand.
+            The default of the field `sizes` is the shape of the first operand; half precision is
+            needed if an operand has it.
         """
         parts = _OPERAND.findall(operands)
 
@@ -278,6 +276,7 @@ class Sizes:
 
         values = {key: more.pop(key) for key in [*more] if key not in _CASE_FIELDS}
         more.setdefault("sizes", by(*self.shape(parts[0][2] or "1")))
+        more.setdefault("needs_half", ":h" in operands)
         more.setdefault("outputs", tuple(key for role, key, *_ in parts if role))
         return KernelCase(name, make=make, operations=operations, values=values, **more)
 
@@ -335,20 +334,16 @@ def by(*sizes: int) -> str:
     return " x ".join(f"{size:,}" for size in sizes)
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """An operation recorded on tensors of an engine."""
+class Prepared(NamedTuple):
+    """An operation on tensors of an engine or of torch.
 
-    operations: Operations
-    tensors: Tensors
-    program: Program
+    run: does the work once, and returns its times. read: returns the content of a tensor by name.
+    clock: the clock of the times, see `with_times`.
+    """
 
-    def run(self) -> None:
-        self.operations.run(self.program)
-        self.operations.wait_for_runs(0)
-
-    def read(self, name: str) -> Array:
-        return self.operations.read(self.tensors[name])
+    run: Callable[[], KernelTimes]
+    read: Callable[[str], Array]
+    clock: str = ""
 
 
 def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepared:
@@ -358,14 +353,38 @@ def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepare
         if arrays.keys() >= {*names}:
             shapes = {name: arrays[name].shape for name in names}
             tensors |= operations.side_by_side(shapes, arrays[names[0]].dtype)
-    for name, array in arrays.items():
+    for name, array in in_parts(arrays, operations.max_tensor_bytes).items():
         if name not in tensors:
             make = operations.parameters if name in UNIFORMS else operations.tensor
             tensors[name] = make(name, array.shape, array.dtype)
         operations.write(tensors[name], array)
     with operations.record(case.variant) as program:
         case.record_on(operations, tensors)
-    return Prepared(operations, tensors, program)
+    run = partial(run_program, operations, program)
+    return Prepared(run, lambda name: operations.read(tensors[name]))
+
+
+def in_parts(arrays: Arrays, largest: int) -> Arrays:
+    """Cut a table of more than `largest` bytes into whole rows, "table_0" and so on."""
+    table = arrays.get("table")
+    if table is None or table.nbytes <= largest:
+        return arrays
+    rows = max(largest // table[:1].nbytes, 1)
+    parts = {f"table_{k // rows}": table[k : k + rows] for k in range(0, len(table), rows)}
+    return {name: array for name, array in arrays.items() if name != "table"} | parts
+
+
+def prepare_in_torch(torch: Torch, case: KernelCase, arrays: Arrays) -> Prepared:
+    """Copy the arrays of a case to tensors of torch; a run may change the output of the last."""
+    tensors = {name: torch.tensor(array.copy()) for name, array in arrays.items()}
+    assert case.torch is not None
+    (output,), compute = case.outputs, partial(case.torch, torch.module, tensors)
+
+    def run() -> KernelTimes:
+        times, tensors[output] = torch.time_run(compute)
+        return times
+
+    return Prepared(run, lambda name: tensors[name].detach().cpu().numpy(), torch.clock)
 
 
 def wrong_outputs(case: KernelCase, found: Prepared, expected: Prepared) -> list[str]:
@@ -432,77 +451,77 @@ class CaseBench:
         return QUICK_CASE_SECONDS if self.options.quick else CASE_SECONDS
 
     def measure_cases(
-        self, engine: Engine, cases: Iterable[KernelCase], torch: Torch | None = None
+        self, cases: Iterable[KernelCase], engine: Engine | None, torch: Torch | None = None
     ) -> Iterator[Result]:
-        """Yield a result for each case, followed by torch's if torch can compute the case."""
-        # Drop the inputs kept for the last engine: a large table may be cut into different tensors
-        # for this engine.
-        self._inputs = None
+        """Yield the results of each case: the engine's, and torch's if torch can compute the case.
+
+        Torch's results state shares of the engine's limits, if there is an engine.
+        """
         listed = list(cases)
         for index, case in enumerate(listed):
-            self.progress(f"{self.what}: {engine.name}, {case.variant}", index, len(listed))
-            yield self.measure_case(engine, case)
-            if torch is not None and case.torch is not None:
-                yield self.measure_torch(torch, case, engine)
+            for program in (engine, torch if case.torch else None):
+                if program is not None:
+                    where = f"{self.what}: {program.name}, {case.variant}"
+                    self.progress(where, index, len(listed))
+                    yield self.measure_case(case, program, engine)
 
-    def measure_case(self, engine: Engine, case: KernelCase) -> Result:
-        """Compare an engine's outputs with NumPy's; time the case if the outputs agree."""
-        begun = self._begin(engine.name, case)
-        operations = open_operations(engine.backend.device)
-        why_not = case.why_not
-        if case.needs_half and not operations.has_half_precision:
-            why_not = why_not or NO_HALF_PRECISION
-        if why_not:
-            return replace(begun, note=why_not)
-        return begun.or_why_not(lambda: self._compare_and_time(begun, engine, operations, case))
-
-    def _compare_and_time(
-        self, begun: Result, engine: Engine, operations: Operations, case: KernelCase
+    def measure_case(
+        self, case: KernelCase, program: Engine | Torch, engine: Engine | None
     ) -> Result:
+        """Compare a program's outputs with NumPy's; time the case if the outputs agree.
+
+        engine: the engine of whose limits the result states shares, if any.
+        """
+        begun = Result(self.what, program.name, job=case.sizes, variant=case.variant)
+        begun = replace(begun, peer=isinstance(program, Torch), note=case.note)
+        errors = (LlmgpuError, RuntimeError) if begun.peer else LlmgpuError
+        try:
+            return self._measure(begun, case, program, engine)
+        except errors as error:
+            return replace(begun, note=first_line(error))
+
+    def _measure(
+        self, begun: Result, case: KernelCase, program: Engine | Torch, engine: Engine | None
+    ) -> Result:
+        device = program.backend.device if isinstance(program, Engine) else None
+        operations = open_operations(device)
+        lacks_half = case.needs_half and not operations.has_half_precision
+        if why_not := case.why_not or (NO_HALF_PRECISION if lacks_half else ""):
+            raise DeviceError(why_not)
         # Compare the outputs.
         arrays, expected, one_run = self._reference(case)
-        prepared, result = expected, replace(begun, correct=True, answer="the reference")
-        if engine.backend is not NUMPY or case.reference:
-            prepared = prepare(operations, case, arrays)
-            prepared.run()
-            result = _compared(begun, case, wrong_outputs(case, prepared, expected))
+        found, result = expected, replace(begun, correct=True, answer="the reference")
+        if isinstance(program, Torch):
+            found = prepare_in_torch(program, case, arrays)
+        elif device is not None or case.reference:
+            found = prepare(operations, case, arrays)
+        if found is not expected:
+            found.run()
+            wrong = wrong_outputs(case, found, expected)
+            named = case.answer if case.kind or not wrong else " and ".join(wrong)
+            within = f", within {case.tolerance:g}" if case.tolerance and not wrong else ""
+            result = begun.compared(not wrong, f"{named} of NumPy{within}")
         if not result.correct:
             return result
         # Time the case.
-        raise_clocks(engine.backend)
-        before = _fill_caches(engine, operations) if self.cold else None
-        runs = self.options.runs
-        times = time_program(prepared.operations, prepared.program, runs, self.budget, before)
-        result = _measured(result, engine, case, arrays, times)
-        return self._add_speed_ups(result, engine.name, case, one_run)
-
-    def measure_torch(self, torch: Torch, case: KernelCase, engine: Engine | None = None) -> Result:
-        """Measure a case in torch.
-
-        engine: the result states torch's speed as shares of this engine's limits.
-        """
-        begun = replace(self._begin(torch.name, case), peer=True)
-        assert case.torch is not None
-        self.progress(f"{self.what}: {torch.name}, {case.variant}", 0, 1)
-        arrays, expected, one_run = self._reference(case)
-        try:
-            tensors = {name: torch.tensor(array.copy()) for name, array in arrays.items()}
-            compute = partial(case.torch, torch.module, tensors)
-            found = compute().detach().cpu().numpy()
-            # Compare before the next run: it may add to the numbers of which `found` is a view.
-            (output,) = case.outputs
-            right = same_values(found, expected.read(output), case.tolerance)
-            result = _compared(begun, case, [] if right else [output])
-            if not right:
-                return result
-            times = torch.times(compute, self.options.runs, self.budget, cold=self.cold)
-        except RuntimeError as error:
-            return replace(begun, note=first_line(error))
-        result = _measured(result, engine, case, arrays, times)
-        return self._add_speed_ups(result, torch.device, case, one_run)
-
-    def _begin(self, engine: str, case: KernelCase) -> Result:
-        return Result(self.what, engine, job=case.sizes, variant=case.variant, note=case.note)
+        if engine is not None:
+            raise_clocks(engine.backend)
+        evict = _cache_reader(program) if self.cold else lambda: None
+        times = time_runs(found.run, self.options.runs, self.budget, evict)
+        nbytes = case.moved_bytes(arrays)
+        counted, more = {"bytes": nbytes} | case.counted, {"bytes": nbytes} | case.fields
+        if case.operations is not None:
+            counted["operations"] = more["operations"] = case.operations
+        result = with_times(result, times, counted, clock=found.clock, **more)
+        if engine is not None:
+            limits, median = measure_limits(engine.backend), result.median
+            floor = limits.floor(nbytes, case.operations or 0, halves=case.halves)
+            result = replace(
+                result,
+                share_of_copy=nbytes / median / limits.bytes_per_second,
+                share_of_floor=None if case.operations is None else floor / median,
+            )
+        return self._with_speed_ups(result, program, case, one_run)
 
     def _reference(self, case: KernelCase) -> tuple[Arrays, Prepared, float]:
         """Return the case's arrays, the program that NumPy has run on them, and the run's seconds.
@@ -515,23 +534,24 @@ class CaseBench:
             arrays = case.make()
             own = replace(case, record=case.reference or case.record)
             expected = prepare(open_operations(None), own, arrays)
-            self._inputs = (key, arrays, expected, timed(expected.run)[0])
+            self._inputs = (key, arrays, expected, expected.run().total)
         return self._inputs[1:]
 
-    def _add_speed_ups(
-        self, result: Result, program: str, case: KernelCase, one_run: float
+    def _with_speed_ups(
+        self, result: Result, program: Engine | Torch, case: KernelCase, one_run: float
     ) -> Result:
         """Add the speed-ups over NumPy and torch, timed on the first case with this case's key.
 
-        program: the engine's name, or torch's device. one_run: seconds of NumPy's single run.
+        one_run: seconds of NumPy's single run.
         """
-        self.medians.setdefault((program, *case.key), result.median)
+        name = program.device if isinstance(program, Torch) else program.name
+        self.medians.setdefault((name, *case.key), result.median)
         names = (NUMPY_ENGINE, "cuda", "cpu")
         numpy, cuda, cpu = (self.medians.get((name, *case.key)) for name in names)
-        torch = cuda if "NVIDIA" in program and cuda is not None else cpu
+        torch = cuda if "NVIDIA" in name and cuda is not None else cpu
         if not case.kind:
             # Only GPUs are compared. Without a median of NumPy, use the single run of NumPy.
-            numpy, torch = None if program in names else numpy or one_run, None
+            numpy, torch = None if name in names else numpy or one_run, None
         if result.peer:
             torch = None
         return replace(
@@ -541,42 +561,21 @@ class CaseBench:
         )
 
 
-def _compared(begun: Result, case: KernelCase, wrong: list[str]) -> Result:
-    """Return the result with `correct` and `answer` set; wrong: names of wrong outputs."""
-    named = case.answer if case.kind or not wrong else " and ".join(wrong)
-    within = f", within {case.tolerance:g}" if case.tolerance and not wrong else ""
-    return begun.compared(not wrong, f"{named} of NumPy{within}")
-
-
-def _measured(
-    result: Result, engine: Engine | None, case: KernelCase, arrays: Arrays, times: ProgramTimes
-) -> Result:
-    """Add times, bytes and operations with their rates, and shares of the engine's limits."""
-    nbytes, operations = case.moved_bytes(arrays), case.operations
-    median = Times.of(times.seconds).median
-    counted: dict[str, int] = {"bytes": nbytes, **case.counted}
-    more: dict[str, Any] = {"bytes": nbytes, **case.fields}
-    if engine is not None:
-        limits = measure_limits(engine.backend)
-        more["share_of_copy"] = nbytes / median / limits.bytes_per_second
-        if operations is not None:
-            counted["operations"] = more["operations"] = operations
-            floor = limits.floor(nbytes, operations, halves=case.halves)
-            more["share_of_floor"] = floor / median
-    more |= {"clock": times.clock, "kernels": times.kernels}
-    return result.timed(times.seconds, counted, **more)
-
-
-def _fill_caches(engine: Engine, operations: Operations) -> Callable[[], None] | None:
-    """Return a function that evicts the GPU's caches by reading.
+def _cache_reader(program: Engine | Torch) -> Callable[[], object]:
+    """Return a function that evicts a GPU's caches by reading; on a CPU it does nothing.
 
     A function that writes would leave cache lines that the measured kernel has to write back.
     """
-    if engine.backend.is_software:
-        return None
+    if isinstance(program, Torch):
+        more_than_a_cache = program.module.zeros(CACHE_BYTES // 4, device=program.device)
+        return lambda: more_than_a_cache.sum()
+    device = program.backend.device
+    if program.backend.is_software or not has_timestamps(device):
+        return lambda: None
+    operations = open_operations(device)
     size = min(CACHE_BYTES, operations.max_tensor_bytes) // 4
     numbers = operations.tensor("more than a cache", (size,))
     partials = operations.tensor("sums", (1, NORM_PARTIALS))
-    with operations.record("fill caches") as program:
+    with operations.record("fill caches") as reading:
         operations.reduce_norm_sq(numbers, partials, 0)
-    return lambda: operations.run(program)
+    return lambda: operations.run(reading)

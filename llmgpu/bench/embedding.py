@@ -13,8 +13,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,37 +139,22 @@ def _torch_rows(torch: Any, t: dict[str, Any], ids: str = "tokens", table: str =
     return torch.nn.functional.embedding(t[ids], t[table])
 
 
-def _torch_sum(torch: Any, t: dict[str, Any]) -> Any:
-    return _torch_rows(torch, t) + _torch_rows(torch, t, "positions", "position_table")
-
-
-def _torch_backward(torch: Any, t: dict[str, Any]) -> Any:
-    backward, rows = torch.ops.aten.embedding_dense_backward, len(t["grad_table"])
-    return backward(t["grad_out"], t["tokens"], rows, -1, False)
-
-
-def _torch_compact(torch: Any, t: dict[str, Any]) -> Any:
-    groups = torch.searchsorted(t["rows"], t["tokens"])
-    return t["out"].zero_().index_add_(0, groups, t["grad_out"])
-
-
-# An implementation: a name of an operation or a function, see `KernelCase.record`.
+# An implementation: a name of an operation or a function, see `KernelCase.record` and `torch`.
 Way = str | Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """An operation on embedding tables, and its implementations by name: NumPy's, GPUs', torch's.
+class Kind(NamedTuple):
+    """An operation on embedding tables, and its implementations by name.
 
-    operands: see `Sizes.case`; {} stands for the shape of the table.
-    reference: NumPy runs this implementation, and all other answers are compared with its answer.
+    operands: see `Sizes.case`. reference: NumPy runs this implementation, and all other answers are
+    compared with its answer. numpy, gpu, torch: the implementations on NumPy, on GPUs and in torch.
     """
 
     operands: str
     reference: Way
     numpy: dict[str, Way]
     gpu: dict[str, Way]
-    torch: dict[str, Callable[[Any, dict[str, Any]], Any]]
+    torch: dict[str, Way]
 
 
 # Operations that read no table, or accept a table that is cut into several tensors.
@@ -177,7 +162,7 @@ IN_PARTS = ("embed_lookup", "embed_lookup_elements", "embed_gradient_rows")
 # Gradients are not negative, so that their sums lose no digits by cancellation.
 _GRADIENTS = "tokens order starts rows grad_out:NC:a"
 _SUM = Kind(
-    f"{_GRADIENTS} *grad_table:{{}}",
+    f"{_GRADIENTS} *grad_table:VC",
     "embed_backward_grouped",
     {
         "row after row": _add_by(_add_row_after_row),
@@ -191,12 +176,14 @@ _SUM = Kind(
     },
     {
         "index_add_": lambda _, t: t["grad_table"].index_add_(0, t["tokens"], t["grad_out"]),
-        "of nn.Embedding, zeros included": _torch_backward,
+        "of nn.Embedding, zeros included": lambda torch, t: torch.ops.aten.embedding_dense_backward(
+            t["grad_out"], t["tokens"], len(t["grad_table"]), -1, False
+        ),
     },
 )
 KINDS = {
     LOOKUP: Kind(
-        "tokens table:{} +out:NC",
+        "tokens table:VC +out:NC",
         "embed_lookup",
         {"np.take into memory that is there": "embed_lookup", "table[tokens]": _index},
         {
@@ -209,18 +196,22 @@ KINDS = {
         {"nn.Embedding": _torch_rows},
     ),
     HALF: Kind(
-        "tokens table:{}:h +out:NC",
+        "tokens table:VC:h +out:NC",
         "embed_lookup",
         {"np.take": "embed_lookup"},
         {"16-byte loads": "embed_lookup", "one thread an element": "embed_lookup_elements"},
         {"nn.Embedding, then float": lambda torch, t: _torch_rows(torch, t).float()},
     ),
     POSITIONS: Kind(
-        "tokens table:{} positions position_table:TC +out:NC",
+        "tokens table:VC positions position_table:TC +out:NC",
         embed_lookup_positions,
         {"np.take, added": embed_lookup_positions},
         {"16-byte loads": embed_lookup_positions},
-        {"two nn.Embedding, added": _torch_sum},
+        {
+            "two nn.Embedding, added": lambda torch, t: (
+                _torch_rows(torch, t) + _torch_rows(torch, t, "positions", "position_table")
+            )
+        },
     ),
     BACKWARD: _SUM,
     REPEATED: _SUM,
@@ -229,7 +220,13 @@ KINDS = {
         "embed_gradient_rows",
         {"grouped": "embed_gradient_rows"},
         {"grouped": "embed_gradient_rows"},
-        {"index_add_": _torch_compact},
+        {
+            "index_add_": lambda torch, t: (
+                t["out"]
+                .zero_()
+                .index_add_(0, torch.searchsorted(t["rows"], t["tokens"]), t["grad_out"])
+            )
+        },
     ),
 }
 
@@ -259,47 +256,30 @@ def in_groups(tokens: NDArray[np.uint32]) -> Arrays:
 
 
 @dataclass(frozen=True)
-class Lab:
-    """A table (vocab_size, width) in float32, and batch x seq_len tokens to look up.
+class Lab(Sizes):
+    """A table in float32 of the sizes of a model, and batches of tokens to look up.
 
     scale: number by which the model's vocabulary and number of tokens are divided. repeated: one
     token in `repeated` tokens has one and the same id. With 0, tokens are equal only by chance. The
     kind of work REPEATED uses REPEATED_SHARE in place of 0.
     """
 
-    model: str
-    vocab_size: int
-    width: int
-    batch: int
-    seq_len: int
+    model: str = ""
     scale: int = 1
     repeated: int = 0
 
-    @cached_property
-    def sizes(self) -> Sizes:
-        """The sizes of a model with such a table. They pad the table, unlike the lab."""
-        config = ModelConfig(
-            self.vocab_size, dim=self.width, heads=1, kv_heads=1, seq_len=self.seq_len
-        )
-        return Sizes(config, self.batch)
-
     @property
-    def tokens(self) -> int:
-        """Number of tokens (N)."""
-        return self.batch * self.seq_len
+    def vocabulary(self) -> int:
+        """Number of rows of the table (V), which is not padded as a model's table."""
+        return self.config.vocab_size
 
     @property
     def table_bytes(self) -> int:
-        return self.vocab_size * self.width * 4
-
-    @property
-    def output_bytes(self) -> int:
-        """Bytes of the rows that a lookup writes."""
-        return self.tokens * self.width * 4
+        return self.vocabulary * self.config.dim * 4
 
     def describe(self) -> str:
-        table = by(self.vocab_size, self.width)
-        return f"{self.model}: table {table}, {self.batch} x {self.seq_len:,} tokens"
+        table = by(*self.shape("VC"))
+        return f"{self.model}: table {table}, {self.sequences} x {self.config.seq_len:,} tokens"
 
     def scaled_to(self, table_bytes: int) -> Lab:
         """Return a lab with a table of at most `table_bytes` bytes, and fewer tokens in proportion.
@@ -309,78 +289,77 @@ class Lab:
         scale = 1
         while self.table_bytes > table_bytes * scale:
             scale *= 2
-        batch = max(self.batch // scale, 1)
-        return replace(
-            self,
-            vocab_size=max(self.vocab_size // scale, 1),
-            batch=batch,
-            seq_len=max(self.tokens // scale // batch, 1),
-            scale=self.scale * scale,
-        )
+        batch = max(self.sequences // scale, 1)
+        sizes = max(self.vocabulary // scale, 1), max(self.rows // scale // batch, 1)
+        config = replace(self.config, vocab_size=sizes[0], seq_len=sizes[1])
+        return replace(self, config=config, sequences=batch, scale=self.scale * scale)
 
     def token_ids(self, kind: str) -> NDArray[np.uint32]:
         """Return the tokens for one of `KINDS`, uint32 (N,)."""
-        generator = np.random.default_rng(self.tokens)
+        generator = np.random.default_rng(self.rows)
         generator.random(PERIOD, np.float32)  # the ids of recorded results follow these numbers
-        ids = generator.integers(0, self.vocab_size, self.tokens).astype(np.uint32)
+        ids = generator.integers(0, self.vocabulary, self.rows).astype(np.uint32)
         share = self.repeated or (REPEATED_SHARE if kind == REPEATED else 0)
         if share:
-            same = max(self.tokens // share, 1)
-            ids[generator.choice(self.tokens, same, replace=False)] = ids[0]
+            same = max(self.rows // share, 1)
+            ids[generator.choice(self.rows, same, replace=False)] = ids[0]
         return ids
 
-    def case(self, kind: str, way: str, record: Way, largest: int) -> KernelCase:
+    def way(
+        self, kind: str, way: str, record: Way, largest: int = sys.maxsize, /, **more: Any
+    ) -> KernelCase:
         """Return the benchmark case for one implementation of an operation.
 
         kind: a key of `KINDS`. way: name of the implementation. record: the implementation.
         largest: the most bytes of a tensor; a larger table is cut into several tensors.
+        more: fields of the case by name.
         """
-        fits = record in IN_PARTS or self.table_bytes <= largest
-        too_large = f"takes a table in one binding, which has at most {largest:,} bytes"
-        note = f"scaled down: 1/{self.scale} of the model's vocabulary and tokens"
-        tokens = self.token_ids(kind)
+        tokens, output_bytes = self.token_ids(kind), 4 * self.rows * self.config.dim
+        fields: dict[str, Any] = {
+            "name": f"{kind}: {way}",
+            "sizes": self.describe(),
+            "record": record,
+            "reference": KINDS[kind].reference,
+            "kind": kind,
+            "answer": "rows",
+            "tolerance": TOLERANCE if kind in GRADIENTS else 0,
+            "bytes": embedding_bytes(kind, self, tokens),
+            "fields": {"table_bytes": self.table_bytes, "output_bytes": output_bytes},
+            "counted": {"output_bytes": output_bytes, "tokens": self.rows},
+        }
+        if self.scale > 1:
+            fields["note"] = f"scaled down: 1/{self.scale} of the model's vocabulary and tokens"
+        if record not in IN_PARTS and self.table_bytes > largest:
+            what = f"takes a table in one binding, which has at most {largest:,} bytes"
+            fields["why_not"] = what
 
         def given() -> Arrays:
-            empty_table = np.zeros((self.vocab_size, self.width), np.float32)
-            return in_groups(tokens) | {"grad_table": empty_table}
+            return in_groups(tokens) | {"grad_table": np.zeros(self.shape("VC"), np.float32)}
 
-        case = self.sizes.case(
-            f"{kind}: {way}",
-            KINDS[kind].operands.format(f"{self.vocab_size}x{self.width}"),
-            None,
-            given,
-            sizes=self.describe(),
-            record=record,
-            reference=KINDS[kind].reference,
-            kind=kind,
-            needs_half=kind == HALF,
-            note=note if self.scale > 1 else "",
-            why_not="" if fits else too_large,
-            answer="rows",
-            tolerance=TOLERANCE if kind in GRADIENTS else 0,
-            bytes=embedding_bytes(kind, self.sizes, tokens),
-            fields={"table_bytes": self.table_bytes, "output_bytes": self.output_bytes},
-            counted={"output_bytes": self.output_bytes, "tokens": self.tokens},
-        )
-        return replace(case, make=partial(_make_in_parts, case, largest))
+        operands = KINDS[kind].operands
+        return self.case(operands=operands, operations=None, given=given, **fields | more)
+
+    def cases(self, where: str, largest: int = sys.maxsize) -> Iterator[KernelCase]:
+        """Yield the cases of all ways of a place: "numpy", "gpu" or "torch"."""
+        for name, kind in KINDS.items():
+            for way, record in getattr(kind, where).items():
+                if where == "torch":
+                    yield self.way(name, way, kind.reference, torch=record)
+                else:
+                    yield self.way(name, way, record, largest)
 
 
-def _make_in_parts(case: KernelCase, largest: int) -> Arrays:
-    """Return the arrays of a case. A larger table is cut into whole rows, "table_0" and so on."""
-    arrays = case.make()
-    if "table" in arrays and arrays["table"].nbytes > largest:
-        table = arrays.pop("table")
-        rows = max(largest // table[:1].nbytes, 1)
-        starts = range(0, len(table), rows)
-        arrays |= {f"table_{k}": table[i : i + rows] for k, i in enumerate(starts)}
-    return arrays
+def make_lab(model: str, vocab_size: int, width: int, batch: int, seq_len: int) -> Lab:
+    """Return a lab with a table (vocab_size, width), and batch x seq_len tokens."""
+    config = ModelConfig(vocab_size, dim=width, heads=1, kv_heads=1, seq_len=seq_len)
+    return Lab(config, batch, model=model)
 
 
 LABS = (
-    Lab("GPT-2 Small", 50_257, 768, 32, 512),
-    Lab("Llama-2-7B", 32_000, 4096, 8, 1024),
-    Lab("Llama-3-8B", 128_256, 4096, 8, 2048),
-    Lab("Llama-3-70B", 128_256, 8192, 8, 2048),
+    make_lab("GPT-2 Small", 50_257, 768, 32, 512),
+    make_lab("Llama-2-7B", 32_000, 4096, 8, 1024),
+    make_lab("Llama-3-8B", 128_256, 4096, 8, 2048),
+    make_lab("Llama-3-70B", 128_256, 8192, 8, 2048),
 )
 
 
@@ -388,35 +367,20 @@ def measure_embedding(
     engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
     """Yield the result of each way in each lab: NumPy's ways, then torch's, then the GPUs'."""
-    for lab, own_engines in _labs(engines, options):
+    hosts = [engine for engine in engines if engine.backend.device is None]
+    for lab, gpus in _labs(engines, options).items():
         bench = CaseBench(EMBEDDING, options, progress)
-        for is_gpu in (False, True):
-            if is_gpu and options.peers:
-                yield from _measure_torch(bench, lab, own_engines)
-            for engine in own_engines:
-                if is_gpu == (engine.backend.device is not None):
-                    largest = open_operations(engine.backend.device).max_tensor_bytes
-                    ways = [
-                        lab.case(name, way, record, largest)
-                        for name, kind in KINDS.items()
-                        for way, record in (kind.gpu if is_gpu else kind.numpy).items()
-                    ]
-                    yield from bench.measure_cases(engine, ways)
-
-
-def _measure_torch(bench: CaseBench, lab: Lab, engines: Sequence[Engine]) -> Iterator[Result]:
-    """Yield the results of torch, on each torch device that is compared with an engine."""
-    try:
-        devices = {torch.device: torch for torch in map(Torch.beside, engines)}
-    except ImportError:
-        yield missing_torch(EMBEDDING, lab.describe())
-        return
-    for torch in devices.values():
-        for name, kind in KINDS.items():
-            for way, compute in kind.torch.items():
-                case = lab.case(name, way, kind.reference, sys.maxsize)
-                yield bench.measure_torch(torch, replace(case, torch=compute))
-        torch.free_memory()
+        for engine in hosts:
+            yield from bench.measure_cases(lab.cases("numpy"), engine)
+        found = [Torch.beside(engine) for engine in hosts + gpus if options.peers]
+        if None in found:
+            yield missing_torch(EMBEDDING, lab.describe())
+        for torch in {torch.device: torch for torch in found if torch is not None}.values():
+            yield from bench.measure_cases(lab.cases("torch"), None, torch)
+            torch.free_memory()
+        for engine in gpus:
+            largest = open_operations(engine.backend.device).max_tensor_bytes
+            yield from bench.measure_cases(lab.cases("gpu", largest), engine)
 
 
 def most_table_bytes(engine: Engine, *, quick: bool) -> int:
@@ -426,8 +390,8 @@ def most_table_bytes(engine: Engine, *, quick: bool) -> int:
     return QUICK_TABLE_BYTES if quick else sys.maxsize
 
 
-def _labs(engines: Sequence[Engine], options: BenchOptions) -> list[tuple[Lab, list[Engine]]]:
-    """Return labs, each with the engines that are measured in it; NumPy is measured in all labs.
+def _labs(engines: Sequence[Engine], options: BenchOptions) -> dict[Lab, list[Engine]]:
+    """Return labs, each with the GPUs that are measured in it; NumPy is measured in all labs.
 
     A lab is as large as its engines can handle. If its table is larger than a binding of a device,
     the device is also measured in a smaller lab, with the ways that need the table in one binding.
@@ -438,10 +402,9 @@ def _labs(engines: Sequence[Engine], options: BenchOptions) -> list[tuple[Lab, l
     for lab in LABS[:1] if options.quick else LABS:
         for engine in engines:
             own = lab.scaled_to(min(host, most_table_bytes(engine, quick=options.quick)))
-            labs.setdefault(own, []).append(engine)
-            device = engine.backend.device
-            if device is not None and own.table_bytes > device.max_binding_bytes:
-                labs.setdefault(lab.scaled_to(device.max_binding_bytes), []).append(engine)
-    for working in labs.values():
-        working += [e for e in engines if e.backend.device is None and e not in working]
-    return list(labs.items())
+            gpus, device = labs.setdefault(own, []), engine.backend.device
+            if device is not None:
+                gpus.append(engine)
+                if own.table_bytes > device.max_binding_bytes:
+                    labs.setdefault(lab.scaled_to(device.max_binding_bytes), []).append(engine)
+    return labs

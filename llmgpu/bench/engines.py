@@ -15,15 +15,16 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Backend, list_adapters, list_all_adapters, select_backend
 from llmgpu.bench import ALL
@@ -34,10 +35,11 @@ from llmgpu.bench.results import (
     KernelTimes,
     Limits,
     Machine,
+    Result,
     times_by_name,
 )
 from llmgpu.cpu.library import library
-from llmgpu.errors import DeviceError
+from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.gpu.adapters import AdapterInfo, OpenedAdapter, chosen_driver
 from llmgpu.gpu.device import Device
 from llmgpu.lm.ops.matrix_units import MatrixUnits, matrix_units
@@ -49,6 +51,7 @@ from llmgpu.version import __version__
 
 _PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken", "torch")
 Answer = TypeVar("Answer")
+Work = Callable[[], NDArray[Any]]  # does a job, and returns the answer
 WARM_UP_SECONDS = 0.05  # seconds in which clocks rise and the driver compiles all kernels
 COPY, MULTIPLY_ADD = "bench/copy.wgsl", "bench/multiply_add.wgsl"
 WORKGROUP_SIZE = 256
@@ -191,61 +194,58 @@ def _cpu_name() -> str:
 # Timing
 
 
-@dataclass
-class ProgramTimes:
-    """Times of several runs of a program.
-
-    clock: "gpu" or "host". runs: seconds of each run. `KernelTimes.seconds` is empty if the clock
-    is "host", and for torch.
-    """
-
-    clock: str
-    runs: list[KernelTimes] = field(default_factory=list)
-
-    @property
-    def seconds(self) -> list[float]:
-        """The seconds of each run."""
-        return [run.total for run in self.runs]
-
-    @property
-    def kernels(self) -> KernelTimes | None:
-        """Median seconds of each kernel."""
-        by_name = times_by_name([run.seconds for run in self.runs])
-        medians = {name: times.median for name, times in by_name.items()}
-        return KernelTimes(medians, sum(medians.values())) if medians else None
-
-
-def time_program(
-    operations: Operations,
-    program: Program,
+def time_runs(
+    time_once: Callable[[], KernelTimes],
     runs: int,
     budget: float,
-    before: Callable[[], object] | None = None,
-) -> ProgramTimes:
-    """Run a program recorded by `operations` up to `runs` times, after a warm-up.
+    before: Callable[[], object] = lambda: None,
+) -> list[KernelTimes]:
+    """Return the times of up to `runs` runs, after a warm-up.
 
-    budget: seconds after which no further run starts; the first run always starts.
-    before: called before each run, only on a GPU with timestamps; the time of the call is not
-        counted.
+    time_once: does a run, and returns its times. before: called before each run; its time is not
+        counted. budget: seconds after which no further run starts; the first run always starts.
     """
-
-    def run() -> None:
-        operations.run(program)
-        operations.wait_for_runs(0)
-
-    warm_up(run)
-    device = operations.device if isinstance(operations, GpuOperations) else None
-    times = ProgramTimes("gpu" if has_timestamps(device) else "host")
+    for _ in runs_within(sys.maxsize, WARM_UP_SECONDS):
+        time_once()
+    times = []
     for _ in runs_within(runs, budget):
-        if before is not None and times.clock == "gpu":
-            before()
-        times.runs.append(time_run(device, run))
+        before()
+        times.append(time_once())
     return times
+
+
+def with_times(
+    result: Result,
+    runs: Sequence[KernelTimes],
+    counted: Mapping[str, int] | None = None,
+    *,
+    clock: str = "",
+    **more: Any,
+) -> Result:
+    """Add the seconds of runs, and the median of each kernel, to a result, see `Result.timed`.
+
+    clock: by default the GPU's, if the runs have times of kernels.
+    """
+    medians = {name: t.median for name, t in times_by_name([run.seconds for run in runs]).items()}
+    kernels = KernelTimes(medians, sum(medians.values())) if medians else None
+    clock = clock or ("gpu" if medians else "host")
+    seconds = [run.total for run in runs]
+    return result.timed(seconds, counted, clock=clock, kernels=kernels, **more)
 
 
 def time_run(device: Device | None, function: Callable[[], object]) -> KernelTimes:
     """Call a function; return its seconds, by kernel if the device has timestamps."""
     return kernel_times(device, function) or KernelTimes({}, timed(function)[0])
+
+
+def run_program(operations: Operations, program: Program) -> KernelTimes:
+    """Run a program that `operations` recorded to its end; return the times of the run."""
+
+    def run() -> None:
+        operations.run(program)
+        operations.wait_for_runs(0)
+
+    return time_run(operations.device if isinstance(operations, GpuOperations) else None, run)
 
 
 def kernel_times(device: Device | None, function: Callable[[], object]) -> KernelTimes | None:
@@ -266,6 +266,39 @@ def kernel_times(device: Device | None, function: Callable[[], object]) -> Kerne
     return KernelTimes(seconds, sum(seconds.values()))
 
 
+def time_in_turns(
+    engine: Engine,
+    ways: Iterable[tuple[Result, Callable[[], tuple[Device, Work]]]],
+    expected: NDArray[Any],
+    answer: str,
+    count: int,
+) -> list[tuple[Result, list[KernelTimes]]]:
+    """Compare the answers of several ways with the expected answer; time the right ways in turns.
+
+    ways: for each a result without measurements, and a function that opens the way: it returns a
+        device, and a function that does the work there and returns the answer.
+    answer: the name of the answer. count: number of runs, which follow a first run.
+
+    Returns the results, with the times of their runs; a way that fails has a note and no times.
+    """
+    found: list[tuple[Result, list[KernelTimes]]] = []
+    right = []
+    for begun, open_way in ways:
+        try:
+            device, work = open_way()
+            result = begun.compared(np.array_equal(work(), expected), f"{answer} of {cpu_engine()}")
+        except LlmgpuError as error:
+            result = replace(begun, note=str(error))
+        found.append((result, []))
+        if result.correct:
+            right.append((found[-1][1], device, work))
+    for _ in range(count):
+        raise_clocks(engine.backend)
+        for times, device, work in right:
+            times.append(time_run(device, work))
+    return found
+
+
 def has_timestamps(device: Device | None) -> bool:
     """Whether there is a device that can time kernels."""
     return device is not None and "timestamp-query" in device.features
@@ -276,12 +309,6 @@ def timed(function: Callable[[], Answer]) -> tuple[float, Answer]:
     start = time.perf_counter()
     answer = function()
     return time.perf_counter() - start, answer
-
-
-def warm_up(function: Callable[[], object]) -> None:
-    """Call a function once, and again until WARM_UP_SECONDS have passed."""
-    for _ in runs_within(sys.maxsize, WARM_UP_SECONDS):
-        function()
 
 
 def runs_within(runs: int, budget: float) -> Iterator[int]:
@@ -307,11 +334,15 @@ def measure_limits(backend: Backend) -> Limits:
     """
     if backend not in _measured:
         operations = open_operations(backend.device)
-        raise_clocks(backend)
-        bandwidth = _copy_rate(operations)
-        raise_clocks(backend)
-        rates = _arithmetic_rate(operations), _matrix_rate(operations)
-        _measured[backend] = Limits(bandwidth, *rates)
+        rates: list[float] = []
+        for record in (_record_copy, _record_arithmetic, _record_matrices):
+            raise_clocks(backend)
+            with operations.record("limit") as program:
+                count = record(operations)
+            run = partial(run_program, operations, program)
+            times = time_runs(run, LIMIT_RUNS, LIMIT_BUDGET) if count else [KernelTimes({}, 1.0)]
+            rates.append(count / min(each.total for each in times))
+        _measured[backend] = Limits(rates[0], rates[1], rates[2] or None)
     return _measured[backend]
 
 
@@ -331,26 +362,19 @@ def multiply_add_kernel(operations: GpuOperations, values: Tensor, rounds: int) 
 def raise_clocks(backend: Backend) -> None:
     """Keep a GPU busy for BUSY_SECONDS, so that its clocks rise; do nothing on a CPU."""
     device = backend.device
-    if device is not None and not backend.is_software:
-        keep_busy(GpuOperations(device), HARDWARE_THREADS, HARDWARE_ROUNDS, BUSY_SECONDS)
-
-
-def keep_busy(operations: GpuOperations, threads: int, rounds: int, seconds: float) -> None:
-    """Queue runs of the arithmetic kernel for some seconds, and wait for the last run."""
-    values = operations.tensor("busy", (threads,))
+    if device is None or backend.is_software:
+        return
+    operations = GpuOperations(device)
     with operations.record("keep busy") as program:
-        multiply_add_kernel(operations, values, rounds)
-    for _ in runs_within(sys.maxsize, seconds):
+        _record_arithmetic(operations)
+    for _ in runs_within(sys.maxsize, BUSY_SECONDS):
         operations.run(program)
         operations.wait_for_runs(QUEUED_RUNS)
     operations.wait_for_runs(0)
 
 
-def _copy_rate(operations: Operations) -> float:
-    """Return the bytes per second of a copy.
-
-    If there is too little memory, copy smaller tensors.
-    """
+def _record_copy(operations: Operations) -> int:
+    """Record a copy of as much as fits into memory; return the bytes read and written."""
     is_hardware = isinstance(operations, GpuOperations) and not operations.device.is_software
     wanted = HARDWARE_COPY_BYTES if is_hardware else CPU_COPY_BYTES
     nbytes = min(wanted, operations.max_tensor_bytes // 256 * 256)
@@ -362,32 +386,28 @@ def _copy_rate(operations: Operations) -> float:
             if nbytes <= SMALLEST_COPY_BYTES:
                 raise
             nbytes //= 2
-    with operations.record("copy") as program:
-        if isinstance(operations, GpuOperations):
-            copy_kernel(operations, source, target)
-        else:
-            # Write both arrays first: pages that were never written would all map to one page,
-            # which stays in the cache.
-            source.array[...] = target.array[...] = 1.0
-            operations.append(lambda: np.copyto(target.array, source.array))
-    return 2 * source.nbytes / _fastest(operations, program)
+    if isinstance(operations, GpuOperations):
+        copy_kernel(operations, source, target)
+    else:
+        # Write both arrays first: pages that were never written would all map to one page, which
+        # stays in the cache.
+        source.array[...] = target.array[...] = 1.0
+        operations.append(lambda: np.copyto(target.array, source.array))
+    return 2 * nbytes
 
 
-def _arithmetic_rate(operations: Operations) -> float:
-    with operations.record("arithmetic") as program:
-        if isinstance(operations, GpuOperations):
-            threads, rounds = HARDWARE_THREADS, HARDWARE_ROUNDS
-            if operations.device.is_software:
-                threads, rounds = SOFTWARE_THREADS, SOFTWARE_ROUNDS
-            count = threads * rounds * OPERATIONS_A_ROUND
-            values = operations.tensor("multiply-add values", (threads,))
-            multiply_add_kernel(operations, values, rounds)
-        else:
-            count = 2 * PRODUCT_SIZE**3
-            left = np.full((PRODUCT_SIZE, PRODUCT_SIZE), 0.5, np.float32)
-            product = np.empty_like(left)
-            operations.append(partial(np.matmul, left, left, product))
-    return count / _fastest(operations, program)
+def _record_arithmetic(operations: Operations) -> int:
+    """Record multiply-adds, or a matrix product by NumPy; return the number of operations."""
+    if isinstance(operations, GpuOperations):
+        threads, rounds = HARDWARE_THREADS, HARDWARE_ROUNDS
+        if operations.device.is_software:
+            threads, rounds = SOFTWARE_THREADS, SOFTWARE_ROUNDS
+        values = operations.tensor("multiply-add values", (threads,))
+        multiply_add_kernel(operations, values, rounds)
+        return threads * rounds * OPERATIONS_A_ROUND
+    left = np.full((PRODUCT_SIZE, PRODUCT_SIZE), 0.5, np.float32)
+    operations.append(partial(np.matmul, left, left, np.empty_like(left)))
+    return 2 * PRODUCT_SIZE**3
 
 
 def multiply_matrices_kernel(
@@ -408,12 +428,12 @@ def multiply_matrices_kernel(
     return groups * MATRICES * MATRIX_SUBGROUPS * MATRIX_ROUNDS
 
 
-def _matrix_rate(operations: Operations) -> float | None:
-    """Return the operations per second of matrix units; None without units for half precision."""
-    if not isinstance(operations, GpuOperations):
-        return None
-    if (units := matrix_units(operations.device)) is None:
-        return None
+def _record_matrices(operations: Operations) -> int:
+    """Record products of matrix units; return the number of operations, 0 without such units."""
+    units = matrix_units(operations.device) if isinstance(operations, GpuOperations) else None
+    if units is None:
+        return 0
+    assert isinstance(operations, GpuOperations)
     rows, columns, inner = units.unit
     numbers = np.random.default_rng(0).standard_normal(max(rows, columns) * inner)
     left = operations.tensor("left matrix", (rows * inner,), np.float16)
@@ -422,10 +442,5 @@ def _matrix_rate(operations: Operations) -> float | None:
         operations.write(factor, numbers[: factor.size])
     sums = MATRIX_GROUPS * MATRIX_SUBGROUPS * MATRICES
     product = operations.tensor("sums of matrices", (sums * rows * columns,))
-    with operations.record("matrices") as program:
-        count = multiply_matrices_kernel(operations, units, left, right, product)
-    return 2 * count * rows * columns * inner / _fastest(operations, program)
-
-
-def _fastest(operations: Operations, program: Program) -> float:
-    return min(time_program(operations, program, LIMIT_RUNS, LIMIT_BUDGET).seconds)
+    count = multiply_matrices_kernel(operations, units, left, right, product)
+    return 2 * count * rows * columns * inner

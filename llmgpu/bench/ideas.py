@@ -11,16 +11,15 @@ idea that can't be switched off has a result without times, whose note gives the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench import IDEAS, BenchOptions
-from llmgpu.bench.cases import Array, CaseBench, KernelCase, Sizes
+from llmgpu.bench.cases import CaseBench, Given, KernelCase, Sizes
 from llmgpu.bench.embedding import (
     BACKWARD,
     COMPACT,
@@ -29,18 +28,15 @@ from llmgpu.bench.embedding import (
     LABS,
     LOOKUP,
     Lab,
-    Way,
     lab_kernel,
     most_table_bytes,
 )
 from llmgpu.bench.engines import (
     Engine,
-    ProgramTimes,
-    cpu_engine,
-    has_timestamps,
-    raise_clocks,
-    time_run,
+    Work,
+    time_in_turns,
     timed,
+    with_times,
 )
 from llmgpu.bench.kernels import all_weights_cases, choose_sizes
 from llmgpu.bench.results import NUMPY_ENGINE, Result
@@ -79,63 +75,43 @@ NOT_MEASURED = {
     "saturating casts": "no cast of one element a thread lets numbers overflow",
 }
 
-Answer = NDArray[np.uint32]
-Run = Callable[[], Answer]
+# What a way changes: a str is a kernel's file in wgsl/ in place of the named file, an int an
+# argument of the job.
+Settings = Mapping[str, str | int]
 
-
-@dataclass(frozen=True)
-class TextWay:
-    """A way of doing a job on text, with an idea or without it.
-
-    files: kernels' files in wgsl/ to use in place of others, by the name of the replaced file.
-    options: arguments of the job.
-    """
-
-    name: str
-    files: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, int] = field(default_factory=dict)
-
-
-_SCANS = (
-    TextWay("subgroup operations, 2 barriers"),
-    TextWay("workgroup memory, 18 barriers", {"scan": "common/scan_shared.wgsl"}),
-)
+_SCANS: Mapping[str, Settings] = {
+    "subgroup operations, 2 barriers": {},
+    "workgroup memory, 18 barriers": {"scan": "common/scan_shared.wgsl"},
+}
 _MATCH, _COUNT = "trie/match.wgsl", "recount/02_pair_count.wgsl"
-RECOUNT_IDEAS: dict[str, tuple[TextWay, ...]] = {
-    "counting in workgroup memory": (
-        TextWay("a table of 1,024 slots"),
-        TextWay("a table of 512 slots", {}, {"slots": 512}),
-        TextWay("a table of 2,048 slots", {}, {"slots": 2048}),
-        TextWay("global atomics alone", {_COUNT: "bench/pair_count_global.wgsl"}),
-    ),
-    "symbols that a workgroup counts": tuple(
-        TextWay(f"{tile:,}", {}, {"tile": tile}) for tile in (1024, 256, 4096)
-    ),
+_SUM, _COMPACT = "trie/04_prefix_sum.wgsl", "trie/05_tokenizer_compact.wgsl"
+# Ideas on text, each with its ways.
+RECOUNT_IDEAS: dict[str, Mapping[str, Settings]] = {
+    "counting in workgroup memory": {
+        "a table of 1,024 slots": {},
+        "a table of 512 slots": {"slots": 512},
+        "a table of 2,048 slots": {"slots": 2048},
+        "global atomics alone": {_COUNT: "bench/pair_count_global.wgsl"},
+    },
+    "symbols that a workgroup counts": {f"{n:,}": {"tile": n} for n in (1024, 256, 4096)},
     "scan of marks": _SCANS,
 }
-GREEDY_IDEAS: dict[str, tuple[TextWay, ...]] = {
-    "cached levels of the trie": (
-        TextWay("root and its children"),
-        TextWay("root alone", {_MATCH: "bench/match_root_cache.wgsl"}),
-        TextWay("none", {_MATCH: "bench/match_no_caches.wgsl"}),
-    ),
-    "branchless search": (
-        TextWay("as many steps for all threads"),
-        TextWay("ends at the child", {_MATCH: "bench/match_branches.wgsl"}),
-    ),
-    "sums of chunks": (
-        TextWay("a workgroup"),
-        TextWay("one thread", {"trie/04_prefix_sum.wgsl": "bench/prefix_sum_one_thread.wgsl"}),
-    ),
-    "coalesced copy of ids": (
-        TextWay("a workgroup a chunk"),
-        TextWay(
-            "a thread a chunk", {"trie/05_tokenizer_compact.wgsl": "bench/compact_by_threads.wgsl"}
-        ),
-    ),
-    "bytes of a chunk": tuple(
-        TextWay(f"{size:,}", {}, {"chunk_bytes": size}) for size in (256, 64, 512, 1024)
-    ),
+GREEDY_IDEAS: dict[str, Mapping[str, Settings]] = {
+    "cached levels of the trie": {
+        "root and its children": {},
+        "root alone": {_MATCH: "bench/match_root_cache.wgsl"},
+        "none": {_MATCH: "bench/match_no_caches.wgsl"},
+    },
+    "branchless search": {
+        "as many steps for all threads": {},
+        "ends at the child": {_MATCH: "bench/match_branches.wgsl"},
+    },
+    "sums of chunks": {"a workgroup": {}, "one thread": {_SUM: "bench/prefix_sum_one_thread.wgsl"}},
+    "coalesced copy of ids": {
+        "a workgroup a chunk": {},
+        "a thread a chunk": {_COMPACT: "bench/compact_by_threads.wgsl"},
+    },
+    "bytes of a chunk": {f"{size:,}": {"chunk_bytes": size} for size in (256, 64, 512, 1024)},
     "scan of counts": _SCANS,
 }
 
@@ -163,87 +139,60 @@ def measure_ideas(
 
 def _text_results(engine: Engine, options: BenchOptions, progress: Progress) -> Iterator[Result]:
     # Choose the text, and train the vocabulary of the encoders.
-    device = engine.backend.device
-    assert device is not None
+    opened = engine.backend.device
+    assert opened is not None
     data = load_text(options.corpus, options.limit)
     data = data[: kernel_text_bytes(engine, quick=options.quick)]
     merges = SOFTWARE_MERGES if engine.is_software_adapter else MERGES
     training = TrainingOptions(256 + merges, options.pattern)
-    vocabulary = train_vocabulary(
-        corpus_from_bytes(data), TrainingOptions(options.vocab_size, options.pattern), NUMPY
-    ).vocabulary.with_match("greedy")
+    trained, whole = (
+        train_vocabulary(corpus_from_bytes(data), asked, NUMPY).vocabulary
+        for asked in (training, TrainingOptions(options.vocab_size, options.pattern))
+    )
+    vocabulary = whole.with_match("greedy")
 
-    def recount(own: Device, way: TextWay) -> Run:
-        slots = way.options.get("slots", training.recount_slots)
+    def recount(own: Device, slots: int = training.recount_slots, tile: int | None = None) -> Work:
         asked = replace(training, recount_slots=slots)
         text, starts = np.frombuffer(data, np.uint8), np.zeros(1, np.int64)
-        tile = way.options.get("tile")
         return lambda: recount_gpu.train(own, text, starts, asked, count_tile=tile).pairs
 
-    def encode(own: Device, way: TextWay) -> Run:
-        encoder = GpuGreedyEncoder(own, vocabulary, **way.options)
+    def encode(own: Device, **sizes: int) -> Work:
+        encoder = GpuGreedyEncoder(own, vocabulary, **sizes)
         return lambda: encode_all(encoder, corpus_from_bytes(data))
+
+    def open_way(work: Callable[..., Work], settings: Settings) -> tuple[Device, Work]:
+        # The same device, but with kernel files of its own.
+        files = {name: file for name, file in settings.items() if isinstance(file, str)}
+        device = Device(opened)
+        device.source_choices = device.source_choices | files
+        sizes = {name: size for name, size in settings.items() if name not in files}
+        return device, work(device, **sizes)
 
     # Compute the CPU's answers, and compare and time the ways of each idea.
     size = f"{len(data) / 1e6:,.2f} MB of text, pattern {options.pattern}"
-    learned = train_vocabulary(corpus_from_bytes(data), training, NUMPY).vocabulary.merges[:, :2]
     ids = encode_all(open_encoder(vocabulary, NUMPY), corpus_from_bytes(data))
-    for job, ideas, make, expected, answer in (
-        (f"recounting {merges} merges, {size}", RECOUNT_IDEAS, recount, learned, "merges"),
+    for job, ideas, work, expected, answer in (
+        (
+            f"recounting {merges} merges, {size}",
+            RECOUNT_IDEAS,
+            recount,
+            trained.merges[:, :2],
+            "merges",
+        ),
         (f"greedy ids of {vocabulary.size:,}, {size}", GREEDY_IDEAS, encode, ids, "ids"),
     ):
         for idea, ways in ideas.items():
             progress(f"{IDEAS}: {engine.name}, {idea}", 0, 1)
-            begun = Result(IDEAS, engine.name, job=job)
-            if ways is _SCANS and not device.subgroup_size:
-                yield replace(begun, variant=f"{idea}: {ways[0].name}", note="no subgroups")
+            begun = [Result(IDEAS, engine.name, job=job, variant=f"{idea}: {way}") for way in ways]
+            if ways is _SCANS and not opened.subgroup_size:
+                yield replace(begun[0], note="no subgroups")
                 continue
-            yield from _compare_ways(begun, idea, ways, engine, make, (expected, answer), options)
-
-
-def _compare_ways(
-    begun: Result,
-    idea: str,
-    ways: Sequence[TextWay],
-    engine: Engine,
-    make: Callable[[Device, TextWay], Run],
-    reference: tuple[Answer, str],
-    options: BenchOptions,
-) -> Iterator[Result]:
-    """Yield a result for each way; ways with a wrong answer are not timed.
-
-    make: returns the job of a way on a device. reference: the CPU's answer, and its name.
-    """
-    expected, answer = reference
-    opened = engine.backend.device
-    assert opened is not None
-    right: dict[str, tuple[Device, Run, ProgramTimes]] = {}  # by variant
-
-    def compare(begun: Result, way: TextWay) -> Result:
-        # The same device, but with kernel files of its own.
-        device = Device(opened)
-        device.source_choices = device.source_choices | dict(way.files)
-        run = make(device, way)
-        result = begun.compared(np.array_equal(run(), expected), f"{answer} of {cpu_engine()}")
-        if result.correct:
-            clock = "gpu" if has_timestamps(device) else "host"
-            right[result.variant] = device, run, ProgramTimes(clock)
-        return result
-
-    results = []
-    for way in ways:
-        named = replace(begun, variant=f"{idea}: {way.name}")
-        results.append(named.or_why_not(partial(compare, named, way)))
-    # Time the ways in turns.
-    for _ in range(options.runs):
-        raise_clocks(engine.backend)
-        for device, run, times in right.values():
-            times.runs.append(time_run(device, run))
-    for result in results:
-        if result.correct:
-            times = right[result.variant][-1]
-            result = result.timed(times.seconds, clock=times.clock, kernels=times.kernels)
-        yield result
+            opens = [partial(open_way, work, settings) for settings in ways.values()]
+            ways_of_idea = zip(begun, opens, strict=True)
+            for result, times in time_in_turns(
+                engine, ways_of_idea, expected, answer, options.runs
+            ):
+                yield with_times(result, times) if times else result
 
 
 # Ideas on tensors
@@ -254,15 +203,22 @@ def _case_results(engine: Engine, options: BenchOptions, progress: Progress) -> 
     sizes, note = choose_sizes(engine, quick=options.quick)
     lab = _lab(engine, quick=options.quick)
     with_floats, why_not = _engine_with_floats(engine)
-    yield from bench.measure_cases(engine, _lookup_cases(lab))
+    yield from bench.measure_cases(_lookup_cases(lab), engine)
     for share in REPEATED_SHARES:
         repeated = replace(lab, repeated=share)
-        yield from bench.measure_cases(engine, _gradient_cases(repeated))
-        case = _gradient_case(repeated, BACKWARD, "float32 additions of the device", _add_floats)
-        yield from bench.measure_cases(with_floats, [replace(case, why_not=why_not)])
-        yield _sorting(repeated, options)
+        idea = f"gradients of rows, {100 / share if share else 0:g} % of the tokens the same"
+        yield from bench.measure_cases(_gradient_cases(repeated, idea), engine)
+        way, kind = "float32 additions of the device", f"{BACKWARD}, {idea}"
+        case = repeated.way(BACKWARD, way, _add_floats, name=f"{idea}: {way}", kind=kind)
+        yield from bench.measure_cases([replace(case, why_not=why_not)], with_floats)
+        # The time that the host takes to sort tokens: gradients in groups need sorted tokens.
+        sort = partial(group_tokens, repeated.token_ids(BACKWARD))
+        variant = f"{idea}: the host sorts tokens for grouping"
+        begun = Result(IDEAS, NUMPY_ENGINE, True, job=lab.describe(), variant=variant)
+        begun = replace(begun, answer="the reference", clock="host")
+        yield begun.timed([timed(sort)[0] for _ in range(options.runs)])
     cases = [*_loss_cases(replace(sizes, sequences=LOSS_SEQUENCES)), *_cast_cases(sizes)]
-    yield from bench.measure_cases(engine, [replace(case, note=note) for case in cases])
+    yield from bench.measure_cases([replace(case, note=note) for case in cases], engine)
 
 
 def _lab(engine: Engine, *, quick: bool) -> Lab:
@@ -285,75 +241,46 @@ def _engine_with_floats(engine: Engine) -> tuple[Engine, str]:
     return replace(engine, backend=Backend(again, engine.backend.description)), ""
 
 
-def _lookup_cases(lab: Lab) -> Iterator[KernelCase]:
-    for kind in (LOOKUP, HALF):
-        for way, record in reversed(KINDS[kind].gpu.items()):
-            case = lab.case(kind, way, record, lab.table_bytes)
-            yield replace(case, name=f"rows of a table: {kind}, {way}")
-
-
 _add_floats = lab_kernel(
     "bench/embed_backward_float.wgsl", lambda n, c: workgroups(n * c), adds=True
 )
 
 
-def _gradient_cases(lab: Lab) -> Iterator[KernelCase]:
-    for way, record in reversed(KINDS[BACKWARD].gpu.items()):
-        yield _gradient_case(lab, BACKWARD, way, record)
-    yield _gradient_case(lab, COMPACT, "grouped, distinct rows alone", "embed_gradient_rows")
+def _lookup_cases(lab: Lab) -> Iterator[KernelCase]:
+    for kind in (LOOKUP, HALF):
+        for way, record in reversed(KINDS[kind].gpu.items()):
+            yield lab.way(kind, way, record, name=f"rows of a table: {kind}, {way}")
 
 
-def _gradient_idea(lab: Lab) -> str:
-    share = f"{100 / lab.repeated:g}" if lab.repeated else "0"
-    return f"gradients of rows, {share} % of the tokens the same"
-
-
-def _gradient_case(lab: Lab, kind: str, way: str, record: Way) -> KernelCase:
-    case = lab.case(kind, way, record, lab.table_bytes)
-    idea = _gradient_idea(lab)
-    return replace(case, name=f"{idea}: {way}", kind=f"{kind}, {idea}")
-
-
-def _sorting(lab: Lab, options: BenchOptions) -> Result:
-    """Measure how long the host takes to sort tokens. Gradients in groups need sorted tokens."""
-    tokens = lab.token_ids(BACKWARD)
-    seconds = [timed(partial(group_tokens, tokens))[0] for _ in range(options.runs)]
-    variant = f"{_gradient_idea(lab)}: the host sorts tokens for grouping"
-    begun = Result(IDEAS, NUMPY_ENGINE, job=lab.describe(), variant=variant, clock="host")
-    return replace(begun, correct=True, answer="the reference").timed(seconds)
+def _gradient_cases(lab: Lab, idea: str) -> Iterator[KernelCase]:
+    ways = [(BACKWARD, way, record) for way, record in reversed(KINDS[BACKWARD].gpu.items())]
+    for kind, way, record in (
+        *ways,
+        (COMPACT, "grouped, distinct rows alone", "embed_gradient_rows"),
+    ):
+        yield lab.way(kind, way, record, name=f"{idea}: {way}", kind=f"{kind}, {idea}")
 
 
 def _loss_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield the cross-entropy without and with label smoothing and z-loss, then with 256, 128 and
     64 threads for each row.
     """
-    rows, width = s.rows, s.vocabulary
 
-    def given(smoothing: float, z_loss: float) -> Mapping[str, Array]:
-        params = np.array([1 / rows, smoothing, z_loss, 1 / width], np.float32)
-        return {"params": params}
+    def case(name: str, smoothing: float, z_loss: float, **more: Any) -> KernelCase:
+        params = np.array([1 / s.rows, smoothing, z_loss, 1 / s.vocabulary], np.float32)
+        operands = "*logits:NV targets +cross_entropy:N +smoothing:N +z_loss:N params"
+        operations, more = 7 * s.rows * s.vocabulary, {"record": "cross_entropy"} | more
+        given: Given = partial(dict, params=params)
+        return s.case(name, operands, operations, given, tokens=s.vocabulary, **more)
 
-    operands = "*logits:NV targets +cross_entropy:N +smoothing:N +z_loss:N params"
-    whole = partial(
-        s.case, operands=operands, operations=7 * rows * width, record="cross_entropy", tokens=width
-    )
-    for name, factors in (
-        ("neither", (0.0, 0.0)),
-        ("smoothing", (0.1, 0.0)),
-        ("z-loss", (0.0, 1e-4)),
-        ("both", (0.1, 1e-4)),
-    ):
-        yield whole(f"label smoothing and z-loss: {name}", given=partial(given, *factors))
-    both = partial(given, 0.1, 1e-4)
+    yield case("label smoothing and z-loss: neither", 0.0, 0.0)
+    yield case("label smoothing and z-loss: smoothing", 0.1, 0.0)
+    yield case("label smoothing and z-loss: z-loss", 0.0, 1e-4)
+    yield case("label smoothing and z-loss: both", 0.1, 1e-4)
+    by_threads = {"record": "cross_entropy_by", "reference": "cross_entropy"}
     for threads in (256, 128, 64):
-        yield whole(
-            f"threads for the softmax of a row: {threads}",
-            given=both,
-            record="cross_entropy_by",
-            reference="cross_entropy",
-            kind="threads of a row",
-            threads=threads,
-        )
+        name = f"threads for the softmax of a row: {threads}"
+        yield case(name, 0.1, 1e-4, kind="threads of a row", threads=threads, **by_threads)
 
 
 def _cast_cases(s: Sizes) -> Iterator[KernelCase]:

@@ -513,8 +513,8 @@ def measure_kernels(
     for engine in engines:
         sizes, note = choose_sizes(engine, quick=options.quick)
         cases = [replace(case, note=note) for family in FAMILIES for case in family(sizes)]
-        torch = Torch.on_gpu(engine) if options.peers else None
-        yield from bench.measure_cases(engine, cases, torch)
+        torch = Torch.beside(engine) if options.peers else None
+        yield from bench.measure_cases(cases, engine, torch if torch and torch.is_cuda else None)
     yield from measure_tokenizer_kernels(engines, options, progress)
 
 

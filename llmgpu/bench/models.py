@@ -310,9 +310,8 @@ def _open_torch(engine: Engine, job: StepJob) -> tuple[Result, TorchSteps | None
 
     If torch can't, the note of the result gives the reason, and the steps are None.
     """
-    try:
-        torch = Torch.beside(engine)
-    except ImportError:
+    torch = Torch.beside(engine)
+    if torch is None:
         return missing_torch(TRAIN, str(job)), None
     torch.free_memory()
     result = Result(TRAIN, torch.name, peer=True, job=str(job), variant="float32")

@@ -24,7 +24,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
@@ -33,14 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bench.engines import (
-    Engine,
-    ProgramTimes,
-    package_version,
-    runs_within,
-    time_run,
-    warm_up,
-)
+from llmgpu.bench.engines import Engine, package_version, timed
 from llmgpu.bench.results import KernelTimes, Result
 from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, TIKTOKEN, expression_of
 from llmgpu.bpe.vocabulary.building import byte_ranks
@@ -306,16 +299,16 @@ class Torch:
     name: str
 
     @classmethod
-    def beside(cls, engine: Engine) -> Torch:
-        """Return torch for the comparison with an engine. TF32 is switched off.
+    def beside(cls, engine: Engine) -> Torch | None:
+        """Return torch for the comparison with an engine; None if torch is not installed.
 
-        Torch runs on cuda if cuda is available and the engine is an NVIDIA GPU, otherwise on the
-        CPU.
-
-        Raises:
-            ImportError: torch is not installed.
+        TF32 is switched off. Torch runs on cuda if cuda is available and the engine is an NVIDIA
+        GPU, otherwise on the CPU.
         """
-        module = importlib.import_module("torch")
+        try:
+            module = importlib.import_module("torch")
+        except ImportError:
+            return None
         module.set_float32_matmul_precision("highest")
         module.backends.cudnn.allow_tf32 = False
         version = package_version("torch")
@@ -323,17 +316,14 @@ class Torch:
             return cls(module, "cuda", f"torch {version} ({module.cuda.get_device_name()})")
         return cls(module, "cpu", f"torch {version} (cpu)")
 
-    @classmethod
-    def on_gpu(cls, engine: Engine) -> Torch | None:
-        """Return torch on the same NVIDIA GPU as an engine; None for other engines."""
-        with suppress(ImportError):
-            if "NVIDIA" in engine.name and (torch := cls.beside(engine)).is_cuda:
-                return torch
-        return None
-
     @property
     def is_cuda(self) -> bool:
         return self.device == "cuda"
+
+    @property
+    def clock(self) -> str:
+        """Whose clock times runs: "gpu" or "host"."""
+        return "gpu" if self.is_cuda else "host"
 
     def tensor(self, array: NDArray[Any]) -> Any:
         """Return a tensor on the device. uint32 ids become int64, since torch needs signed ids.
@@ -344,34 +334,17 @@ class Torch:
             array = array.astype(np.int64)
         return self.module.from_numpy(array).to(self.device)
 
-    def times(
-        self, function: Callable[[], Any], runs: int, budget: float, *, cold: bool = False
-    ) -> ProgramTimes:
-        """Time a function after a warm-up, as `time_program` does.
-
-        cold: evict a GPU's caches before each run.
-        """
-
-        def run() -> None:
-            function()
-            self.wait()
-
-        warm_up(run)
+    def time_run(self, function: Callable[[], Any]) -> tuple[KernelTimes, Any]:
+        """Call a function; return the seconds, by cuda's clock on cuda, and the answer."""
         if not self.is_cuda:
-            each = runs_within(runs, budget)
-            return ProgramTimes("host", [time_run(None, function) for _ in each])
-        other = self.module.zeros(CACHE_BYTES // 4, device=self.device) if cold else None
-        times = ProgramTimes("gpu")
-        for _ in runs_within(runs, budget):
-            if other is not None:
-                other.sum()
-            start, end = (self.module.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            function()
-            end.record()
-            end.synchronize()
-            times.runs.append(KernelTimes({}, float(start.elapsed_time(end)) / 1e3))
-        return times
+            seconds, answer = timed(function)
+            return KernelTimes({}, seconds), answer
+        start, end = (self.module.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        answer = function()
+        end.record()
+        end.synchronize()
+        return KernelTimes({}, float(start.elapsed_time(end)) / 1e3), answer
 
     def free_memory(self) -> None:
         """Release GPU memory that torch keeps for later tensors."""
@@ -389,8 +362,8 @@ def missing_torch(what: str, job: str) -> Result:
     return Result(what, "torch", peer=True, job=job, note=NOT_INSTALLED)
 
 
-def first_line(error: RuntimeError) -> str:
-    """Return the first line of an error of torch, such as missing memory."""
+def first_line(error: Exception) -> str:
+    """Return the first line of an error, such as torch's of missing memory."""
     return str(error).partition("\n")[0]
 
 

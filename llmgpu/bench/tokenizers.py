@@ -45,8 +45,7 @@ from llmgpu.bench.engines import (
     cpu_engine,
     has_timestamps,
     kernel_times,
-    raise_clocks,
-    time_run,
+    time_in_turns,
     timed,
 )
 from llmgpu.bench.peers import (
@@ -64,7 +63,7 @@ from llmgpu.bpe.interchange.formats import WRITERS
 from llmgpu.bpe.training.options import RECOUNT_SLOTS, TrainingOptions
 from llmgpu.bpe.training.train import TrainingResult, train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import InputError, LlmgpuError, VocabularyError
+from llmgpu.errors import InputError, VocabularyError
 from llmgpu.progress import Progress, no_progress
 from llmgpu.text.corpus import Corpus, CorpusOptions, corpus_from_bytes
 from llmgpu.text.documents import Piece
@@ -501,15 +500,27 @@ def measure_tokenizer_kernels(
     """
     texts = cache(partial(load_text, []))
     for engine in engines:
-        if has_timestamps(engine.backend.device):
-            data = texts(kernel_text_bytes(engine, quick=options.quick))
-            for job, answer, work in _kernel_jobs(data):
-                progress(f"{KERNELS}: {engine.name}, {job.partition(',')[0]}", 0, 1)
-                begun = Result(KERNELS, engine.name, job=job)
-                try:
-                    yield from _measure_kernels(begun, answer, engine.backend, work, options.runs)
-                except LlmgpuError as error:
-                    yield replace(begun, note=str(error))
+        device = engine.backend.device
+        if device is None or not has_timestamps(device):
+            continue
+        data = texts(kernel_text_bytes(engine, quick=options.quick))
+        for job, answer, work in _kernel_jobs(data):
+            progress(f"{KERNELS}: {engine.name}, {job.partition(',')[0]}", 0, 1)
+            begun, own = (
+                Result(KERNELS, engine.name, job=job),
+                (device, partial(work, engine.backend)),
+            )
+            ways = [(begun, lambda own=own: own)]
+            ((result, runs),) = time_in_turns(engine, ways, work(NUMPY), answer, options.runs)
+            if not runs:
+                yield result
+                continue
+            times = times_by_name([run.seconds for run in runs])
+            total = sum(spent.median for spent in times.values())
+            for name, spent in sorted(times.items(), key=lambda item: -item[1].median):
+                if (share := spent.median / total) >= LEAST_SHARE:
+                    more: dict[str, Any] = {"clock": "gpu", "variant": name, "seconds": spent}
+                    yield replace(result, share_of_kernels=share, **more)
 
 
 def kernel_text_bytes(engine: Engine, *, quick: bool) -> int:
@@ -519,11 +530,11 @@ def kernel_text_bytes(engine: Engine, *, quick: bool) -> int:
     return QUICK_TEXT_BYTES if quick else TEXT_BYTES
 
 
-Work = Callable[[Backend], NDArray[Any]]
+WorkOn = Callable[[Backend], NDArray[Any]]
 
 
-def _kernel_jobs(data: bytes) -> list[tuple[str, str, Work]]:
-    """Return two jobs, training and encoding: description, name of the answer, and work."""
+def _kernel_jobs(data: bytes) -> Iterator[tuple[str, str, WorkOn]]:
+    """Yield two jobs, training and encoding: description, name of the answer, and work."""
     options = TrainingOptions(KERNELS_VOCAB_SIZE, KERNELS_PATTERN)
 
     def train(backend: Backend) -> Vocabulary:
@@ -532,34 +543,7 @@ def _kernel_jobs(data: bytes) -> list[tuple[str, str, Work]]:
     def encode(backend: Backend) -> Ids:
         return encode_all(open_encoder(vocabulary, backend), corpus_from_bytes(data))
 
-    vocabulary, host = train(NUMPY), cpu_engine()
+    vocabulary = train(NUMPY)
     text = f"{len(data) / 1e6:,.2f} MB of text, pattern {KERNELS_PATTERN}"
-    training = f"training {KERNELS_VOCAB_SIZE} ids, {text}"
-    return [
-        (training, f"merges of {host}", lambda backend: train(backend).merges),
-        (f"encoding, {text}", f"ids of {host}", encode),
-    ]
-
-
-def _measure_kernels(
-    begun: Result, answer: str, backend: Backend, work: Work, count: int
-) -> Iterator[Result]:
-    """Compare the answer of a first run with NumPy's; if right, yield the times of each kernel.
-
-    The first run also compiles the kernels. count: number of further runs, which are timed.
-    """
-    begun = begun.compared(np.array_equal(work(backend), work(NUMPY)), answer)
-    if not begun.correct:
-        yield begun
-        return
-    runs = []
-    for _ in range(count):
-        raise_clocks(backend)
-        runs.append(time_run(backend.device, partial(work, backend)).seconds)
-    times = times_by_name(runs)
-    total = sum(spent.median for spent in times.values())
-    for name, spent in sorted(times.items(), key=lambda item: -item[1].median):
-        share = spent.median / total
-        if share >= LEAST_SHARE:
-            more: dict[str, Any] = {"clock": "gpu", "variant": name, "share_of_kernels": share}
-            yield replace(begun, seconds=spent, **more)
+    yield f"training {KERNELS_VOCAB_SIZE} ids, {text}", "merges", lambda at: train(at).merges
+    yield f"encoding, {text}", "ids", encode

@@ -12,7 +12,7 @@ import pytest
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench import BenchOptions, cases, embedding, engines
-from llmgpu.bench.cases import NO_HALF_PRECISION, prepare, same_values
+from llmgpu.bench.cases import NO_HALF_PRECISION, in_parts, prepare, same_values
 from llmgpu.bench.embedding import (
     BACKWARD,
     COMPACT,
@@ -25,6 +25,7 @@ from llmgpu.bench.embedding import (
     REPEATED,
     Lab,
     embedding_bytes,
+    make_lab,
     measure_embedding,
 )
 from llmgpu.bench.engines import Engine
@@ -37,7 +38,7 @@ from tests.bench.conftest import SMALL_PERIOD, given
 from tests.conftest import require_adapter
 from tests.harness.devices import open_device
 
-TINY = Lab("Tiny", 300, 64, 2, 75)
+TINY = make_lab("Tiny", 300, 64, 2, 75)
 OPTIONS = BenchOptions(runs=2, peers=False)
 NUMPY_ENGINE = Engine(NUMPY, 0.0)
 
@@ -71,24 +72,25 @@ def small_bindings() -> Iterator[Device]:
 
 
 def test_the_sizes_of_the_models() -> None:
-    assert [(job.vocab_size, job.width, job.batch, job.seq_len) for job in LABS] == [
+    sizes = [(*lab.shape("VC"), lab.sequences, lab.config.seq_len) for lab in LABS]
+    assert sizes == [
         (50_257, 768, 32, 512),
         (32_000, 4096, 8, 1024),
         (128_256, 4096, 8, 2048),
         (128_256, 8192, 8, 2048),
     ]
     assert LABS[0].describe() == "GPT-2 Small: table 50,257 x 768, 32 x 512 tokens"
-    assert (LABS[2].table_bytes, LABS[2].output_bytes) == (2_101_346_304, 268_435_456)
+    assert (LABS[2].table_bytes, LABS[2].rows) == (2_101_346_304, 16_384)
 
 
 @pytest.mark.parametrize("limit", [10, 3000, 1 << 20, 100 << 20, 1 << 32])
 @pytest.mark.parametrize("job", LABS)
 def test_scaling(job: Lab, limit: int) -> None:
     scaled = job.scaled_to(limit)
-    assert scaled.table_bytes <= limit or scaled.vocab_size == 1
-    assert scaled.tokens == max(job.tokens // scaled.scale, 1)
-    assert scaled.width == job.width
-    assert scaled.scaled_to(limit) == scaled or scaled.vocab_size == 1
+    assert scaled.table_bytes <= limit or scaled.vocabulary == 1
+    assert scaled.rows == max(job.rows // scaled.scale, 1)
+    assert scaled.config.dim == job.config.dim
+    assert scaled.scaled_to(limit) == scaled or scaled.vocabulary == 1
     if job.table_bytes <= limit:
         assert scaled == job
 
@@ -101,22 +103,22 @@ def expected(arrays: dict[str, Any], kind: str) -> np.ndarray[Any, Any]:
     """What a kind of work gives, one row after another in float64."""
     tokens = arrays["tokens"]
     if kind in GRADIENTS:
-        table = np.zeros((TINY.vocab_size, TINY.width))
+        table = np.zeros(TINY.shape("VC"))
         for s, token in enumerate(tokens):
             table[token] += arrays["grad_out"][s]
         distinct = np.unique(tokens)
-        missing = np.zeros((len(tokens) - len(distinct), TINY.width))
+        missing = np.zeros((len(tokens) - len(distinct), TINY.config.dim))
         return np.concatenate([table[distinct], missing]) if kind == COMPACT else table
     rows = np.array([arrays["table"][t] for t in tokens]).astype(np.float32)
     if kind == POSITIONS:
         table = arrays["position_table"]
-        rows = rows + np.array([table[s % TINY.seq_len] for s in range(TINY.tokens)])
+        rows = rows + np.array([table[s % TINY.config.seq_len] for s in range(TINY.rows)])
     return rows
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_references_are_right_and_told_from_wrong_answers(kind: str) -> None:
-    case = TINY.case(kind, "a way", KINDS[kind].reference, sys.maxsize)
+    case = TINY.way(kind, "a way", KINDS[kind].reference)
     arrays = case.make()
     prepared = prepare(open_operations(None), case, arrays)
     prepared.run()
@@ -130,26 +132,28 @@ def test_references_are_right_and_told_from_wrong_answers(kind: str) -> None:
     assert not same_values(np.full_like(answer, np.nan), right, case.tolerance)
 
 
-def arrays_of(kind: str, largest: int) -> dict[str, Any]:
-    return TINY.case(kind, "a way", KINDS[kind].reference, largest).make()
+def arrays_of(kind: str) -> dict[str, Any]:
+    return TINY.way(kind, "a way", KINDS[kind].reference).make()
 
 
 def test_data() -> None:
-    arrays = arrays_of(POSITIONS, sys.maxsize)
-    assert len(np.unique(arrays["table"], axis=0)) == TINY.vocab_size
-    assert TINY.token_ids(LOOKUP).max() < TINY.vocab_size
+    arrays = arrays_of(POSITIONS)
+    assert len(np.unique(arrays["table"], axis=0)) == TINY.vocabulary
+    assert TINY.token_ids(LOOKUP).max() < TINY.vocabulary
     repeated = TINY.token_ids(REPEATED)
-    assert np.count_nonzero(repeated == repeated[0]) >= TINY.tokens // 50
+    assert np.count_nonzero(repeated == repeated[0]) >= TINY.rows // 50
     np.testing.assert_array_equal(arrays["positions"], [*range(75), *range(75)])
-    parts = [array for name, array in arrays_of(HALF, 1000).items() if "table" in name]
+    arrays = arrays_of(HALF)
+    cut = in_parts(arrays, 1000)
+    parts = [array for name, array in cut.items() if "table" in name]
     assert max(part.nbytes for part in parts) <= 1000
-    whole = arrays_of(HALF, sys.maxsize)["table"]
-    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    np.testing.assert_array_equal(np.concatenate(parts), arrays["table"])
+    assert cut.keys() - arrays.keys() == {f"table_{k}" for k in range(len(parts))}
 
 
 def test_moved_bytes() -> None:
-    pair = Lab("Pair", 1, 8, 1, 2)  # both tokens are the only one
-    moved = {kind: embedding_bytes(kind, pair.sizes, pair.token_ids(kind)) for kind in KINDS}
+    pair = make_lab("Pair", 1, 8, 1, 2)  # both tokens are the only one
+    moved = {kind: embedding_bytes(kind, pair, pair.token_ids(kind)) for kind in KINDS}
     assert moved[LOOKUP] == 8 + 32 + 64
     assert moved[HALF] == 8 + 16 + 64
     assert moved[POSITIONS] == 8 + 32 + 8 + 64 + 64
@@ -208,7 +212,7 @@ def test_tables_larger_than_a_binding_come_in_parts(small_bindings: Device) -> N
 def test_outputs_larger_than_a_binding_are_a_note(
     small_bindings: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedding, "LABS", (replace(TINY, vocab_size=100, batch=9),))
+    monkeypatch.setattr(embedding, "LABS", (make_lab("Tiny", 100, 64, 9, 75),))
     for result in measure(own(small_bindings)):
         assert "binds at most 49152" in result.note
         assert result.seconds is None
@@ -218,7 +222,7 @@ def test_a_wrong_answer_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(ops: Any, t: Any) -> None:
         ops.append(lambda: t["out"].array.fill(0))
 
-    monkeypatch.setitem(KINDS, LOOKUP, replace(KINDS[LOOKUP], numpy={"nothing": nothing}))
+    monkeypatch.setitem(KINDS, LOOKUP, KINDS[LOOKUP]._replace(numpy={"nothing": nothing}))
     result = measure(NUMPY_ENGINE)[0]
     assert result.correct is False
     assert result.answer == "NOT the rows of NumPy"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench import BenchOptions, cases, engines, ideas
 from llmgpu.bench.cases import Sizes
-from llmgpu.bench.embedding import Lab
+from llmgpu.bench.embedding import make_lab
 from llmgpu.bench.engines import Engine
-from llmgpu.bench.ideas import GREEDY_IDEAS, NOT_MEASURED, RECOUNT_IDEAS, TextWay, measure_ideas
+from llmgpu.bench.ideas import GREEDY_IDEAS, NOT_MEASURED, RECOUNT_IDEAS, measure_ideas
 from llmgpu.bench.results import Limits, Result
 from llmgpu.bench.tokenizers import encode_all
 from llmgpu.bpe.plain.greedy_gpu import GpuGreedyEncoder
@@ -22,11 +23,14 @@ from llmgpu.progress import no_progress
 from tests.bench.conftest import SMALL_PERIOD, given
 
 CONFIG = ModelConfig(90, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, seq_len=12)
-LAB = Lab("small", 60, 32, 2, 50)
+LAB = make_lab("small", 60, 32, 2, 50)
 QUICK = BenchOptions(runs=2, peers=False, quick=True, limit=3000, vocab_size=280)
-TEXT_WAYS = [
-    way for each in (RECOUNT_IDEAS, GREEDY_IDEAS) for ways in each.values() for way in ways
-]
+FILES = {
+    name: {replaced: file for replaced, file in settings.items() if isinstance(file, str)}
+    for each in (RECOUNT_IDEAS, GREEDY_IDEAS)
+    for idea, ways in each.items()
+    for name, settings in ((f"{idea}: {way}", settings) for way, settings in ways.items())
+}
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +74,7 @@ def test_every_way_is_compared_and_measured(results: list[Result], device: Devic
     assert len(set(names)) == len(names)
     for listed in (RECOUNT_IDEAS, GREEDY_IDEAS):
         for idea, ways in listed.items():
-            assert [*of_idea(results, idea)] == [way.name for way in ways]
+            assert [*of_idea(results, idea)] == [*ways]
             for result in of_idea(results, idea).values():
                 assert len(given(result.seconds).runs) == QUICK.runs
 
@@ -98,19 +102,19 @@ def test_float_additions_are_measured_where_the_driver_has_them(
         assert ideas.FLOAT_ATOMICS in found.note
 
 
-@pytest.mark.parametrize("way", [way for way in TEXT_WAYS if way.files], ids=lambda way: way.name)
-def test_replaced_files_change_the_kernels(way: TextWay) -> None:
+@pytest.mark.parametrize("way", [way for way, files in FILES.items() if files])
+def test_replaced_files_change_the_kernels(way: str) -> None:
     scan = {"scan": "common/scan_subgroup.wgsl"}
-    files = ["recount/08_merge_reduce.wgsl", "trie/03_tokenizer_chunked.wgsl", *way.files]
+    files = ["recount/08_merge_reduce.wgsl", "trie/03_tokenizer_chunked.wgsl", *FILES[way]]
     kernels = [file for file in files if file.startswith(("recount/", "trie/0"))]
-    chosen = (scan, scan | dict(way.files))
+    chosen = (scan, scan | FILES[way])
     texts = [[compose(file, choices).text for file in kernels] for choices in chosen]
     assert texts[0] != texts[1]
 
 
 def test_a_wrong_answer_has_no_time(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = {"trie/05_tokenizer_compact.wgsl": "bench/compact_by_threads.wgsl"}
-    one = {"copy": (TextWay("nothing"), TextWay("wrong", wrong))}
+    one: dict[str, Any] = {"copy": {"nothing": {}, "wrong": wrong}}
     monkeypatch.setattr(ideas, "GREEDY_IDEAS", one)
     monkeypatch.setattr(ideas, "RECOUNT_IDEAS", {})
     monkeypatch.setattr(ideas, "_case_results", lambda *arguments: iter(()))

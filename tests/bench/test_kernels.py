@@ -16,12 +16,13 @@ from llmgpu.bench import BenchOptions, cases, engines, kernels, tokenizers
 from llmgpu.bench.cases import (
     CaseBench,
     KernelCase,
+    Prepared,
     Sizes,
     prepare,
     same_values,
     wrong_outputs,
 )
-from llmgpu.bench.engines import Engine, cpu_engine, has_timestamps, keep_busy, raise_clocks
+from llmgpu.bench.engines import Engine, cpu_engine, has_timestamps, raise_clocks
 from llmgpu.bench.kernels import FAMILIES, choose_sizes, measure_kernels
 from llmgpu.bench.peers import Torch
 from llmgpu.bench.results import Limits, Result, load_record
@@ -58,8 +59,9 @@ def engine_of(device: Device | None) -> Engine:
     return Engine(NUMPY if device is None else Backend(device, device.name), 0.0)
 
 
-def bench() -> CaseBench:
-    return CaseBench("kernels", QUICK, no_progress, cold=True)
+def measure(device: Device, case: KernelCase) -> Result:
+    bench, engine = CaseBench("kernels", QUICK, no_progress, cold=True), engine_of(device)
+    return bench.measure_case(case, engine, engine)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +157,7 @@ def test_wrong_answers_have_no_times(device: Device, monkeypatch: pytest.MonkeyP
         return prepare(operations, prepared, arrays)
 
     monkeypatch.setattr(cases, "prepare", broken)
-    result = bench().measure_case(engine_of(device), case)
+    result = measure(device, case)
     assert result.correct is False
     assert result.answer == "NOT the inverse_rms of NumPy"
     assert result.seconds is None
@@ -168,7 +170,7 @@ def test_outputs_are_written(variant: str) -> None:
     prepared = prepare(open_operations(None), case, arrays)
     prepared.run()
     for name in case.outputs:
-        after = prepared.operations.read(prepared.tensors[name])
+        after = prepared.read(name)
         assert np.isfinite(after).all()
         assert not np.array_equal(after, arrays[name])
 
@@ -206,8 +208,14 @@ def test_a_copy_that_is_no_copy_is_wrong() -> None:
     prepared.run()
     expected.run()
     assert wrong_outputs(case, prepared, expected) == []
-    prepared.tensors["mirror"].array[0, 0] += 1
-    assert wrong_outputs(case, prepared, expected) == ["mirror"]
+
+    def spoilt(name: str) -> Any:
+        found = prepared.read(name).copy()
+        if name == "mirror":
+            found[0, 0] += 1
+        return found
+
+    assert wrong_outputs(case, Prepared(prepared.run, spoilt), expected) == ["mirror"]
 
 
 def test_both_ways_give_the_same_bytes(device: Device) -> None:
@@ -233,7 +241,7 @@ def test_an_update_of_one_weight_that_differs_is_wrong(device: Device) -> None:
     if not open_operations(device).has_half_precision:
         pytest.skip("no half precision")
     changed = replace(case, record=differs, reference=case.record or case.name)
-    result = bench().measure_case(engine_of(device), changed)
+    result = measure(device, changed)
     wrong = "NOT the parameter_0 and mirror_0 of NumPy"
     assert (result.correct, result.answer) == (False, wrong)
 
@@ -260,12 +268,19 @@ def test_sizes_where_a_cpu_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert note
 
 
-def test_a_device_is_kept_busy_until_the_time_is_over(device: Device) -> None:
-    operations = open_operations(device)
+def test_a_device_is_kept_busy_until_the_time_is_over(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hardware(Backend):
+        is_software = False
+
+    monkeypatch.setattr(engines, "BUSY_SECONDS", 0.01)
+    for name in ("SOFTWARE_THREADS", "HARDWARE_THREADS"):
+        monkeypatch.setattr(engines, name, 256)
     device.timing = True
     device.gpu_seconds.clear()
     try:
-        keep_busy(operations, threads=256, rounds=4, seconds=0.01)
+        raise_clocks(Hardware(device, device.name))
         raise_clocks(NUMPY)
     finally:
         device.timing = False
@@ -273,10 +288,12 @@ def test_a_device_is_kept_busy_until_the_time_is_over(device: Device) -> None:
         assert device.gpu_seconds["multiply_add"] > 0
 
 
-def test_torch_is_for_nvidia_only(device: Device) -> None:
-    assert Torch.on_gpu(engine_of(None)) is None
-    if "NVIDIA" not in device.name:
-        assert Torch.on_gpu(engine_of(device)) is None
+def test_torch_is_on_cuda_for_nvidia_only(device: Device) -> None:
+    pytest.importorskip("torch")
+    for engine in (engine_of(None), engine_of(device)):
+        torch = Torch.beside(engine)
+        assert torch is not None
+        assert "NVIDIA" in engine.name or not torch.is_cuda
 
 
 @pytest.mark.parametrize("variant", [case.variant for case in CASES.values() if case.torch])
@@ -288,5 +305,5 @@ def test_products_in_torch_are_the_same(variant: str) -> None:
     prepared.run()
     assert case.torch is not None
     found = case.torch(torch, {name: torch.tensor(array) for name, array in arrays.items()})
-    wanted = prepared.operations.read(prepared.tensors[case.outputs[0]])
+    wanted = prepared.read(case.outputs[0])
     assert same_values(found.numpy(), wanted, case.tolerance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,19 @@ from llmgpu.bench.engines import (
     measure_limits,
     multiply_add_kernel,
     multiply_matrices_kernel,
+    run_program,
     runs_within,
-    time_program,
+    time_runs,
+    with_times,
 )
+from llmgpu.bench.results import KernelTimes, Result
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.adapters import load_driver
 from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import compose
 from llmgpu.lm.ops.matrix_units import matrix_units
 from llmgpu.lm.ops.operations import GpuOperations, Operations
+from tests.bench.conftest import given
 
 
 @pytest.fixture
@@ -140,13 +145,17 @@ def test_times_of_a_program(any_device: Device) -> None:
     with operations.record("zeros") as program:
         operations.fill_zero(tensor)
         operations.fill_zero(tensor)
-    times = time_program(operations, program, runs=3, budget=float("inf"))
-    assert len(times.seconds) == 3
+    runs = time_runs(partial(run_program, operations, program), runs=3, budget=float("inf"))
+    result = with_times(Result("kernels", any_device.name), runs)
+    assert given(result.seconds).runs == tuple(run.total for run in runs)
+    assert len(runs) == 3
     assert not any_device.timing
     timestamps = "timestamp-query" in any_device.features
-    assert times.clock == ("gpu" if timestamps else "host")
-    by_kernel = [{"fill_zero": spent} if timestamps else {} for spent in times.seconds]
-    assert [run.seconds for run in times.runs] == by_kernel
+    assert result.clock == ("gpu" if timestamps else "host")
+    by_kernel = [{"fill_zero": run.total} if timestamps else {} for run in runs]
+    assert [run.seconds for run in runs] == by_kernel
+    median = {"fill_zero": result.median}
+    assert result.kernels == (KernelTimes(median, result.median) if timestamps else None)
 
 
 def test_one_run_at_least_and_none_beyond_the_budget() -> None:
@@ -155,6 +164,6 @@ def test_one_run_at_least_and_none_beyond_the_budget() -> None:
     operations = Operations()
     with operations.record("nothing") as program:
         operations.append(lambda: calls.append(2))
-    times = time_program(operations, program, runs=5, budget=-1)
-    assert (len(times.seconds), times.clock, times.runs[0].seconds) == (1, "host", {})
+    (run,) = time_runs(partial(run_program, operations, program), runs=5, budget=-1)
+    assert (with_times(Result("kernels", "NumPy"), [run]).clock, run.seconds) == ("host", {})
     assert calls.count(2) > 1  # the warm-up's
