@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, partial
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -250,7 +251,7 @@ class Sizes:
         self,
         name: str,
         operands: str,
-        operations: int | None,
+        operations: int | str | None = 0,
         given: Given = dict,
         **more: Any,
     ) -> KernelCase:
@@ -259,6 +260,7 @@ class Sizes:
         operands: ``name:SHAPE`` is an input of random numbers; after SHAPE, ``:h`` stands for half
             precision, ``:a`` for numbers that are not negative, and ``:u`` for zeros in uint32.
             ``+name:SHAPE`` is written, ``*name:SHAPE`` is read and written.
+        operations: a number, or the text of a shape with as many elements: 9NC is 9 * N * C.
         given: returns the content of other operands, which need no shape. An operand without a
             shape that `given` does not return comes from `DEFAULT_OPERANDS`.
         more: fields of the case by name. Any other name becomes an entry of `KernelCase.values`.
@@ -274,6 +276,8 @@ class Sizes:
                 for k, (role, key, letters, kind) in enumerate(parts)
             }
 
+        if isinstance(operations, str):
+            operations = prod(self.shape(operations))
         values = {key: more.pop(key) for key in [*more] if key not in _CASE_FIELDS}
         more.setdefault("sizes", by(*self.shape(parts[0][2] or "1")))
         more.setdefault("needs_half", ":h" in operands)

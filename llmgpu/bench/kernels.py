@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from llmgpu.bench.cases import (
     Sizes,
     Tensors,
     by,
-    empty,
 )
 from llmgpu.bench.embedding import (
     BACKWARD,
@@ -57,7 +57,7 @@ from llmgpu.progress import Progress
 
 # Fields of cases with outputs in half precision. NumPy and a GPU may round a number to different
 # neighbours.
-HALVES: dict[str, Any] = {"where": "to half precision", "needs_half": True, "tolerance": 2e-3}
+HALVES: dict[str, Any] = {"where": "to half precision", "tolerance": 2e-3}
 # Operations for each pair of query and key, in addition to products: scale, maximum, exp, sum.
 SCORE_OPERATIONS = 4
 LARGEST = 200  # number of largest logits to find, the default of --top-k
@@ -67,42 +67,40 @@ NORM_AND_PRODUCTS_TOLERANCE = 1e-4
 
 def embedding_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield lookups in tables, the gradients of lookups, and filling a table with zeros."""
-    rows, tokens, added = s.rows, s.tokens(), s.rows * s.config.dim
+    tokens = s.tokens()
     distinct = len(np.unique(tokens))
-    sizes = f"table {by(*s.shape('VC'))}, {rows:,} ids, {distinct:,} of them different"
+    sizes = f"table {by(*s.shape('VC'))}, {s.rows:,} ids, {distinct:,} of them different"
     exact: dict[str, Any] = {"tolerance": 0}
-    half = exact | {"where": "half-precision table", "needs_half": True}
+    half = exact | {"where": "half-precision table"}
     for name, kind, operations, more in (
         ("embed_lookup", LOOKUP, 0, exact),
         ("embed_lookup", HALF, 0, half),
-        ("embed_lookup_positions", POSITIONS, added, {"record": embed_lookup_positions}),
-        ("embed_backward_grouped", BACKWARD, added, {}),
-        ("embed_gradient_rows", COMPACT, added, {}),
+        ("embed_lookup_positions", POSITIONS, "NC", {"record": embed_lookup_positions}),
+        ("embed_backward_grouped", BACKWARD, "NC", {}),
+        ("embed_gradient_rows", COMPACT, "NC", {}),
     ):
-        nbytes = embedding_bytes(kind, s, tokens)
-        if kind in GRADIENTS:  # starts and rows of the groups
-            nbytes += 8 * distinct
-        operands, given = KINDS[kind].operands.format("VC"), partial(in_groups, tokens)
-        yield s.case(name, operands, operations, given, sizes=sizes, bytes=nbytes, **more)
-    yield s.case("fill_zero", "+tensor:VC", 0, tolerance=0)
+        # Gradients also read the starts and rows of the groups.
+        nbytes = embedding_bytes(kind, s, tokens) + 8 * distinct * (kind in GRADIENTS)
+        more = more | {"sizes": sizes, "bytes": nbytes}
+        yield s.case(name, KINDS[kind].operands, operations, partial(in_groups, tokens), **more)
+    yield s.case("fill_zero", "+tensor:VC", **exact)
 
 
 def norm_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield the RMS norm and its gradients."""
-    rows, width = s.rows, s.config.dim
-    operands, operations = "x:NC weight:C +out:NC{} +inverse_rms:N", rows * (4 * width + 3)
+    operands, operations = "x:NC weight:C +out:NC{} +inverse_rms:N", s.rows * (4 * s.config.dim + 3)
     yield s.case("rms_norm", operands.format(""), operations, epsilon=EPSILON)
     yield s.case("rms_norm", operands.format(":h"), operations, epsilon=EPSILON, **HALVES)
 
     def given() -> dict[str, Array]:
-        x = s.normal(rows, width)
+        x = s.normal(*s.shape("NC"))
         return {"x": x, "inverse_rms": 1 / np.sqrt(np.square(x).mean(axis=1) + np.float32(EPSILON))}
 
-    operands = "x:NC weight:C inverse_rms grad_out:NC *grad_x:NC *grad_weight:C"
-    yield s.case("rms_norm_backward", operands, 9 * rows * width, given)
-    operands = operands.replace("grad_out:NC", "grad_out:NC:h") + " +half:NC:h"
+    operands = "x:NC weight:C inverse_rms grad_out:NC{} *grad_x:NC *grad_weight:C"
+    yield s.case("rms_norm_backward", operands.format(""), "9NC", given)
+    operands = operands.format(":h") + " +half:NC:h"
     record = "rms_norm_backward_to_half"
-    yield s.case("rms_norm_backward", operands, 9 * rows * width, given, record=record, **HALVES)
+    yield s.case("rms_norm_backward", operands, "9NC", given, record=record, **HALVES)
 
 
 def linear_cases(s: Sizes) -> Iterator[KernelCase]:
@@ -110,37 +108,33 @@ def linear_cases(s: Sizes) -> Iterator[KernelCase]:
 
     Products have the sizes of the feed-forward network and of the output layer, or a single row.
     """
-    size = s.rows * s.config.dim
-    yield s.case("add_bias", "*x:NC bias:C", size)
-    yield s.case("bias_backward", "grad_out:NC *grad_bias:C", size)
+    yield s.case("add_bias", "*x:NC bias:C", "NC")
+    yield s.case("bias_backward", "grad_out:NC *grad_bias:C", "NC")
     yield from _products(s, "F", "feed-forward")
     yield from _products(s, "V", "output layer")
-    yield from _products(s, "F", "feed-forward", halves=True)
-    half = "half-precision weights"
-    yield _product(s, "N", f"feed-forward, {half}", half=True)
-    yield _product(s, "1", "one row")
-    yield _product(s, "1", f"one row, {half}", half=True)
+    yield from _products(s, "F", "feed-forward, half-precision factors", halves=True)
+    for rows, half, where in (
+        ("N", ":h", "feed-forward, half-precision weights"),
+        ("1", "", "one row"),
+        ("1", ":h", "one row, half-precision weights"),
+    ):
+        operands, torch = f"x:{rows}C weight:FC{half} +out:{rows}F", None if half else _multiply
+        sizes = f"{by(*s.shape(f'{rows}C'))} to {by(*s.shape(f'{rows}F'))}"
+        more: dict[str, Any] = {"sizes": sizes, "where": where, "torch": torch}
+        yield s.case("linear", operands, f"2x{rows}FC", **more)
 
 
 def _multiply(torch: Any, t: Mapping[str, Any]) -> Any:
     return torch.matmul(t["x"], t["weight"].T)
 
 
-def _product(s: Sizes, rows: str, where: str, *, half: bool = False) -> KernelCase:
-    n, m, k = s.shape(f"{rows}FC")
-    operands, sizes = f"x:{rows}C weight:FC{':h' * half} +out:{rows}F", f"{by(n, k)} to {by(n, m)}"
-    more: dict[str, Any] = {"where": where, "needs_half": half}
-    torch = None if half else _multiply
-    return s.case("linear", operands, 2 * n * m * k, sizes=sizes, torch=torch, **more)
-
-
 def _products(s: Sizes, outputs: str, where: str, *, halves: bool = False) -> Iterator[KernelCase]:
     """Yield a linear layer and its two gradients; halves: the factors are in half precision."""
-    rows, width, (m,) = s.rows, s.config.dim, s.shape(outputs)
-    half = ":h" * halves
-    more: dict[str, Any] = {"operations": 2 * rows * width * m, "where": where}
+    half, (rows, m, width) = ":h" * halves, s.shape(f"N{outputs}C")
+    more: dict[str, Any] = {"operations": 2 * rows * width * m}
     if halves:  # torch rounds the products to half precision, too
-        more |= HALVES | {"where": f"{where}, half-precision factors", "halves": True}
+        more |= HALVES | {"halves": True}
+    more["where"] = where
 
     def multiply_by_weight(torch: Any, t: Mapping[str, Any]) -> Any:
         return torch.matmul(t["grad_out"], t["weight"])
@@ -165,9 +159,16 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield rotations, and attention forward and backward."""
     config = s.config
     sizes = f"{config.heads} heads of {config.head_dim}, {by(s.sequences, config.seq_len)} tokens"
-    yield from _rotation_cases(s, sizes)
-    heads = (config.heads, config.kv_heads, config.head_dim)
-    shape = AttentionShape(s.sequences, config.seq_len, *heads)
+    tables = "cosines sines positions"
+    more: dict[str, Any] = {"sizes": sizes, "head_dim": config.head_dim}
+    yield s.case("rotary", f"*x:NC {tables}", "3NC", **more)
+    more |= HALVES | {"starts": s.head_starts}
+    yield s.case("rotary", f"x:NC {tables} +out:NC:h", "3NC", **more)
+    operands = f"x:NP:h {tables} +q:NC:h +k:NK:h +v:NK:h"
+    yield s.case("split_heads", operands, "3NC", **more)
+    shape = AttentionShape(
+        s.sequences, config.seq_len, config.heads, config.kv_heads, config.head_dim
+    )
     # Pairs of query and key in all heads: a query attends to keys up to its own position.
     pairs = shape.batch * shape.heads * shape.seq * (shape.seq + 1) // 2
 
@@ -191,62 +192,10 @@ def attention_cases(s: Sizes) -> Iterator[KernelCase]:
         yield s.case("attention_backward", operands, operations, sums, **more)
 
 
-def _rotation_cases(s: Sizes, sizes: str) -> Iterator[KernelCase]:
-    config = s.config
-    operations, tables = 3 * s.rows * config.dim, "cosines sines positions"
-    more: dict[str, Any] = {"sizes": sizes, "head_dim": config.head_dim}
-    yield s.case("rotary", f"*x:NC {tables}", operations, **more)
-    more |= HALVES | {"starts": s.head_starts}
-    yield s.case("rotary", f"x:NC {tables} +out:NC:h", operations, **more)
-    operands = f"x:NP:h {tables} +q:NC:h +k:NK:h +v:NK:h"
-    yield s.case("split_heads", operands, operations, **more)
-
-
 def generating_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield the work of a layer for a new token, and the choice of the next token."""
-    for rows, half in (("1", False), ("1", True), ("M", False)):
-        yield from _new_token_cases(s, rows, half=half)
-    yield from _cache_cases(s)
-    yield from _choice_cases(s)
-
-
-def _new_token_cases(s: Sizes, rows: str, *, half: bool) -> Iterator[KernelCase]:
-    """Yield the kernels that compute heads and the inner feed-forward layer of new tokens.
-
-    rows: the letter for the number of tokens, see `Sizes.shape`.
-    """
-    # Choose the fields that all cases share.
-    config, (count,) = s.config, s.shape(rows)
-    where = f"{count} row{'s' if count > 1 else ''}{', half-precision weights' if half else ''}"
-    more: dict[str, Any] = {"where": where, "needs_half": half, "epsilon": EPSILON}
-    more |= {"head_dim": config.head_dim, "activation": SWIGLU}
-    more |= {"tolerance": NORM_AND_PRODUCTS_TOLERANCE}
-
-    def case(
-        name: str, operands: str, products: str, width: str, starts: tuple[int, ...], given: Given
-    ) -> KernelCase:
-        """Return a case of a norm, products of its output, and a function of the products.
-
-        products, width: letters for the numbers of columns of the products and of the output.
-        starts: the first columns of queries, keys and values, or of gate and up, in the weights.
-        """
-        n, m, k = s.shape(f"{rows}{products}C")
-        weights = f"norm_weight:C weight_tensor:{products}C{':h' * half}"
-        operands = f"x:{rows}C {weights} {operands} norm_out:{rows}C inverse_rms:{rows}"
-        sizes, nbytes = f"{by(n, k)} to {by(n, *s.shape(width))}", m * k * (2 if half else 4)
-        numbers: dict[str, Any] = {"sizes": sizes, "bytes": nbytes, "starts": starts}
-        return s.case(name, operands, 2 * n * m * k, given, **numbers, **more)
-
-    # `positions` (2, rows) has each row's position and the start of its sequence in the cache.
-    positions = np.stack([np.full(count, config.seq_len // 2), np.arange(count)])
-    given = {"positions": positions.astype(np.uint32)}
-    operands = f"cosines sines positions +q:{rows}C *cache:{config.seq_len + count}B"
-    yield case("heads_to_cache", operands, "P", "P", s.head_starts, lambda: given)
-    yield case("feed_forward", f"+out:{rows}F", "G", "F", (0, config.ffn_dim), dict)
-
-
-def _cache_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Yield attention to earlier tokens, and writing to the cache."""
+    for rows, half in (("1", ""), ("1", ":h"), ("M", "")):
+        yield from _new_token_cases(s, rows, half)
     # One query attends to a whole sequence of keys and values, which lie side by side in a row.
     config = s.config
     length, heads = config.seq_len, (config.heads, config.kv_heads, config.head_dim)
@@ -259,39 +208,63 @@ def _cache_cases(s: Sizes) -> Iterator[KernelCase]:
         bytes=8 * length * config.kv_dim + 8 * config.query_dim,
     )
     # Write all rows of a sequence at once into the columns of values.
-    yield s.case(
-        "cache_append",
-        "x:TK *cache:TB places",
-        0,
-        lambda: {"places": np.stack([np.arange(length), np.zeros(length)]).astype(np.uint32)},
-        tolerance=0,
-        column=config.kv_dim,
-        bytes=8 * length * config.kv_dim + 4 * length,
-    )
+    places = np.stack([np.arange(length), np.zeros(length)]).astype(np.uint32)
+    more: dict[str, Any] = {"tolerance": 0, "column": config.kv_dim}
+    more["bytes"] = 8 * length * config.kv_dim + 4 * length
+    yield s.case("cache_append", "x:TK *cache:TB places", 0, lambda: {"places": places}, **more)
+    yield from _choice_cases(s)
+
+
+def _new_token_cases(s: Sizes, rows: str, half: str) -> Iterator[KernelCase]:
+    """Yield the kernels that compute heads and the inner feed-forward layer of new tokens.
+
+    rows: the letter for the number of tokens, see `Sizes.shape`. half: ":h" for half-precision
+    weights, or "".
+    """
+    config, (count,) = s.config, s.shape(rows)
+    where = f"{count} row{'s' if count > 1 else ''}{', half-precision weights' if half else ''}"
+    # `positions` (2, rows) has each row's position and the start of its sequence in the cache.
+    positions = np.stack([np.full(count, config.seq_len // 2), np.arange(count)])
+    given = {"positions": positions.astype(np.uint32)}
+    heads = f"cosines sines positions +q:{rows}C *cache:{config.seq_len + count}B"
+    # Each case has a norm, products of its output, and a function of the products.
+    # products, width: letters for the numbers of columns of the products and of the output.
+    # starts: the first columns of queries, keys and values, or of gate and up, in the weights.
+    for name, operands, products, width, starts in (
+        ("heads_to_cache", heads, "P", "P", s.head_starts),
+        ("feed_forward", f"+out:{rows}F", "G", "F", (0, config.ffn_dim)),
+    ):
+        weights = f"norm_weight:C weight_tensor:{products}C{half}"
+        yield s.case(
+            name,
+            f"x:{rows}C {weights} {operands} norm_out:{rows}C inverse_rms:{rows}",
+            f"2x{rows}{products}C",
+            lambda: given,
+            sizes=f"{by(*s.shape(f'{rows}C'))} to {by(*s.shape(rows + width))}",
+            bytes=prod(s.shape(f"{products}C")) * (2 if half else 4),
+            where=where,
+            starts=starts,
+            epsilon=EPSILON,
+            head_dim=config.head_dim,
+            activation=SWIGLU,
+            tolerance=NORM_AND_PRODUCTS_TOLERANCE,
+        )
 
 
 def _choice_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield the kernels that choose the next token from logits."""
     count = s.config.vocab_size
     more: dict[str, Any] = {"tolerance": 0, "idle": 0, "step": 0, "count": count}
-    yield s.case("take_likeliest", "logits:1V *tokens:1:u *chosen:1x1:u places", 0, **more)
+    yield s.case("take_likeliest", "logits:1V *tokens:1:u *chosen:1x1:u places", **more)
     k = min(LARGEST, count)
-    yield s.case(
-        "find_largest",
-        f"logits:1V +found:1x{1 + k}x2:u",
-        0,
-        sizes=f"{k} of {count:,}",
-        total=("found",),  # ids are found in any order, so only the sums are compared
-        k=k,
-        **more,
-    )
-    values = s.normal(k)
+    operands, sizes = f"logits:1V +found:1x{1 + k}x2:u", f"{k} of {count:,}"
+    # Ids are found in any order, so only the sums are compared.
+    yield s.case("find_largest", operands, sizes=sizes, total=("found",), k=k, **more)
     pairs = np.zeros((1, 1 + k, 2), np.uint32)
     pairs[0, 0, 0], pairs[0, 1:, 0] = k, np.arange(k)
     # `find_largest` writes positive logits as their inverted bits.
-    pairs[0, 1:, 1] = ~(np.abs(values).view(np.uint32) | np.uint32(1 << 31))
-    draws = np.array([[[0.5, 1, 1, k]]], np.float32)
-    drawn = {"found": pairs, "draws": draws}
+    pairs[0, 1:, 1] = ~(np.abs(s.normal(k)).view(np.uint32) | np.uint32(1 << 31))
+    drawn = {"found": pairs, "draws": np.array([[[0.5, 1, 1, k]]], np.float32)}
     operands, sizes = "*found draws *tokens:1:u places", f"{k} logits"
     yield s.case("draw_largest", operands, 0, lambda: drawn, sizes=sizes, **more)
 
@@ -299,37 +272,33 @@ def _choice_cases(s: Sizes) -> Iterator[KernelCase]:
 def elementwise_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield activations, cross-entropy, the sum of losses, and conversions of precision."""
     # Activations and their gradients. G: gate and up side by side.
-    rows, width = s.rows, s.vocabulary
-    size = s.rows * s.config.ffn_dim
-    halves = HALVES | {"where": "in half precision", "sizes": by(s.rows, s.config.ffn_dim)}
-    forward: dict[str, Any] = {"record": "activate", "function": SWIGLU}
-    backward = forward | {"record": "activate_backward"}
-    yield s.case("swiglu", "inner_0:NF inner_1:NF +out:NF", 5 * size, **forward)
-    yield s.case("swiglu", "inner_0:NG:h +out:NF:h", 5 * size, **forward, **halves)
-    operands = "inner_0:NF inner_1:NF grad_out:NF +grad_inner_0:NF +grad_inner_1:NF"
-    yield s.case("swiglu_backward", operands, 11 * size, **backward)
-    operands = "inner_0:NG:h grad_out:NF:h +grad_inner_0:NG:h"
-    yield s.case("swiglu_backward", operands, 11 * size, **backward, **halves)
-    of_gelu = {"function": GELU}
-    yield s.case("gelu", "inner_0:NF +out:NF", 9 * size, **forward | of_gelu)
-    operands = "inner_0:NF grad_out:NF +grad_inner_0:NF"
-    yield s.case("gelu_backward", operands, 19 * size, **backward | of_gelu)
+    halves = HALVES | {"where": "in half precision"}
+    of_half = halves | {"sizes": by(*s.shape("NF"))}
+    for name, inner, function, forward, backward, more in (
+        ("swiglu", ("inner_0:NF", "inner_1:NF"), SWIGLU, "5NF", "11NF", {}),
+        ("swiglu", ("inner_0:NG:h",), SWIGLU, "5NF", "11NF", of_half),
+        ("gelu", ("inner_0:NF",), GELU, "9NF", "19NF", {}),
+    ):
+        half, more = ":h" * (more is of_half), {"function": function} | more
+        operands = " ".join(inner)
+        yield s.case(name, f"{operands} +out:NF{half}", forward, record="activate", **more)
+        operands += f" grad_out:NF{half} " + " ".join(f"+grad_{each}" for each in inner)
+        more["record"] = "activate_backward"
+        yield s.case(f"{name}_backward", operands, backward, **more)
     # Losses. params: weight of a row's gradient, label smoothing, z-loss, share of an id.
     # Gradients in half precision are multiplied by the loss scale.
-    operands = "targets +cross_entropy:N +smoothing:N +z_loss:N params"
-    halves = HALVES | {"where": "in half precision"}
+    operands, width = "targets +cross_entropy:N +smoothing:N +z_loss:N params", s.vocabulary
     for logits, scale, more in (("*logits:NV", 1, {}), ("*logits:NV:h", FIRST_SCALE, halves)):
-        params = np.array([scale / rows, 0.1, 1e-4, 1 / width], np.float32)
-        case = partial(s.case, operations=7 * rows * width, given=partial(dict, params=params))
-        yield case("cross_entropy", f"{logits} {operands}", tokens=width, **more)
+        params = np.array([scale / s.rows, 0.1, 1e-4, 1 / width], np.float32)
+        given: Given = partial(dict, params=params)
+        yield s.case("cross_entropy", f"{logits} {operands}", "7NV", given, tokens=width, **more)
     # The likeliest ids, sums, and conversions between single and half precision.
-    yield s.case("argmax", "logits:NV *out:N:u", rows * width, tolerance=0, tokens=width)
-    yield s.case("sum_losses", "losses:N:a +out_sum:1", rows, sizes=f"{rows:,} losses")
-    yield s.case("scale", "x:VC +out:VC", s.vocabulary * s.config.dim, factor=2.0)
-    exact: dict[str, Any] = {"needs_half": True, "tolerance": 0}
-    yield s.case("cast_f32_to_f16", "source:VC +target:VC:h", 0, **exact)
-    yield s.case("round_to_half", "source:VC +target:VC:h", 0, **exact)
-    yield s.case("cast_f16_to_f32", "source:VC:h +target:VC", 0, **exact)
+    yield s.case("argmax", "logits:NV *out:N:u", "NV", tolerance=0, tokens=width)
+    yield s.case("sum_losses", "losses:N:a +out_sum:1", "N", sizes=f"{s.rows:,} losses")
+    yield s.case("scale", "x:VC +out:VC", "VC", factor=2.0)
+    yield s.case("cast_f32_to_f16", "source:VC +target:VC:h", tolerance=0)
+    yield s.case("round_to_half", "source:VC +target:VC:h", tolerance=0)
+    yield s.case("cast_f16_to_f32", "source:VC:h +target:VC", tolerance=0)
 
 
 # Optimizers, on a tensor of the embedding table's size and on all weights
@@ -345,14 +314,13 @@ ALL_WEIGHTS = "all weights"
 def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield norms of gradients, and the statistics of a step, which follow from all norms."""
     # The gradient of the embedding table. partials: (gradients, NORM_PARTIALS), sums of squares.
-    size = s.vocabulary * s.config.dim
     total: dict[str, Any] = {"total": ("partials",)}
-    yield s.case("reduce_norm_sq", "grad:VC +partials:1S", 2 * size, index=0, **total)
+    yield s.case("reduce_norm_sq", "grad:VC +partials:1S", "2VC", index=0, **total)
     # The gradients of a layer, in one operation.
     shapes = ("CC", "KC", "KC", "CC", "FC", "FC", "CF", "C", "C")
     operands = " ".join(f"grads_{k}:{letters}" for k, letters in enumerate(shapes))
     operands += f" +partials:{len(shapes)}S"
-    size = sum(int(np.prod(s.shape(k))) for k in shapes)
+    size = sum(prod(s.shape(k)) for k in shapes)
     sizes = f"{len(shapes)} gradients of a layer"
     yield s.case("reduce_norms", operands, 2 * size, sizes=sizes, **total)
     # The statistics of a step, of which history has a row for each step.
@@ -362,68 +330,51 @@ def gradient_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def adamw_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Yield AdamW without and with a half-precision copy of the parameter."""
-    case = s.case(
-        "adamw_update",
-        "*parameter:VC gradient:VC *first:VC *second:VC:a stats hyper",
-        ADAMW_OPERATIONS * s.vocabulary * s.config.dim,
-        record=_updating(lambda t: Moments(t["first"], t["second"])),
-    )
-    yield from (case, _with_copy(case))
-
-
-def adamw_8bit_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Yield AdamW with moments in 8-bit codes, without and with a half-precision copy."""
+    """Yield AdamW with moments in float32 and in 8-bit codes, and on the rows of a batch's ids."""
+    moments = "*first:VC *second:VC:a"
+    yield from _updates(s, "adamw_update", "VC", moments, Moments, f"{ADAMW_OPERATIONS}VC")
     blocks = -(-s.vocabulary * s.config.dim // BLOCK)
     codes = np.resize(np.arange(1, 128, dtype=np.uint8), blocks * BLOCK)
-    scales = np.ones(blocks, np.float32)
-    moments: Arrays = {"first_codes": codes, "second_codes": codes + np.uint8(128)}
-    moments |= {"first_scales": scales, "second_scales": scales}
-    operands = "first_codes *first_scales second_codes *second_scales"
-    case = s.case(
+    coded: Arrays = {"first_codes": codes, "second_codes": codes + np.uint8(128)}
+    coded |= dict.fromkeys(("first_scales", "second_scales"), np.ones(blocks, np.float32))
+    yield from _updates(
+        s,
         "adamw_8bit_update",
-        f"*parameter:VC gradient:VC {operands} stats hyper",
-        (ADAMW_OPERATIONS + CODING_OPERATIONS) * s.vocabulary * s.config.dim,
-        lambda: moments,
-        record=_updating(lambda t: CodedMoments(**{name: t[name] for name in moments})),
+        "VC",
+        "first_codes *first_scales second_codes *second_scales",
+        CodedMoments,
+        f"{ADAMW_OPERATIONS + CODING_OPERATIONS}VC",
+        given=lambda: coded,
         # The codes are not compared: a number half way between two codes may get either code.
         uncompared=("first_codes", "second_codes"),
     )
-    yield from (case, _with_copy(case))
-
-
-def row_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Yield AdamW on the rows of a batch's tokens, without and with a half-precision copy."""
     rows = np.unique(s.tokens())
-    sizes = f"{len(rows):,} rows of {by(*s.shape('VC'))}"
     touched = len(rows) * s.config.dim
-    case = s.case(
+    sizes, nbytes = f"{len(rows):,} rows of {by(*s.shape('VC'))}", 28 * touched + 4 * len(rows)
+    case, with_copy = _updates(
+        s,
         "adamw_update_rows",
-        f"*parameter:VC gradient:{len(rows)}C *first:VC *second:VC:a rows stats hyper",
+        "VC",
+        f"{moments} rows",
+        RowMoments,
         ADAMW_OPERATIONS * touched,
-        lambda: {"rows": rows},
-        record=_updating(lambda t: RowMoments(t["first"], t["second"], t["rows"])),
+        gradient=f"{len(rows)}C",
+        given=lambda: {"rows": rows},
         sizes=sizes,
-        bytes=28 * touched + 4 * len(rows),
+        bytes=nbytes,
     )
-    yield case
     # Rows that are not updated have no copy, so the copies are not compared.
-    yield replace(_with_copy(case), copies={}, bytes=30 * touched + 4 * len(rows))
+    yield from (case, replace(with_copy, copies={}, bytes=nbytes + 2 * touched))
 
 
 def muon_cases(s: Sizes) -> Iterator[KernelCase]:
     """Yield Muon on a matrix of the feed-forward network, without and with a copy."""
     height, width = s.shape("FC")
     products = 2 * ITERATIONS * (2 * height * width**2 + width**3)
-    case = s.case(
-        "muon_update",
-        "*parameter:FC gradient:FC *momentum:FC stats hyper",
-        products + ADAMW_OPERATIONS * height * width,
-        record=_updating(lambda t: Momentum(t["momentum"])),
-    )
-    yield case
+    operations = products + ADAMW_OPERATIONS * height * width
+    case, with_copy = _updates(s, "muon_update", "FC", "*momentum:FC", Momentum, operations)
     # With a copy, the factors of Muon's products are in half precision.
-    yield replace(_with_copy(case), tolerance=2e-3)
+    yield from (case, replace(with_copy, tolerance=2e-3))
 
 
 def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
@@ -446,54 +397,58 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
         "outputs": tuple(f"parameter_{k}" for k in numbers),
         "uncompared": tuple(f"{name}_{k}" for name in ("first", "second") for k in numbers),
         "copies": {f"mirror_{k}": f"parameter_{k}" for k in numbers},
-        "needs_half": True,
     }
-    # In the first case one kernel writes a weight and its copy, in the second case two kernels do.
-    for name, where, fused in (
-        ("adamw_update_f16", ALL_WEIGHTS, True),
-        ("adamw_update", f"{ALL_WEIGHTS}, then cast", False),
-    ):
 
-        def record(ops: Operations, t: Tensors, fused: bool = fused) -> None:
-            for k, weight in enumerate(weights):
-                update = _weight_update(t, f"_{k}", decays=weight.decays, half_copy=fused)
-                ops.update_weight(Moments(t[f"first_{k}"], t[f"second_{k}"]), update)
-                if not fused:
-                    ops.cast_f32_to_f16(update.parameter, t[f"mirror_{k}"])
+    def record(ops: Operations, t: Tensors, fused: bool = True) -> None:
+        for k, weight in enumerate(weights):
+            tensors = t[f"parameter_{k}"], t[f"gradient_{k}"], t["stats"], t["hyper"]
+            mirror = t[f"mirror_{k}"]
+            update = WeightUpdate(*tensors, weight.decays, mirror if fused else None)
+            ops.update_weight(Moments(t[f"first_{k}"], t[f"second_{k}"]), update)
+            if not fused:
+                ops.cast_f32_to_f16(update.parameter, mirror)
 
-        operations = ADAMW_OPERATIONS * config.parameters
-        yield s.case(name, f"{operands}stats hyper", operations, where=where, record=record, **more)
+    def record_apart(ops: Operations, t: Tensors) -> None:
+        record(ops, t, fused=False)
+
+    operands, operations = f"{operands}stats hyper", ADAMW_OPERATIONS * config.parameters
+    more |= {"operands": operands, "operations": operations}
+    yield s.case("adamw_update_f16", where=ALL_WEIGHTS, record=record, **more)
+    yield s.case("adamw_update", where=f"{ALL_WEIGHTS}, then cast", record=record_apart, **more)
 
 
-def _updating(state: Callable[[Tensors], WeightState]) -> Callable[[Operations, Tensors], None]:
-    """Return an operation that updates a weight; state: makes the weight's state from tensors."""
+def _updates(
+    s: Sizes,
+    name: str,
+    shape: str,
+    operands: str,
+    state: Callable[..., WeightState],
+    operations: int | str,
+    gradient: str = "",
+    **more: Any,
+) -> Iterator[KernelCase]:
+    """Yield the update of a weight, without and with a half-precision copy of the parameter.
+
+    shape: of the weight. operands: the tensors of the weight's state. gradient: its shape, if it
+    differs from the weight's. more: see `Sizes.case`.
+    """
+    names = [each.lstrip("*").partition(":")[0] for each in operands.split()]
 
     def record(ops: Operations, t: Tensors) -> None:
-        MUON.record(ops, [(state(t), _weight_update(t))])  # also records states of AdamW
+        tensors = t["parameter"], t["gradient"], t["stats"], t["hyper"]
+        update = WeightUpdate(*tensors, decays=True, half_copy=t.get("mirror"))
+        # Muon also records states of AdamW.
+        MUON.record(ops, [(state(**{key: t[key] for key in names}), update)])
 
-    return record
-
-
-def _with_copy(case: KernelCase) -> KernelCase:
-    """Return an update that also writes a half-precision copy of the parameter."""
-
-    def make() -> Arrays:
-        arrays = case.make()
-        return arrays | {"mirror": empty(*arrays["parameter"].shape, dtype=np.float16)}
-
-    copies = {"mirror": "parameter"}
-    return replace(case, name=f"{case.name}_f16", make=make, copies=copies, needs_half=True)
+    operands = f"*parameter:{shape} gradient:{gradient or shape} {operands} stats hyper"
+    more |= {"operations": operations, "record": record}
+    case = s.case(name, operands, **more)
+    yield case
+    with_copy = s.case(f"{name}_f16", f"{operands} +mirror:{shape}:h", **more)
+    yield replace(with_copy, outputs=case.outputs, copies={"mirror": "parameter"})
 
 
-def _weight_update(
-    t: Tensors, suffix: str = "", *, decays: bool = True, half_copy: bool = True
-) -> WeightUpdate:
-    weight, gradient = t[f"parameter{suffix}"], t[f"gradient{suffix}"]
-    copy = t.get(f"mirror{suffix}") if half_copy else None
-    return WeightUpdate(weight, gradient, t["stats"], t["hyper"], decays, copy)
-
-
-UPDATES = (gradient_cases, adamw_cases, adamw_8bit_cases, row_cases, muon_cases, all_weights_cases)
+UPDATES = (gradient_cases, adamw_cases, muon_cases, all_weights_cases)
 FAMILIES = (
     embedding_cases,
     norm_cases,
