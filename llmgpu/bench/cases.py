@@ -57,7 +57,7 @@ FEW_NUMBERS = ("stats", *UNIFORMS)  # inputs too small to count as moved bytes
 NO_HALF_PRECISION = "no half precision (shader-f16)"
 MANY_ROWS = 64  # new tokens of a batch
 BLOCK_ELEMENTS = 1 << 22  # elements compared at a time
-CASE_SECONDS, QUICK_CASE_SECONDS = 0.5, 0.1  # see `CaseBench.budget`
+CASE_SECONDS, QUICK_CASE_SECONDS = 0.5, 0.1  # seconds after which no further run starts
 PERIOD = 1_000_003  # random numbers, which arrays repeat; a prime, so that rows do not repeat
 _OPERAND = re.compile(r"([+*]?)(\w+)(?::(\w+))?(?::([hua]))?")
 _LENGTH = re.compile(r"\d+|[A-Z]")
@@ -382,13 +382,14 @@ def prepare_in_torch(torch: Torch, case: KernelCase, arrays: Arrays) -> Prepared
     """Copy the arrays of a case to tensors of torch; a run may change the output of the last."""
     tensors = {name: torch.tensor(array.copy()) for name, array in arrays.items()}
     assert case.torch is not None
+    clock = "gpu" if torch.is_cuda else "host"
     (output,), compute = case.outputs, partial(case.torch, torch.module, tensors)
 
     def run() -> KernelTimes:
         times, tensors[output] = torch.time_run(compute)
         return times
 
-    return Prepared(run, lambda name: tensors[name].detach().cpu().numpy(), torch.clock)
+    return Prepared(run, lambda name: tensors[name].detach().cpu().numpy(), clock)
 
 
 def wrong_outputs(case: KernelCase, found: Prepared, expected: Prepared) -> list[str]:
@@ -449,11 +450,6 @@ class CaseBench:
     medians: dict[tuple[str, str, str], float] = field(default_factory=dict)
     _inputs: tuple[object, Arrays, Prepared, float] | None = None
 
-    @property
-    def budget(self) -> float:
-        """Seconds after which no further run of a case starts."""
-        return QUICK_CASE_SECONDS if self.options.quick else CASE_SECONDS
-
     def measure_cases(
         self, cases: Iterable[KernelCase], engine: Engine | None, torch: Torch | None = None
     ) -> Iterator[Result]:
@@ -511,7 +507,8 @@ class CaseBench:
         if engine is not None:
             raise_clocks(engine.backend)
         evict = _cache_reader(program) if self.cold else lambda: None
-        times = time_runs(found.run, self.options.runs, self.budget, evict)
+        budget = QUICK_CASE_SECONDS if self.options.quick else CASE_SECONDS
+        times = time_runs(found.run, self.options.runs, budget, evict)
         nbytes = case.moved_bytes(arrays)
         counted, more = {"bytes": nbytes} | case.counted, {"bytes": nbytes} | case.fields
         if case.operations is not None:

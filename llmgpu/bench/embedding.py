@@ -306,38 +306,40 @@ class Lab(Sizes):
         return ids
 
     def way(
-        self, kind: str, way: str, record: Way, largest: int = sys.maxsize, /, **more: Any
+        self, kind: str, way: str, record: Way, largest: int = sys.maxsize, **more: Any
     ) -> KernelCase:
         """Return the benchmark case for one implementation of an operation.
 
         kind: a key of `KINDS`. way: name of the implementation. record: the implementation.
         largest: the most bytes of a tensor; a larger table is cut into several tensors.
-        more: fields of the case by name.
+        more: other fields of the case by name.
         """
         tokens, output_bytes = self.token_ids(kind), 4 * self.rows * self.config.dim
-        fields: dict[str, Any] = {
-            "name": f"{kind}: {way}",
-            "sizes": self.describe(),
-            "record": record,
-            "reference": KINDS[kind].reference,
-            "kind": kind,
-            "answer": "rows",
-            "tolerance": TOLERANCE if kind in GRADIENTS else 0,
-            "bytes": embedding_bytes(kind, self, tokens),
-            "fields": {"table_bytes": self.table_bytes, "output_bytes": output_bytes},
-            "counted": {"output_bytes": output_bytes, "tokens": self.rows},
-        }
-        if self.scale > 1:
-            fields["note"] = f"scaled down: 1/{self.scale} of the model's vocabulary and tokens"
-        if record not in IN_PARTS and self.table_bytes > largest:
-            what = f"takes a table in one binding, which has at most {largest:,} bytes"
-            fields["why_not"] = what
+        fits = record in IN_PARTS or self.table_bytes <= largest
+        too_large = f"takes a table in one binding, which has at most {largest:,} bytes"
+        note = f"scaled down: 1/{self.scale} of the model's vocabulary and tokens"
 
         def given() -> Arrays:
             return in_groups(tokens) | {"grad_table": np.zeros(self.shape("VC"), np.float32)}
 
-        operands = KINDS[kind].operands
-        return self.case(operands=operands, operations=None, given=given, **fields | more)
+        return self.case(
+            f"{kind}: {way}",
+            KINDS[kind].operands,
+            None,
+            given,
+            sizes=self.describe(),
+            record=record,
+            reference=KINDS[kind].reference,
+            kind=kind,
+            note=note if self.scale > 1 else "",
+            why_not="" if fits else too_large,
+            answer="rows",
+            tolerance=TOLERANCE if kind in GRADIENTS else 0,
+            bytes=embedding_bytes(kind, self, tokens),
+            fields={"table_bytes": self.table_bytes, "output_bytes": output_bytes},
+            counted={"output_bytes": output_bytes, "tokens": self.rows},
+            **more,
+        )
 
     def cases(self, where: str, largest: int = sys.maxsize) -> Iterator[KernelCase]:
         """Yield the cases of all ways of a place: "numpy", "gpu" or "torch"."""

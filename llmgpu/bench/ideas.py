@@ -28,6 +28,7 @@ from llmgpu.bench.embedding import (
     LABS,
     LOOKUP,
     Lab,
+    Way,
     lab_kernel,
     most_table_bytes,
 )
@@ -208,8 +209,9 @@ def _case_results(engine: Engine, options: BenchOptions, progress: Progress) -> 
         repeated = replace(lab, repeated=share)
         idea = f"gradients of rows, {100 / share if share else 0:g} % of the tokens the same"
         yield from bench.measure_cases(_gradient_cases(repeated, idea), engine)
-        way, kind = "float32 additions of the device", f"{BACKWARD}, {idea}"
-        case = repeated.way(BACKWARD, way, _add_floats, name=f"{idea}: {way}", kind=kind)
+        case = _gradient_case(
+            repeated, idea, BACKWARD, "float32 additions of the device", _add_floats
+        )
         yield from bench.measure_cases([replace(case, why_not=why_not)], with_floats)
         # The time that the host takes to sort tokens: gradients in groups need sorted tokens.
         sort = partial(group_tokens, repeated.token_ids(BACKWARD))
@@ -249,16 +251,19 @@ _add_floats = lab_kernel(
 def _lookup_cases(lab: Lab) -> Iterator[KernelCase]:
     for kind in (LOOKUP, HALF):
         for way, record in reversed(KINDS[kind].gpu.items()):
-            yield lab.way(kind, way, record, name=f"rows of a table: {kind}, {way}")
+            yield replace(lab.way(kind, way, record), name=f"rows of a table: {kind}, {way}")
 
 
 def _gradient_cases(lab: Lab, idea: str) -> Iterator[KernelCase]:
-    ways = [(BACKWARD, way, record) for way, record in reversed(KINDS[BACKWARD].gpu.items())]
-    for kind, way, record in (
-        *ways,
-        (COMPACT, "grouped, distinct rows alone", "embed_gradient_rows"),
-    ):
-        yield lab.way(kind, way, record, name=f"{idea}: {way}", kind=f"{kind}, {idea}")
+    for way, record in reversed(KINDS[BACKWARD].gpu.items()):
+        yield _gradient_case(lab, idea, BACKWARD, way, record)
+    way = "grouped, distinct rows alone"
+    yield _gradient_case(lab, idea, COMPACT, way, "embed_gradient_rows")
+
+
+def _gradient_case(lab: Lab, idea: str, kind: str, way: str, record: Way) -> KernelCase:
+    case = lab.way(kind, way, record)
+    return replace(case, name=f"{idea}: {way}", kind=f"{kind}, {idea}")
 
 
 def _loss_cases(s: Sizes) -> Iterator[KernelCase]:

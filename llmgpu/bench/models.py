@@ -33,12 +33,13 @@ from llmgpu.bench.engines import (
     runs_within,
     timed,
 )
-from llmgpu.bench.peers import Torch, TorchLlama, first_line, missing_torch
+from llmgpu.bench.peers import Torch, first_line, missing_torch
 from llmgpu.bench.results import Result, Times
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.data.batches import Batch
 from llmgpu.lm.generator import Generator, Request
-from llmgpu.lm.model import Model, initial_values
+from llmgpu.lm.model import Model, initial_values, scaled_frequencies
+from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.options import Precision, SamplingOptions, TrainOptions
 from llmgpu.lm.sampling import Sampler
@@ -122,13 +123,11 @@ class StepJob:
 def choose_job(engine: Engine, *, quick: bool) -> StepJob:
     """Return the training job for an engine: GPT-2 small on a GPU, a tiny model on a CPU."""
     if engine.backend.is_software:
-        jobs = (
-            ("tiny", preset("tiny", 512), 8),
-            ("tiny", preset("tiny", 512, layers=2, seq_len=32), 2),
-        )
-    else:
-        jobs = ("gpt2", preset("gpt2", 50_257), 8), ("small", preset("small", 8192), 4)
-    return StepJob(*jobs[quick])
+        config = preset("tiny", 512, layers=2, seq_len=32) if quick else preset("tiny", 512)
+        return StepJob("tiny", config, 2 if quick else 8)
+    if quick:
+        return StepJob("small", preset("small", 8192), 4)
+    return StepJob("gpt2", preset("gpt2", 50_257), 8)
 
 
 class OwnSteps:
@@ -162,7 +161,10 @@ class OwnSteps:
 
 
 class TorchSteps:
-    """The steps of a job in torch, eager and in float32.
+    """The steps of a job in torch, eager and in float32, with a Llama-style model as presets are.
+
+    The feed-forward network is SwiGLU, the embedding table is the output layer, and there are as
+    many heads of keys as of queries.
 
     first_losses: losses of the first CHECKED_STEPS steps, which the constructor makes.
     seconds: the mean seconds of a step in each run.
@@ -170,20 +172,29 @@ class TorchSteps:
 
     def __init__(self, job: StepJob, torch: Torch) -> None:
         """Create the model on torch's device, and PyTorch's AdamW, which decays matrices only."""
-        self._torch = torch
+        self._torch, self._config = torch, job.config
         self._options = options = job.options("f32")
-        self._model = TorchLlama(job.config, job.weights(), torch)
-        groups: dict[float, list[Any]] = {options.weight_decay: [], 0.0: []}
+        # By Hugging Face's names, which `ModelConfig.weights` lists.
+        self._weights = {
+            name: torch.module.nn.Parameter(torch.tensor(values))
+            for name, values in job.weights().items()
+        }
+        groups: dict[bool, list[Any]] = {True: [], False: []}
         for weight in job.config.weights():
-            decay = options.weight_decay if weight.decays else 0.0
-            groups[decay].append(self._model.parameters[weight.name])
+            groups[weight.decays].append(self._weights[weight.name])
         self._optimizer = torch.module.optim.AdamW(
-            [{"params": group, "weight_decay": decay} for decay, group in groups.items()],
+            [
+                {"params": group, "weight_decay": options.weight_decay * decays}
+                for decays, group in groups.items()
+            ],
             lr=LEARNING_RATE,
             betas=(options.beta1, options.beta2),
             eps=options.epsilon,
             fused=torch.is_cuda,
         )
+        tables = rotary_tables(job.config.seq_len, scaled_frequencies(job.config))
+        # Both halves of a head are rotated by the same angles.
+        self._cosines, self._sines = (torch.tensor(np.tile(table, 2)) for table in tables)
         self._batches = [tuple(map(torch.tensor, batch)) for batch in job.batches()]
         self._step = 0
         self.first_losses = [float(self._take_one()) for _ in range(CHECKED_STEPS)]
@@ -200,15 +211,43 @@ class TorchSteps:
         module = self._torch.module
         tokens, targets = self._batches[self._step % len(self._batches)]
         self._step += 1
-        logits = self._model.logits(tokens).flatten(0, 1)
+        logits = self._logits(tokens).flatten(0, 1)
         loss = module.nn.functional.cross_entropy(logits, targets.flatten())
         log_sum_exp = module.logsumexp(logits, dim=-1)
         (loss + self._options.z_loss * (log_sum_exp**2).mean()).backward()
-        parameters = self._model.parameters.values()
-        module.nn.utils.clip_grad_norm_(parameters, self._options.grad_clip)
+        module.nn.utils.clip_grad_norm_(self._weights.values(), self._options.grad_clip)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return loss.detach()
+
+    def _logits(self, tokens: Any) -> Any:
+        """Return the logits of all tokens, (B, T, vocabulary size), for ids (B, T)."""
+        config, functional = self._config, self._torch.module.nn.functional
+        half, table = config.head_dim // 2, self._weights["model.embed_tokens.weight"]
+
+        def norm(x: Any, name: str) -> Any:
+            weight = self._weights[f"{name}.weight"]
+            return functional.rms_norm(x, (config.dim,), weight, config.norm_epsilon)
+
+        def project(x: Any, name: str) -> Any:
+            return functional.linear(x, self._weights[f"{name}_proj.weight"])
+
+        def rotate(x: Any) -> Any:
+            turned = self._torch.module.cat((-x[..., half:], x[..., :half]), dim=-1)
+            return x * self._cosines + turned * self._sines
+
+        x = functional.embedding(tokens, table)
+        for prefix in (f"model.layers.{layer}" for layer in range(config.layers)):
+            normed = norm(x, f"{prefix}.input_layernorm")
+            q, k, v = (project(normed, f"{prefix}.self_attn.{name}") for name in "qkv")
+            q, k, v = (y.view(*x.shape[:2], -1, 2 * half).transpose(1, 2) for y in (q, k, v))
+            attend = functional.scaled_dot_product_attention
+            mixed = attend(rotate(q), rotate(k), v, is_causal=True).transpose(1, 2)
+            x = x + project(mixed.flatten(2), f"{prefix}.self_attn.o")
+            normed = norm(x, f"{prefix}.post_attention_layernorm")
+            gate, up = (project(normed, f"{prefix}.mlp.{name}") for name in ("gate", "up"))
+            x = x + project(functional.silu(gate) * up, f"{prefix}.mlp.down")
+        return functional.linear(norm(x, "model.norm"), table[: config.vocab_size])
 
 
 @dataclass

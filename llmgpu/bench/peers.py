@@ -23,7 +23,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
@@ -38,9 +38,6 @@ from llmgpu.bench.results import KernelTimes, Result
 from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, TIKTOKEN, expression_of
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.lm.config import ModelConfig
-from llmgpu.lm.model import scaled_frequencies
-from llmgpu.lm.ops.layers import rotary_tables
 from llmgpu.machine import usable_processors
 
 # Patterns with an expression for peers. With pattern none, a text would be one word, whose merges
@@ -197,17 +194,17 @@ TRAINING_PEERS = (
 @contextmanager
 def _silence() -> Iterator[None]:
     """Discard the output of native code, which would mix with results on stdout."""
-    kept = [(descriptor, os.dup(descriptor)) for descriptor in (1, 2)]
+    kept = [os.dup(descriptor) for descriptor in (1, 2)]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        for descriptor, _ in kept:
+        for descriptor in (1, 2):
             os.dup2(nowhere, descriptor)
         yield
     finally:
-        for descriptor, copy in kept:
+        for descriptor, copy in enumerate(kept, 1):
             os.dup2(copy, descriptor)
-            os.close(copy)
-        os.close(nowhere)
+        for descriptor in (*kept, nowhere):
+            os.close(descriptor)
 
 
 @dataclass(frozen=True)
@@ -320,11 +317,6 @@ class Torch:
     def is_cuda(self) -> bool:
         return self.device == "cuda"
 
-    @property
-    def clock(self) -> str:
-        """Whose clock times runs: "gpu" or "host"."""
-        return "gpu" if self.is_cuda else "host"
-
     def tensor(self, array: NDArray[Any]) -> Any:
         """Return a tensor on the device. uint32 ids become int64, since torch needs signed ids.
 
@@ -365,68 +357,3 @@ def missing_torch(what: str, job: str) -> Result:
 def first_line(error: Exception) -> str:
     """Return the first line of an error, such as torch's of missing memory."""
     return str(error).partition("\n")[0]
-
-
-class TorchLlama:
-    """A Llama-style model in PyTorch, of the kind that presets are.
-
-    The feed-forward network is SwiGLU, the embedding table is the output layer, and there are as
-    many heads of keys as of queries.
-
-    parameters: float32, by Hugging Face's names, which `ModelConfig.weights` lists.
-    """
-
-    def __init__(
-        self, config: ModelConfig, weights: Mapping[str, NDArray[np.float32]], torch: Torch
-    ) -> None:
-        """Copy the weights to torch's device."""
-        self._functional = torch.module.nn.functional
-        self._cat = torch.module.cat
-        self.config = config
-        self.parameters = {
-            name: torch.module.nn.Parameter(torch.tensor(values))
-            for name, values in weights.items()
-        }
-        tables = rotary_tables(config.seq_len, scaled_frequencies(config))
-        # Both halves of a head are rotated by the same angles.
-        self._cosines, self._sines = (torch.tensor(np.tile(table, 2)) for table in tables)
-
-    def logits(self, tokens: Any) -> Any:
-        """Return the logits of all tokens, (B, T, vocabulary size), for ids (B, T)."""
-        table = self.parameters["model.embed_tokens.weight"]
-        x = self._functional.embedding(tokens, table)
-        for layer in range(self.config.layers):
-            prefix = f"model.layers.{layer}"
-            x = x + self._attention(
-                f"{prefix}.self_attn", self._norm(x, f"{prefix}.input_layernorm")
-            )
-            normed = self._norm(x, f"{prefix}.post_attention_layernorm")
-            x = x + self._feed_forward(f"{prefix}.mlp", normed)
-        return self._functional.linear(self._norm(x, "model.norm"), table[: self.config.vocab_size])
-
-    def _norm(self, x: Any, name: str) -> Any:
-        weight, epsilon = self.parameters[f"{name}.weight"], self.config.norm_epsilon
-        return self._functional.rms_norm(x, (self.config.dim,), weight, epsilon)
-
-    def _project(self, x: Any, name: str) -> Any:
-        return self._functional.linear(x, self.parameters[f"{name}.weight"])
-
-    def _attention(self, prefix: str, x: Any) -> Any:
-        half = self.config.head_dim // 2
-
-        def heads(name: str) -> Any:
-            projected = self._project(x, f"{prefix}.{name}_proj")
-            return projected.view(*x.shape[:2], -1, 2 * half).transpose(1, 2)
-
-        def rotate(x: Any) -> Any:
-            length, turned = x.shape[-2], self._cat((-x[..., half:], x[..., :half]), dim=-1)
-            return x * self._cosines[:length] + turned * self._sines[:length]
-
-        mixed = self._functional.scaled_dot_product_attention(
-            rotate(heads("q")), rotate(heads("k")), heads("v"), is_causal=True
-        )
-        return self._project(mixed.transpose(1, 2).flatten(2), f"{prefix}.o_proj")
-
-    def _feed_forward(self, prefix: str, x: Any) -> Any:
-        gate, up = (self._project(x, f"{prefix}.{name}_proj") for name in ("gate", "up"))
-        return self._project(self._functional.silu(gate) * up, f"{prefix}.down_proj")

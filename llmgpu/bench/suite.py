@@ -180,7 +180,7 @@ class Benchmark:
             sizes = (options.vocab_size, options.pattern, options.runs)
             job = Job(self._text, folder, *sizes, progress)
             if BPE_TRAIN in options.parts:
-                for own_job, trainers in _training_jobs(job, once, options.quick):
+                for own_job, trainers in _training_jobs(job, once, options.quick).items():
                     yield from measure_training(own_job, trainers, options.peers and own_job == job)
             if TOKENIZE in options.parts:
                 how = (self._vocabulary, options.match)
@@ -196,19 +196,16 @@ class Benchmark:
             yield from MODEL_PARTS[part](measured, options, progress)
 
 
-def _training_jobs(job: Job, engines: list[Engine], quick: bool) -> list[tuple[Job, list[Trainer]]]:
-    """Return the whole job, and smaller jobs for slow trainers, each job with its trainers."""
+def _training_jobs(job: Job, engines: list[Engine], quick: bool) -> dict[Job, list[Trainer]]:
+    """Return the trainers of the whole job, and of smaller jobs for slow trainers."""
     numpy = [Trainer(engine) for engine in engines if engine.backend is NUMPY]
-    software = [engine for engine in engines if engine.is_software_adapter]
-    hardware = [e for e in engines if e.backend is not NUMPY and not e.is_software_adapter]
+    others = [engine for engine in engines if engine.backend is not NUMPY]
+    jobs = {job: numpy + [Trainer(each) for each in others if not each.is_software_adapter]}
     software_size = QUICK_SOFTWARE_TRAIN_VOCAB_SIZE if quick else SOFTWARE_TRAIN_VOCAB_SIZE
-    jobs = {job: numpy + [Trainer(engine) for engine in hardware]}
-    for adapters, limit, size in (
-        (hardware, RECOUNT_LIMIT, job.vocab_size),
-        (software, SOFTWARE_TRAIN_LIMIT, software_size),
-    ):
-        if adapters:
-            trainers = numpy + [t for engine in adapters for t in all_trainers(engine)]
-            listed = jobs.setdefault(job.smaller(limit, size), [])
-            listed += [trainer for trainer in trainers if trainer not in listed]
-    return list(jobs.items())
+    for engine in others:
+        small = job.smaller(RECOUNT_LIMIT, job.vocab_size)
+        if engine.is_software_adapter:
+            small = job.smaller(SOFTWARE_TRAIN_LIMIT, software_size)
+        trainers = jobs.setdefault(small, numpy.copy())
+        trainers += [trainer for trainer in all_trainers(engine) if trainer not in trainers]
+    return jobs

@@ -31,9 +31,9 @@ import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,7 +103,8 @@ def describe_text(sources: Sequence[str], text: bytes) -> TextFacts:
 def text_blocks(sources: Sequence[str], limit: int) -> Iterator[bytes]:
     """Yield the text of `load_text` in blocks; generated text is generated block by block."""
     if GENERATED not in sources:
-        data = _cut(_read(sources, limit + 1) if sources else _standard_library(limit), limit)
+        files = sources or [str(path) for path in standard_library_files()]
+        data = _cut(_read(files, limit + 1), limit)
         if not data:
             raise InputError(f"{_named(sources)}: no text to measure on")
         yield data
@@ -118,22 +119,12 @@ def _named(sources: Sequence[str]) -> str:
 
 
 def standard_library_files() -> list[Path]:
-    """Return the .py files of Python's standard library, sorted by path."""
+    """Return the .py files of Python's standard library that are UTF-8, sorted by path."""
     files: list[Path] = []
     for folder, inside, names in os.walk(sysconfig.get_paths()["stdlib"]):
         inside[:] = set(inside) - _NOT_STANDARD  # makes os.walk skip all other folders
         files += (Path(folder, name) for name in names if name.endswith(".py"))
-    return sorted(path for path in files if path.is_file())
-
-
-def _standard_library(limit: int) -> bytes:
-    data = bytearray()
-    for path in standard_library_files():
-        if len(data) > limit:
-            break
-        text = path.read_bytes()
-        data += text if is_utf8(text) else b""
-    return bytes(data)
+    return sorted(path for path in files if path.is_file() and is_utf8(path.read_bytes()))
 
 
 def _read(sources: Sequence[str], limit: int) -> bytes:
@@ -189,10 +180,6 @@ class Job:
         """A file with the bytes of `text`."""
         return self.folder / f"corpus-{len(self.text)}.txt"
 
-    @cached_property
-    def is_utf8(self) -> bool:
-        return is_utf8(self.text)
-
     def smaller(self, limit: int, vocab_size: int) -> Job:
         """Return a job within limits of text and vocabulary size; a small job is unchanged."""
         if len(self.text) <= limit and self.vocab_size <= vocab_size:
@@ -207,30 +194,38 @@ class Job:
 
     def begin_peer(self, what: str, peer: Peer) -> Result:
         """Return a result without measurements; its note says why the peer can't run, if so."""
-        why_not = peer.why_not(self.pattern, is_utf8=self.is_utf8)
+        why_not = peer.why_not(self.pattern, is_utf8=is_utf8(self.text))
         return replace(self.begin(what, peer.name), peer=True, note=why_not or "")
 
-    def measure(self, begun: Result, answer: str, run: Callable[[], tuple[float, bool]]) -> Result:
+    def measure(
+        self,
+        begun: Result,
+        answer: str,
+        prepare: Callable[[], Callable[[], Any]],
+        is_right: Callable[[Any], bool],
+        merges: int | None = None,
+    ) -> Result:
         """Return a result with the times of several runs; without times after a wrong answer.
 
-        run: does the job; returns the seconds, and whether the answer is right.
+        prepare: called before each run; returns a function that does the job. is_right: gets the
+            answer of this function. merges: number of merges of a training.
         """
         seconds: list[float] = []
         for number in range(self.runs):
             self.progress(f"{begun.what}: {begun.engine}", number, self.runs)
-            spent, is_right = run()
-            if not is_right:
+            spent, found = timed(prepare())
+            if not is_right(found):
                 return begun.compared(False, answer)
             seconds.append(spent)
-        result = begun.compared(True, answer).timed(seconds)
+        counted = {"merges": merges} if merges else {}
+        result = begun.compared(True, answer).timed(seconds, counted, merges=merges)
         return replace(result, mb_per_second=len(self.text) / result.median / 1e6)
 
 
 # Training
 
 
-@dataclass(frozen=True)
-class Trainer:
+class Trainer(NamedTuple):
     """An engine, and the trainer that runs on it.
 
     slots: size of the recount trainer's tables, see `TrainingOptions`; 0: the batched trainer.
@@ -238,19 +233,6 @@ class Trainer:
 
     engine: Engine
     slots: int = 0
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of `TrainingOptions` that choose this trainer."""
-        return {"engine": "recount", "recount_slots": self.slots} if self.slots else {}
-
-    def begin(self, job: Job) -> Result:
-        """Return a result with the names of trainer and engine, without measurements."""
-        name = self.engine.host_name
-        if not self.slots:
-            return job.begin(BPE_TRAIN, name)
-        variant = f"{self.slots:,} slots in workgroup memory"
-        return replace(job.begin(BPE_TRAIN, f"recount on {name}"), variant=variant)
 
 
 def all_trainers(engine: Engine) -> list[Trainer]:
@@ -266,9 +248,14 @@ def measure_training(
     reference: a vocabulary with the right merges; if None, the CPU trains this vocabulary.
     """
     reference = reference or train_file(job, NUMPY).vocabulary
-    for trainer in trainers:
-        begun = trainer.begin(job)
-        yield begun.or_why_not(partial(_measure_trainer, job, begun, trainer, reference))
+    for engine, slots in trainers:
+        begun, options = job.begin(BPE_TRAIN, engine.host_name), dict[str, Any]()
+        if slots:
+            variant, name = f"{slots:,} slots in workgroup memory", f"recount on {begun.engine}"
+            begun = replace(begun, engine=name, variant=variant)
+            options = {"engine": "recount", "recount_slots": slots}
+        measure = partial(_measure_trainer, job, begun, engine, options, reference)
+        yield begun.or_why_not(measure)
     for peer in TRAINING_PEERS if with_peers else ():
         begun = job.begin_peer(BPE_TRAIN, peer)
         yield begun if begun.note else _measure_training_peer(job, begun, peer, reference)
@@ -284,63 +271,51 @@ def train_file(job: Job, backend: Backend, **changes: Any) -> TrainingResult:
         return train_vocabulary(corpus, TrainingOptions(**options), backend)
 
 
-def _measure_trainer(job: Job, begun: Result, trainer: Trainer, reference: Vocabulary) -> Result:
-    backend, start_up = trainer.engine.backend, {}
+def _measure_trainer(
+    job: Job, begun: Result, engine: Engine, options: dict[str, Any], reference: Vocabulary
+) -> Result:
+    backend, start_up = engine.backend, {}
     phases: list[dict[str, float]] = []
     # The first run is the start-up: it compiles the kernels.
     if backend.device is not None:
         corpus = corpus_from_bytes(job.text[:FIRST_RUN_BYTES])
-        options = TrainingOptions(258, job.pattern, **trainer.options)
-        first, _ = timed(partial(train_vocabulary, corpus, options, backend))
-        start_up = {"open device": trainer.engine.open_seconds, "compile, first 1 KB": first}
+        small = TrainingOptions(258, job.pattern, **options)
+        first, _ = timed(partial(train_vocabulary, corpus, small, backend))
+        start_up = {"open device": engine.open_seconds, "compile, first 1 KB": first}
 
-    def train() -> bool:
-        trained = train_file(job, backend, **trainer.options)
+    def train() -> NDArray[np.uint32]:
+        trained = train_file(job, backend, **options)
         trained.vocabulary.save(job.folder / "v.bin")
         phases.append(trained.seconds)
-        return np.array_equal(trained.vocabulary.merges, reference.merges)
+        return trained.vocabulary.merges
 
-    result = _measure_merges(job, begun, f"merges of {cpu_engine()}", reference, train)
+    is_right = partial(np.array_equal, reference.merges)
+    merges, answer = len(reference.merges), f"merges of {cpu_engine()}"
+    result = job.measure(begun, answer, lambda: train, is_right, merges)
     if not result.correct:
         return result
     # Time the kernels over the first merges.
-    short_options = trainer.options | {"vocab_size": min(job.vocab_size, 256 + TIMED_MERGES)}
-    kernels = kernel_times(backend.device, lambda: train_file(job, backend, **short_options))
-    merges = min(len(reference.merges), TIMED_MERGES)
+    options["vocab_size"] = min(job.vocab_size, 256 + TIMED_MERGES)
+    kernels = kernel_times(backend.device, lambda: train_file(job, backend, **options))
     return replace(
         result,
         answer="the reference" if backend is NUMPY else result.answer,
         start_up=start_up,
         phases=times_by_name(phases),
-        kernels=kernels and replace(kernels, merges=merges),
+        kernels=kernels and replace(kernels, merges=min(merges, TIMED_MERGES)),
     )
 
 
 def _measure_training_peer(
     job: Job, begun: Result, peer: TrainingPeer, reference: Vocabulary
 ) -> Result:
-    rule = ""
+    answer = f"{peer.compared} of {cpu_engine()}"
     if peer.tie != reference.tie:
         reference = train_file(job, NUMPY, tie=peer.tie).vocabulary
-        rule = f", --tie {peer.tie}"
-    expected = peer.expected(reference)
-    size, target = 256 + len(reference.merges), job.folder / "peer"
-
-    def train() -> bool:
-        return peer.train(job.path, job.pattern, size, target) == expected
-
-    answer = f"{peer.compared} of {cpu_engine()}{rule}"
-    return _measure_merges(job, begun, answer, reference, train)
-
-
-def _measure_merges(
-    job: Job, begun: Result, answer: str, reference: Vocabulary, train: Callable[[], bool]
-) -> Result:
-    """Time several calls of `train`; if a call returns False, the result is a wrong answer."""
-    result, merges = job.measure(begun, answer, partial(timed, train)), len(reference.merges)
-    if not result.correct:
-        return result
-    return replace(result, merges=merges, merges_per_second=merges / result.median or None)
+        answer += f", --tie {peer.tie}"
+    merges = len(reference.merges)
+    train = partial(peer.train, job.path, job.pattern, 256 + merges, job.folder / "peer")
+    return job.measure(begun, answer, lambda: train, peer.expected(reference).__eq__, merges)
 
 
 # Tokenizing
@@ -433,14 +408,16 @@ class TokenizingBench:
         def found() -> Ids:
             return np.fromfile(self._target, id_dtype(self.vocabulary.size))
 
-        def run() -> tuple[float, bool]:
-            seconds, _ = timed(partial(encode, open_new()))
-            return seconds, np.array_equal(found(), self.reference)
+        def prepare() -> Callable[[], None]:
+            return partial(encode, open_new())
 
-        opening, encoder = timed(open_new)
-        first, _ = timed(partial(encode, encoder))
+        opening, first_encode = timed(prepare)
+        first, _ = timed(first_encode)
         begun = replace(begun, tokens=len(found()))
-        result = self.job.measure(begun, f"ids of {cpu_engine()}", run)
+        answer = f"ids of {cpu_engine()}"
+        result = self.job.measure(
+            begun, answer, prepare, lambda _: np.array_equal(found(), self.reference)
+        )
         start_up = {"open encoder": opening, "first run": first}
         return replace(result, start_up=start_up) if result.correct else result
 
