@@ -208,10 +208,6 @@ class Sizes:
         generator = np.random.default_rng(1)
         return uneven_ids(generator, self.config.vocab_size, (self.rows,))
 
-    def positions(self) -> NDArray[np.uint32]:
-        """Return the position of each row in its sequence, uint32 (N,)."""
-        return np.tile(np.arange(self.config.seq_len, dtype=np.uint32), self.sequences)
-
     def normal(self, *shape: int, skip: int = 0) -> NDArray[np.float32]:
         """Return normally distributed numbers from one sequence, which repeats in large arrays.
 
@@ -292,7 +288,7 @@ class Sizes:
         if kind == "u":
             return np.zeros(shape, np.uint32)
         if role == "+":
-            return empty(*shape, dtype=dtype)
+            return np.full(shape, np.nan, dtype)  # elements that a kernel does not write stay NaN
         numbers = self.normal(*shape, skip=skip)
         return np.abs(numbers) if kind == "a" else numbers.astype(dtype, copy=False)
 
@@ -306,7 +302,7 @@ def _rotary_table(s: Sizes, which: int) -> Array:
 DEFAULT_OPERANDS: dict[str, Callable[[Sizes], Array]] = {
     "tokens": Sizes.tokens,
     "targets": Sizes.tokens,
-    "positions": Sizes.positions,
+    "positions": lambda s: np.tile(np.arange(s.config.seq_len, dtype=np.uint32), s.sequences),
     "places": lambda s: np.array([[s.config.seq_len - 1], [0]], np.uint32),
     "cosines": partial(_rotary_table, which=0),
     "sines": partial(_rotary_table, which=1),
@@ -326,11 +322,6 @@ def uneven_ids(
     drawn = np.searchsorted(ends, generator.random(shape) * ends[-1], side="right")
     ids: NDArray[np.uint32] = np.minimum(drawn, vocab_size - 1).astype(np.uint32)
     return ids
-
-
-def empty(*shape: int, dtype: Any = np.float32) -> Array:
-    """Return an array full of NaN for an output: elements that a kernel does not write stay NaN."""
-    return np.full(shape, np.nan, dtype)
 
 
 def by(*sizes: int) -> str:

@@ -282,19 +282,20 @@ def time_in_turns(
     Returns the results, with the times of their runs; a way that fails has a note and no times.
     """
     found: list[tuple[Result, list[KernelTimes]]] = []
-    right = []
+    right: list[tuple[Device, Work, list[KernelTimes]]] = []
     for begun, open_way in ways:
+        times: list[KernelTimes] = []
         try:
             device, work = open_way()
             result = begun.compared(np.array_equal(work(), expected), f"{answer} of {cpu_engine()}")
         except LlmgpuError as error:
             result = replace(begun, note=str(error))
-        found.append((result, []))
         if result.correct:
-            right.append((found[-1][1], device, work))
+            right.append((device, work, times))
+        found.append((result, times))
     for _ in range(count):
         raise_clocks(engine.backend)
-        for times, device, work in right:
+        for device, work, times in right:
             times.append(time_run(device, work))
     return found
 

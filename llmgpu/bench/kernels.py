@@ -104,55 +104,49 @@ def norm_cases(s: Sizes) -> Iterator[KernelCase]:
 
 
 def linear_cases(s: Sizes) -> Iterator[KernelCase]:
-    """Yield the cases of biases, then of matrix products.
+    """Yield the cases of biases, then of matrix products: linear layers and their gradients.
 
     Products have the sizes of the feed-forward network and of the output layer, or a single row.
     """
     yield s.case("add_bias", "*x:NC bias:C", "NC")
     yield s.case("bias_backward", "grad_out:NC *grad_bias:C", "NC")
-    yield from _products(s, "F", "feed-forward")
-    yield from _products(s, "V", "output layer")
-    yield from _products(s, "F", "feed-forward, half-precision factors", halves=True)
-    for rows, half, where in (
-        ("N", ":h", "feed-forward, half-precision weights"),
-        ("1", "", "one row"),
-        ("1", ":h", "one row, half-precision weights"),
+    for rows, outputs, half_x, half, where in (
+        ("N", "F", "", "", "feed-forward"),
+        ("N", "V", "", "", "output layer"),
+        ("N", "F", ":h", ":h", "feed-forward, half-precision factors"),
+        ("N", "F", "", ":h", "feed-forward, half-precision weights"),
+        ("1", "F", "", "", "one row"),
+        ("1", "F", "", ":h", "one row, half-precision weights"),
     ):
-        operands, torch = f"x:{rows}C weight:FC{half} +out:{rows}F", None if half else _multiply
-        sizes = f"{by(*s.shape(f'{rows}C'))} to {by(*s.shape(f'{rows}F'))}"
-        more: dict[str, Any] = {"sizes": sizes, "where": where, "torch": torch}
-        yield s.case("linear", operands, f"2x{rows}FC", **more)
+        n, m, k = s.shape(f"{rows}{outputs}C")
+        operands = f"x:{rows}C{half_x} weight:{outputs}C{half} +out:{rows}{outputs}"
+        more: dict[str, Any] = {"sizes": f"{by(n, k)} to {by(n, m)}", "operations": 2 * n * m * k}
+        if half_x:  # torch rounds the products to half precision, too
+            more |= HALVES | {"halves": True}
+        more |= {"where": where, "torch": None if half_x != half else _multiply}
+        yield s.case("linear", operands, **more)
+        if rows == "1" or half_x != half:
+            continue
+        operands = f"grad_out:N{outputs}{half} weight:{outputs}C{half} +grad_x:NC"
+        more |= {"accumulate": False, "sizes": f"{by(n, m)} to {by(n, k)}"}
+        yield s.case("linear_backward_input", operands, **more | {"torch": _multiply_by_weight})
+        operands = f"grad_out:N{outputs}{half} x:NC{half} *grad_weight:{outputs}C"
+        more |= {"accumulate": True, "sizes": f"{by(m, n)} times {by(n, k)}"}
+        yield s.case("linear_backward_weight", operands, **more | {"torch": _add_product})
 
 
 def _multiply(torch: Any, t: Mapping[str, Any]) -> Any:
     return torch.matmul(t["x"], t["weight"].T)
 
 
-def _products(s: Sizes, outputs: str, where: str, *, halves: bool = False) -> Iterator[KernelCase]:
-    """Yield a linear layer and its two gradients; halves: the factors are in half precision."""
-    half, (rows, m, width) = ":h" * halves, s.shape(f"N{outputs}C")
-    more: dict[str, Any] = {"operations": 2 * rows * width * m}
-    if halves:  # torch rounds the products to half precision, too
-        more |= HALVES | {"halves": True}
-    more["where"] = where
+def _multiply_by_weight(torch: Any, t: Mapping[str, Any]) -> Any:
+    return torch.matmul(t["grad_out"], t["weight"])
 
-    def multiply_by_weight(torch: Any, t: Mapping[str, Any]) -> Any:
-        return torch.matmul(t["grad_out"], t["weight"])
 
-    def add_product(torch: Any, t: Mapping[str, Any]) -> Any:
-        if halves:
-            return t["grad_weight"].add_(torch.matmul(t["grad_out"].T, t["x"]))
-        return t["grad_weight"].addmm_(t["grad_out"].T, t["x"])
-
-    operands = f"x:NC{half} weight:{outputs}C{half} +out:N{outputs}"
-    sizes = f"{by(rows, width)} to {by(rows, m)}"
-    yield s.case("linear", operands, sizes=sizes, torch=_multiply, **more)
-    operands = f"grad_out:N{outputs}{half} weight:{outputs}C{half} +grad_x:NC"
-    more["accumulate"], sizes = False, f"{by(rows, m)} to {by(rows, width)}"
-    yield s.case("linear_backward_input", operands, sizes=sizes, torch=multiply_by_weight, **more)
-    operands = f"grad_out:N{outputs}{half} x:NC{half} *grad_weight:{outputs}C"
-    more["accumulate"], sizes = True, f"{by(m, rows)} times {by(rows, width)}"
-    yield s.case("linear_backward_weight", operands, sizes=sizes, torch=add_product, **more)
+def _add_product(torch: Any, t: Mapping[str, Any]) -> Any:
+    if t["x"].dtype != t["grad_weight"].dtype:
+        return t["grad_weight"].add_(torch.matmul(t["grad_out"].T, t["x"]))
+    return t["grad_weight"].addmm_(t["grad_out"].T, t["x"])
 
 
 def attention_cases(s: Sizes) -> Iterator[KernelCase]:

@@ -51,7 +51,6 @@ from llmgpu.bench.engines import (
 from llmgpu.bench.peers import (
     TOKENIZING_PEERS,
     TRAINING_PEERS,
-    EncodeFile,
     Peer,
     TokenizingPeer,
     TrainingPeer,
@@ -342,8 +341,13 @@ class TokenizingBench:
         return begun.or_why_not(partial(self._measure_engine, begun, engine))
 
     def _measure_engine(self, begun: Result, engine: Engine) -> Result:
-        open_new = partial(self._open, engine)
-        result = self._measure_runs(begun, open_new, self._encode_file)
+        def open_new() -> Encoder:
+            return open_encoder(Vocabulary.load(self._path), engine.backend)
+
+        def prepare() -> Callable[[], None]:
+            return partial(self._encode_file, open_new())
+
+        result = self._measure_runs(begun, prepare)
         if not result.correct:
             return result
         runs, data = range(self.job.runs), self.job.text
@@ -353,7 +357,7 @@ class TokenizingBench:
             "read and encode": [timed(partial(self._encode, open_new()))[0] for _ in runs],
             "write": [timed(self._write)[0] for _ in runs],
         }
-        kernels = kernel_times(engine.backend.device, partial(self._encode_file, open_new()))
+        kernels = kernel_times(engine.backend.device, prepare())
         if kernels is not None and kernels.total:
             kernels = replace(kernels, mb_per_second=len(data) / kernels.total / 1e6)
         return replace(
@@ -371,23 +375,34 @@ class TokenizingBench:
             return begun
         path, words = self.job.folder / f"bench-v.{peer.format}", self.job.folder / "two-words.txt"
         words.write_bytes(_TWO_WORDS)
+        dtype = id_dtype(self.vocabulary.size)
 
-        def open_peer() -> EncodeFile:
+        def prepare() -> Callable[[], None]:
             encode = peer.open(path, self.vocabulary.pattern)
             encode(words)
-            return encode
-
-        def encode_file(encode: EncodeFile) -> None:
-            encode(self.job.path).astype(id_dtype(self.vocabulary.size)).tofile(self._target)
+            return lambda: encode(self.job.path).astype(dtype).tofile(self._target)
 
         try:
             WRITERS[peer.format].write(self.vocabulary, path)
-            return self._measure_runs(begun, open_peer, encode_file)
+            return self._measure_runs(begun, prepare)
         except (VocabularyError, ImportError) as error:  # a package may be missing
             return replace(begun, note=f"left out: {error}")
 
-    def _open(self, engine: Engine) -> Encoder:
-        return open_encoder(Vocabulary.load(self._path), engine.backend)
+    def _measure_runs(self, begun: Result, prepare: Callable[[], Callable[[], None]]) -> Result:
+        """Measure runs with a new encoder each, after a first run; see `Job.measure`."""
+
+        def found() -> Ids:
+            return np.fromfile(self._target, id_dtype(self.vocabulary.size))
+
+        def is_right(_: None) -> bool:
+            return np.array_equal(found(), self.reference)
+
+        opening, encode = timed(prepare)
+        first, _ = timed(encode)
+        begun = replace(begun, tokens=len(found()))
+        result = self.job.measure(begun, f"ids of {cpu_engine()}", prepare, is_right)
+        start_up = {"open encoder": opening, "first run": first}
+        return replace(result, start_up=start_up) if result.correct else result
 
     def _encode(self, encoder: Encoder) -> None:
         with Corpus([str(self.job.path)]) as corpus:
@@ -399,27 +414,6 @@ class TokenizingBench:
 
     def _open_writer(self) -> TokenWriter:
         return open_writer(self._target, "bin", self.vocabulary)
-
-    def _measure_runs(
-        self, begun: Result, open_new: Callable[[], Any], encode: Callable[[Any], None]
-    ) -> Result:
-        """Measure runs with a new encoder each, after a first run."""
-
-        def found() -> Ids:
-            return np.fromfile(self._target, id_dtype(self.vocabulary.size))
-
-        def prepare() -> Callable[[], None]:
-            return partial(encode, open_new())
-
-        opening, first_encode = timed(prepare)
-        first, _ = timed(first_encode)
-        begun = replace(begun, tokens=len(found()))
-        answer = f"ids of {cpu_engine()}"
-        result = self.job.measure(
-            begun, answer, prepare, lambda _: np.array_equal(found(), self.reference)
-        )
-        start_up = {"open encoder": opening, "first run": first}
-        return replace(result, start_up=start_up) if result.correct else result
 
     def _read(self) -> None:
         with Corpus([str(self.job.path)]) as corpus:
