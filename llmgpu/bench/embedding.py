@@ -379,7 +379,7 @@ def measure_embedding(
             yield missing_torch(EMBEDDING, lab.describe())
         for torch in {torch.device: torch for torch in found if torch is not None}.values():
             yield from bench.measure_cases(lab.cases("torch"), None, torch)
-            torch.free_memory()
+            torch.module.cuda.empty_cache()  # for the tensors of the GPUs
         for engine in gpus:
             largest = open_operations(engine.backend.device).max_tensor_bytes
             yield from bench.measure_cases(lab.cases("gpu", largest), engine)

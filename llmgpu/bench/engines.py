@@ -341,8 +341,8 @@ def measure_limits(backend: Backend) -> Limits:
             with operations.record("limit") as program:
                 count = record(operations)
             run = partial(run_program, operations, program)
-            times = time_runs(run, LIMIT_RUNS, LIMIT_BUDGET) if count else [KernelTimes({}, 1.0)]
-            rates.append(count / min(each.total for each in times))
+            times = time_runs(run, LIMIT_RUNS, LIMIT_BUDGET) if count else []
+            rates.append(count / min((each.total for each in times), default=1.0))
         _measured[backend] = Limits(rates[0], rates[1], rates[2] or None)
     return _measured[backend]
 

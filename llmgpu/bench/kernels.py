@@ -402,13 +402,10 @@ def all_weights_cases(s: Sizes) -> Iterator[KernelCase]:
             if not fused:
                 ops.cast_f32_to_f16(update.parameter, mirror)
 
-    def record_apart(ops: Operations, t: Tensors) -> None:
-        record(ops, t, fused=False)
-
     operands, operations = f"{operands}stats hyper", ADAMW_OPERATIONS * config.parameters
-    more |= {"operands": operands, "operations": operations}
-    yield s.case("adamw_update_f16", where=ALL_WEIGHTS, record=record, **more)
-    yield s.case("adamw_update", where=f"{ALL_WEIGHTS}, then cast", record=record_apart, **more)
+    more |= {"operands": operands, "operations": operations, "record": record}
+    yield s.case("adamw_update_f16", where=ALL_WEIGHTS, **more)
+    yield s.case("adamw_update", where=f"{ALL_WEIGHTS}, then cast", fused=False, **more)
 
 
 def _updates(

@@ -204,7 +204,8 @@ class TorchSteps:
         """Make `count` more steps, and wait until they are done."""
         for _ in range(count):
             self._take_one()
-        self._torch.wait()
+        if self._torch.is_cuda:
+            self._torch.module.cuda.synchronize()
 
     def _take_one(self) -> Any:
         """Make a step on the next batch; return the mean cross-entropy."""
@@ -352,7 +353,7 @@ def _open_torch(engine: Engine, job: StepJob) -> tuple[Result, TorchSteps | None
     torch = Torch.beside(engine)
     if torch is None:
         return missing_torch(TRAIN, str(job)), None
-    torch.free_memory()
+    torch.module.cuda.empty_cache()
     result = Result(TRAIN, torch.name, peer=True, job=str(job), variant="float32")
     if not torch.is_cuda and not job.is_small:
         return replace(result, note="left out: no cuda here, and a CPU takes too long"), None

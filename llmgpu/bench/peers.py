@@ -338,16 +338,6 @@ class Torch:
         end.synchronize()
         return KernelTimes({}, float(start.elapsed_time(end)) / 1e3), answer
 
-    def free_memory(self) -> None:
-        """Release GPU memory that torch keeps for later tensors."""
-        if self.is_cuda:
-            self.module.cuda.empty_cache()
-
-    def wait(self) -> None:
-        """Wait until a GPU has finished."""
-        if self.is_cuda:
-            self.module.cuda.synchronize()
-
 
 def missing_torch(what: str, job: str) -> Result:
     """Return the result that reports torch as not installed."""
