@@ -108,7 +108,7 @@ class LossGraph:
         if gradients is not None:
             self._inside = make_gradients(model, self.rows)
             tensors = gradients, packed_gradients or {}
-            self._of_weights = [LayerWeights.of(*tensors, k) for k in range(config.layers)]
+            self._of_weights = [LayerWeights(*tensors, k) for k in range(config.layers)]
 
     def _ids(self, name: str) -> Tensor:
         return self.model.operations.tensor(name, (self.rows,), np.uint32)

@@ -12,7 +12,6 @@ arXiv 2302.13971. Shape letters are those of `llmgpu.lm.ops`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import accumulate, groupby
 
 import numpy as np
@@ -40,23 +39,12 @@ DRAWING_THREADS = 8  # most threads that draw weights
 DRAWN_BYTES = 1 << 30  # drawn ahead for a GPU; more if one weight per thread needs more
 
 
-@dataclass(frozen=True)
 class LayerWeights:
     """The tensors of one layer by role: operands of products, or gradients of weights."""
 
-    attention_norm: Tensor  # (C,)
-    heads: Packed  # matrices of queries (H*D, C), keys and values (K*D, C)
-    biases: tuple[Tensor, ...]  # biases of queries, keys and values; () for a model without biases
-    head_norms: tuple[Tensor, ...]  # (D,) for queries and keys; () for a model without head norms
-    attention_out: Tensor  # (C, H*D)
-    ffn_norm: Tensor  # (C,)
-    inner: Packed  # matrices (F, C) of gate and up, or only of up
-    down: Tensor  # (C, F)
-
-    @classmethod
-    def of(
-        cls, tensors: Mapping[str, Tensor], packed: Mapping[str, Packed], layer: int
-    ) -> LayerWeights:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], packed: Mapping[str, Packed], layer: int
+    ) -> None:
         """Select the tensors of a layer from the tensors of a model, by Hugging Face's names.
 
         tensors, packed: the results of `make_weights` for all weights of the model.
@@ -67,16 +55,16 @@ class LayerWeights:
         def there(*names: str) -> tuple[Tensor, ...]:
             return tuple(tensors[name] for name in names if name in tensors)
 
-        return cls(
-            attention_norm=tensors[f"{prefix}.input_layernorm.weight"],
-            heads=packed[attention],
-            biases=there(*(f"{attention}.{role}_proj.bias" for role in "qkv")),
-            head_norms=there(*(f"{attention}.{role}_norm.weight" for role in "qk")),
-            attention_out=tensors[f"{attention}.o_proj.weight"],
-            ffn_norm=tensors[f"{prefix}.post_attention_layernorm.weight"],
-            inner=packed[ffn],
-            down=tensors[f"{ffn}.down_proj.weight"],
-        )
+        self.attention_norm = tensors[f"{prefix}.input_layernorm.weight"]  # (C,)
+        self.heads = packed[attention]  # matrices of queries (H*D, C), keys and values (K*D, C)
+        # Biases of queries, keys and values; () for a model without biases.
+        self.biases = there(*(f"{attention}.{role}_proj.bias" for role in "qkv"))
+        # Norms of queries and keys, (D,) each; () for a model without head norms.
+        self.head_norms = there(*(f"{attention}.{role}_norm.weight" for role in "qk"))
+        self.attention_out = tensors[f"{attention}.o_proj.weight"]  # (C, H*D)
+        self.ffn_norm = tensors[f"{prefix}.post_attention_layernorm.weight"]  # (C,)
+        self.inner = packed[ffn]  # matrices (F, C) of gate and up, or only of up
+        self.down = tensors[f"{ffn}.down_proj.weight"]  # (C, F)
 
 
 class Model:
@@ -118,7 +106,7 @@ class Model:
         self.half_copies, packed_halves = make_weights(operations, halves, np.float16, "{} in half")
         self.working = {**self.weights, **self.half_copies}
         packed |= packed_halves
-        self.layers = [LayerWeights.of(self.working, packed, k) for k in range(config.layers)]
+        self.layers = [LayerWeights(self.working, packed, k) for k in range(config.layers)]
         positions = config.seq_len + 1  # the last position is for rows that are not in use
         tables = dict.fromkeys(("cosines", "sines"), (positions, config.head_dim // 2))
         self._cosines, self._sines = operations.side_by_side(tables, np.float32).values()
