@@ -58,6 +58,8 @@ VERSION = 1
 # tensors, and waiting for checkpoints.
 ACTIVITIES = ("start", "data", "evaluation", "saving")
 
+# The first lines of a model card, which Hugging Face's hub reads.
+_HUB_FACTS = "library_name: transformers", "pipeline_tag: text-generation", "tags:", "- llmgpu"
 _LISTED = 10  # most names of files in a model card
 _TOO_LARGE = 1 << 63
 _WHOLE_NUMBERS = frozenset({"step", "tokens", "skipped_steps"})
@@ -291,13 +293,10 @@ class StepRecord:
         values = {name: value for name, value in asdict(self).items() if value is not None}
         if self.validation_loss is not None:
             values["perplexity"] = perplexity(self.validation_loss)
-        found: dict[str, int | float | None] = {}
-        for name, value in values.items():
-            if name in _WHOLE_NUMBERS:
-                found[name] = int(value)
-            else:  # `value` may be a NumPy number
-                found[name] = float(value) if math.isfinite(value) else None
-        return found
+        for name, value in values.items():  # a value may be a NumPy number
+            number = int(value) if name in _WHOLE_NUMBERS else float(value)
+            values[name] = number if math.isfinite(number) else None
+        return values
 
 
 def seconds_beside_steps(record: StepRecord) -> dict[str, float]:
@@ -413,7 +412,6 @@ class Origin:
 
 def model_card(config: ModelConfig, origin: Origin, last: StepRecord) -> str:
     """Return the README.md of a checkpoint; last: the record of the checkpoint's step."""
-    # Collect the rows of the table, the initial model and the files.
     losses = {
         "training loss": last.loss,
         "validation loss": last.validation_loss,
@@ -421,37 +419,22 @@ def model_card(config: ModelConfig, origin: Origin, last: StepRecord) -> str:
     }
     numbers = {"steps": f"{last.step:,}", "tokens": f"{last.tokens:,}"}
     numbers |= {name: f"{loss:.4f}" for name, loss in losses.items() if loss is not None}
-    base = [] if origin.init is None else [f"It began with the weights of `{origin.init}`.", ""]
-    more = len(origin.data) - _LISTED
+    rows = (f"| {name} | {value} |" for name, value in numbers.items())
+    base = () if origin.init is None else (f"It began with the weights of `{origin.init}`.",)
     data = [f"- `{name}`" for name in origin.data[:_LISTED]]
-    # Put the page together.
-    lines = [
-        "---",
-        "library_name: transformers",
-        "pipeline_tag: text-generation",
-        "tags:",
-        "- llmgpu",
-        "---",
-        "",
-        f"A language model of {config.parameters:,} parameters, trained by llmgpu {__version__}.",
-        "",
-        *base,
-        "| | |",
-        "| --- | --- |",
-        *(f"| {name} | {value} |" for name, value in numbers.items()),
-        "",
-        "Trained on:",
-        "",
-        *data,
-        *([f"- and {more:,} more"] if more > 0 else []),
-        "",
-        "The command:",
-        "",
-        "```sh",
-        origin.command,
-        "```",
+    more = len(origin.data) - _LISTED
+    # Put the paragraphs together, each a list of lines.
+    paragraphs = [
+        ["---", *_HUB_FACTS, "---"],
+        [f"A language model of {config.parameters:,} parameters, trained by llmgpu {__version__}."],
+        *([line] for line in base),
+        ["| | |", "| --- | --- |", *rows],
+        ["Trained on:"],
+        data + [f"- and {more:,} more"] * (more > 0),
+        ["The command:"],
+        ["```sh", origin.command, "```"],
     ]
-    return "".join(f"{printable(line)}\n" for line in lines)
+    return "\n\n".join("\n".join(map(printable, lines)) for lines in paragraphs) + "\n"
 
 
 def open_samples(
