@@ -28,7 +28,7 @@ import numpy as np
 
 from llmgpu.files import output_errors
 from llmgpu.lm.checkpoints.checkpoint import write_json
-from llmgpu.lm.checkpoints.safetensors_file import TensorSource, write_tensors
+from llmgpu.lm.checkpoints.safetensors_file import kinds_of, write_tensors
 from llmgpu.lm.config import ModelConfig, Weight
 from llmgpu.lm.model import Model, make_weights
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
@@ -136,16 +136,16 @@ class Adapters:
         self._model.operations.scale(tensor, scaled, self._factor)
         return scaled
 
-    def write(self, source: Callable[[Tensor], TensorSource], base: str, folder: Path) -> None:
+    def write(self, read: Callable[[str], AnyArray], base: str, folder: Path) -> None:
         """Write a new folder with the files of the library peft; raise OutputError if this fails.
 
-        source: makes a `TensorSource` of a tensor. base: folder of the model.
+        read: returns the contents of a factor by its name. base: folder of the model.
         """
         tensors = {}
         for name, adapter in self.adapters.items():
             prefix = f"base_model.model.{name.removesuffix('.weight')}"
-            tensors[f"{prefix}.lora_A.weight"] = _transposed(source(adapter.a))
-            tensors[f"{prefix}.lora_B.weight"] = source(adapter.b)
+            tensors[f"{prefix}.lora_A.weight"] = read(adapter.a.name).T
+            tensors[f"{prefix}.lora_B.weight"] = read(adapter.b.name)
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -163,7 +163,8 @@ class Adapters:
         }
         with output_errors(str(folder)):
             folder.mkdir()
-        write_tensors(folder / "adapter_model.safetensors", tensors, {"format": "pt"})
+        path, kinds = folder / "adapter_model.safetensors", kinds_of(tensors)
+        write_tensors(path, kinds, tensors.__getitem__, {"format": "pt"})
         write_json(folder / "adapter_config.json", config)
 
 
@@ -177,9 +178,3 @@ def adapted_weights(config: ModelConfig, targets: tuple[str, ...]) -> Iterator[W
 def _role(name: str) -> str:
     """Return a weight's name without the number of its layer."""
     return re.sub(r"^model\.layers\.\d+\.", "", name)
-
-
-def _transposed(source: TensorSource) -> TensorSource:
-    return TensorSource(
-        source.dtype, source.shape[::-1], lambda: np.ascontiguousarray(source.read().T)
-    )

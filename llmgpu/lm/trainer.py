@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import TrainingError
 from llmgpu.lm.adapters import Adapters
-from llmgpu.lm.checkpoints.safetensors_file import TensorSource
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import Batch
 from llmgpu.lm.gradients import LossGraph
@@ -380,12 +379,15 @@ class Trainer:
             f"were left unchanged; try {remedies}"
         )
 
-    def source(self, tensor: Tensor) -> TensorSource:
-        """Return the source of a tensor, which is read from the device when its file is written."""
-        self._finish_step()
-        return TensorSource(tensor.dtype, tensor.shape, lambda: self._ops.read(tensor))
+    def reader(self, snapshot: Snapshot | None) -> Callable[[str], AnyArray]:
+        """Return a function that returns the content of a tensor after the last step, by name.
 
-    def take(self, snapshot: Snapshot) -> None:
-        """Copy the tensors of a snapshot as they are after the last step."""
+        The tensors are the model's weights and those of `state_tensors`. The function reads them
+        from `snapshot`, or from the device when it is called.
+        """
         self._finish_step()
-        snapshot.take()
+        if snapshot is not None:
+            snapshot.take()
+            return snapshot.arrays.__getitem__
+        tensors = {each.name: each for each in self.state_tensors()} | self.model.weights
+        return lambda name: self._ops.read(tensors[name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.gpu.commands import Download
 from llmgpu.lm.checkpoints.checkpoint import TrainingState, save_checkpoint
-from llmgpu.lm.checkpoints.safetensors_file import TensorSource
+from llmgpu.lm.checkpoints.safetensors_file import Kinds, kinds_of
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.generator import Generator, Request
 from llmgpu.lm.model import Model
@@ -121,15 +121,18 @@ def save(run: Path, step: int, *, seed: int | None = None, **options: Any) -> Pa
         run,
         config,
         vocabulary,
-        sources(random_weights(config, seed)),
-        sources(moments(config, seed)),
+        *sources(random_weights(config, seed), moments(config, seed)),
         state_of(step),
         **options,
     )
 
 
-def sources(arrays: dict[str, Any]) -> dict[str, TensorSource]:
-    return {name: TensorSource.of(array) for name, array in arrays.items()}
+def sources(
+    weights: dict[str, Any], optimizer: dict[str, Any] | None = None
+) -> tuple[Callable[[str], NDArray[Any]], Kinds]:
+    """Return what `save_checkpoint` receives: a reader of tensors, and the optimizer's kinds."""
+    optimizer = optimizer or {}
+    return (weights | optimizer).__getitem__, kinds_of(optimizer)
 
 
 def sum_of_parts(data: bytes) -> str:

@@ -181,7 +181,7 @@ def test_adapters_are_those_of_peft(operations: Operations, tmp_path: Path, kind
 
     def saved(name: str) -> Path:
         assert trainer.adapters is not None
-        trainer.adapters.write(trainer.source, str(folder), tmp_path / name)
+        trainer.adapters.write(trainer.reader(None), str(folder), tmp_path / name)
         return tmp_path / name
 
     begun = saved("begun")
@@ -203,7 +203,7 @@ def test_a_factor_is_written_transposed(tmp_path: Path) -> None:
     trainer = Trainer(open_operations(None), kind_of_model("llama"), LORA, slots=1)
     trainer.load(weights_of(kind_of_model("llama")).__getitem__)
     assert trainer.adapters is not None
-    trainer.adapters.write(trainer.source, "", tmp_path / "adapter")
+    trainer.adapters.write(trainer.reader(None), "", tmp_path / "adapter")
     tensors = read_tensors(tmp_path / "adapter" / "adapter_model.safetensors")
     name = "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
     assert tensors[name].shape == (3, 40)

@@ -96,7 +96,7 @@ def test_transformers_gives_the_same_logits_and_gradients(
     vocabulary = small_vocabulary()
     config = small_config(vocabulary, **sizes)
     given = sources(random_weights(config, 1))
-    folder = save_checkpoint(tmp_path, config, vocabulary, given, {}, state_of(1))
+    folder = save_checkpoint(tmp_path, config, vocabulary, *given, state_of(1))
     theirs = transformers_model(folder)
     ours = Llama(config, load_checkpoint(folder).weights)
     tokens, targets = batch(config, 2)

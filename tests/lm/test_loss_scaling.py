@@ -116,7 +116,7 @@ def test_steps_that_begin_before_an_overflow_is_known_are_taken_again(
             trainer.take_step(batches, 1e-2)
             if waits:  # the next step knows whether this step has overflowed
                 trainer.results(1)
-        state = {tensor.name: trainer.source(tensor).read() for tensor in trainer.state_tensors()}
+        state = {each.name: trainer.reader(None)(each.name) for each in trainer.state_tensors()}
         taken.append((trainer.results(5), read_weights(trainer.model) | state))
     (results, expected), (again, found) = taken
     skipped = [result.is_skipped for result in results]
@@ -174,7 +174,7 @@ def test_a_resumed_trainer_takes_the_same_steps(
     take(whole, 16)
     take(first, 10)
     second.model.load(read_weights(first.model).__getitem__)
-    state = {tensor.name: first.source(tensor).read() for tensor in first.updates.state_tensors()}
+    state = {each.name: first.reader(None)(each.name) for each in first.updates.state_tensors()}
     second.write_state(state)
     second.step = first.step
     take(second, 6)

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ from llmgpu.lm.checkpoints.huggingface import (
     read_object,
 )
 from llmgpu.lm.checkpoints.safetensors_file import (
-    TensorSource,
+    Kinds,
     hash_file,
     naming,
     read_tensors,
@@ -64,7 +64,6 @@ from llmgpu.lm.config import ModelConfig
 from llmgpu.outputs import TEXT, Output, check_outputs
 from llmgpu.pipeline import in_order
 
-Model = TypeVar("Model", bound=SavedModel)
 Begin = Callable[[Callable[[], None]], object]  # calls a function, maybe in another thread
 
 FORMAT_NAME = "llmgpu model checkpoint"
@@ -83,6 +82,7 @@ _READ_AGAIN = (CONFIG, WEIGHTS, OPTIMIZER, VOCABULARY)
 _MODEL_FILES = (CONFIG, WEIGHTS, VOCABULARY)
 _UNCHANGING = (VOCABULARY, CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG)
 _CHECKSUM = "sha256"
+_PT = {"format": "pt"}  # metadata of weights, without which transformers refuses a file
 _DAMAGED = "damaged or changed since it was written"
 _STEP = re.compile(r"step-(?P<step>[0-9]{8,})")
 _TEMPORARY = re.compile(r"\.step-[0-9]{8,}\.[0-9a-f]{12}\.tmp")
@@ -123,8 +123,8 @@ def save_checkpoint(
     run_folder: str | Path,
     config: ModelConfig,
     vocabulary: Vocabulary,
-    weights: Mapping[str, TensorSource],
-    optimizer: Mapping[str, TensorSource],
+    read: Callable[[str], NDArray[Any]],
+    optimizer: Kinds,
     state: TrainingState,
     *,
     eos_id: int | None = None,
@@ -139,8 +139,9 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint of a step, then remove all but the `keep` newest; return its folder.
 
-    weights: all of `config.weights()`, float32. Rows of tables that belong to no token are left
-        out. optimizer: any tensors.
+    read: returns a tensor by name: the weights of `config.weights()`, float32, and the tensors of
+        `optimizer`. Rows of tables that belong to no token are left out.
+    optimizer: any tensors.
     eos_id: token at the end of a text. stop_ids: other tokens after which a text is complete.
     spare: step of a checkpoint that is never removed.
     write_adapter: called with the path of the folder "adapter", which does not exist yet.
@@ -151,8 +152,8 @@ def save_checkpoint(
     in_memory: whether the tensors are arrays in memory, so that threads write the files at the same
         time. Otherwise the calling thread reads tensors one by one.
 
-    Raises OutputError if the checkpoint can't be written, or if the step already has a checkpoint;
-    nothing has changed then.
+    Raises OutputError if the checkpoint can't be written, or if its folder exists; nothing has
+    changed then.
     """
     if model_type(config) is None:
         note(f"{not_a_llama(config)}: other libraries can't open its checkpoint")
@@ -162,11 +163,11 @@ def save_checkpoint(
         def write(name: str, *content: Any) -> None:
             hashes[name] = write_tensors(folder / name, *content)
 
-        kept = {} if unchanging is None else unchanging
+        weights, kept = _weight_kinds(config), {} if unchanging is None else unchanging
         # The optimizer's file comes first, because it is the largest.
         files: list[Callable[[], None]] = [
-            partial(write, OPTIMIZER, optimizer),
-            partial(write, WEIGHTS, _without_unused_rows(config, weights), {"format": "pt"}),
+            partial(write, OPTIMIZER, optimizer, read),
+            partial(write, WEIGHTS, weights, lambda name: read(name)[: weights[name][1][0]], _PT),
             partial(_write_model_files, folder, config, vocabulary, eos_id, stop_ids, kept, note),
         ]
         threads = len(files) if in_memory else 0
@@ -180,15 +181,9 @@ def save_checkpoint(
     return Path(run_folder) / step_folder_name(state.step)
 
 
-def _without_unused_rows(
-    config: ModelConfig, weights: Mapping[str, TensorSource]
-) -> dict[str, TensorSource]:
-    """Return the weights without the rows of tables that belong to no token."""
-
-    def without(source: TensorSource, shape: tuple[int, ...]) -> TensorSource:
-        return replace(source, shape=shape, read=lambda: source.read()[: shape[0]])
-
-    return {w.name: without(weights[w.name], w.used_shape) for w in config.weights()}
+def _weight_kinds(config: ModelConfig) -> Kinds:
+    """Return the weights of a file, without the rows of tables that belong to no token."""
+    return {weight.name: (np.dtype("<f4"), weight.used_shape) for weight in config.weights()}
 
 
 def _write_model_files(
@@ -284,7 +279,7 @@ def open_model(path: str | Path, note: Note = no_notes, begin: Begin | None = No
     folder = Path(path)
     if not _is_step(folder) and os.path.lexists(folder / CONFIG):
         return open_pretrained(folder, note)
-    return _load_newest(folder, partial(_load_model, begin=begin))
+    return _load_newest(folder, _MODEL_FILES, begin)
 
 
 def export_outputs(folder: str | Path) -> list[Output]:
@@ -340,13 +335,7 @@ def export_model(
     described = describe_tokenizer(config, model.vocabulary, model.eos_id)
     write_json(folder / TOKENIZER_CONFIG, described)
     # Write the weights, then the description of the model.
-    sources = {
-        weight.name: TensorSource(
-            np.dtype("<f4"), weight.used_shape, partial(model.weights.__getitem__, weight.name)
-        )
-        for weight in config.weights()
-    }
-    write_tensors(folder / WEIGHTS, sources, {"format": "pt"})
+    write_tensors(folder / WEIGHTS, _weight_kinds(config), model.weights.__getitem__, _PT)
     write_json(folder / CONFIG, describe_model(config, eos_id=model.eos_id))
     generation = describe_generation(model.eos_id, model.stop_ids)
     write_json(folder / GENERATION_CONFIG, generation)
@@ -365,13 +354,13 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     Raises CheckpointError, with the file, for files that are missing, damaged, of another version
     or inconsistent.
     """
-    return _load_newest(Path(path), _load)
+    return _load_newest(Path(path), _READ_AGAIN)
 
 
-def _load_newest(folder: Path, load: Callable[[Path], Model]) -> Model:
-    """Load a checkpoint, or the newest checkpoint of a run folder, with `load`."""
+def _load_newest(folder: Path, names: Sequence[str], begin: Begin | None = None) -> Checkpoint:
+    """Load a checkpoint, or the newest checkpoint of a run folder, see `_load`."""
     if _is_step(folder):
-        return load(folder)
+        return _load(folder, names, begin)
     if not folder.is_dir():
         missing = f"no such folder{download_advice(str(folder))}"
         hint = "; llama.cpp runs GGUF files" if folder.suffix.lower() == ".gguf" else ""
@@ -382,26 +371,18 @@ def _load_newest(folder: Path, load: Callable[[Path], Model]) -> Model:
     if not folders:
         raise CheckpointError(f"{folder} has no checkpoint")
     try:
-        return load(folders[-1])
+        return _load(folders[-1], names, begin)
     except CheckpointError as error:
         if len(folders) == 1:
             raise
         raise CheckpointError(f"{error}; the previous checkpoint is {folders[-2]}") from error
 
 
-def _load(folder: Path) -> Checkpoint:
-    model, state = _read_files(folder, _READ_AGAIN)
-    return Checkpoint(optimizer=read_tensors(folder / OPTIMIZER), state=state, **vars(model))
+def _load(folder: Path, names: Sequence[str], begin: Begin | None) -> Checkpoint:
+    """Check the files with these names; load the model, the state of its run, and the optimizer.
 
-
-def _load_model(folder: Path, begin: Begin | None) -> SavedModel:
-    return _read_files(folder, _MODEL_FILES, begin)[0]
-
-
-def _read_files(
-    folder: Path, names: Sequence[str], begin: Begin | None = None
-) -> tuple[SavedModel, TrainingState]:
-    """Check the files with these names; return the model and the state of its run."""
+    The optimizer has no tensors if its file is not in `names`.
+    """
     state, fingerprint = _read_training(folder, names, begin)
     with naming(folder / VOCABULARY):
         vocabulary = Vocabulary.load(folder / VOCABULARY)
@@ -410,7 +391,9 @@ def _read_files(
             f"{folder / VOCABULARY} is vocabulary {vocabulary.fingerprint[:12]}, "
             f"but {folder / TRAINING} belongs to {fingerprint[:12]}"
         )
-    return read_model_files(folder, lambda: vocabulary), state
+    model = read_model_files(folder, lambda: vocabulary)
+    optimizer = read_tensors(folder / OPTIMIZER) if OPTIMIZER in names else {}
+    return Checkpoint(optimizer=optimizer, state=state, **vars(model))
 
 
 def _read_training(

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,15 @@ from numpy.typing import NDArray
 from llmgpu.bpe.interchange.formats import NAMES, find_in_folder
 from llmgpu.bpe.interchange.huggingface import describe_config
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.errors import CheckpointError, InputError
+from llmgpu.errors import CheckpointError
 from llmgpu.input_files import Note, no_notes, parse_json, quote, read_limited, spell
-from llmgpu.lm.checkpoints.safetensors_file import WEIGHT_DTYPES, as_float32, naming, read_tensors
+from llmgpu.lm.checkpoints.safetensors_file import (
+    WEIGHT_DTYPES,
+    as_float32,
+    naming,
+    read_tensors,
+    require_tensors,
+)
 from llmgpu.lm.config import OUTPUT, ModelConfig, RopeScaling
 
 OWN_KEY = "llmgpu"  # key in config.json, and type of models that transformers lacks
@@ -72,8 +78,7 @@ _MOST = 2**53  # largest whole number accepted; a float64 represents it and all 
 _SHOWN = 60  # most characters of a value in a message
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(NamedTuple):
     """A model type of transformers: its class, and its differences from Llama."""
 
     architecture: str
@@ -99,6 +104,7 @@ _HARMLESS: dict[str, tuple[object, ...]] = {
     "auto_map": (None,),
     "sliding_window": (None,),
 }
+_PLAIN = "full_attention"  # the only supported type of a layer
 _QWEN3_HEAD_DIM = 128  # width of heads if config.json has no head_dim
 
 
@@ -165,7 +171,8 @@ def _describe_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
 def read_model(content: Mapping[str, Any]) -> ModelConfig:
     """Return the model that a config.json describes.
 
-    Raises CheckpointError for an entry that is missing, of the wrong type or not supported.
+    Raises CheckpointError for an entry that is missing, of the wrong type or not supported,
+    InputError for sizes that do not fit together.
     """
     # Checkpoints of llmgpu also have some entries under OWN_KEY.
     own = _get(content, OWN_KEY, dict) if OWN_KEY in content else content
@@ -186,22 +193,19 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
     theta, scaling = _read_rope(content)
     # If transformers has resized the tables, it has kept llmgpu's own entries as they were.
     is_resized = "transformers_version" in content
-    try:
-        config = ModelConfig(
-            vocab_size=_get(content if is_resized else own, "vocab_size", int),
-            **sizes,
-            tied=_get(content, "tie_word_embeddings", bool),
-            activation=activation,  # type: ignore[arg-type]
-            rope_theta=theta,
-            norm_epsilon=_get(content, "rms_norm_eps", float),
-            head_width=_read_head_width(name, content, sizes["dim"], sizes["heads"]),
-            rope_scaling=scaling,
-            qkv_bias=kind.qkv_bias,
-            qk_norm=kind.qk_norm,
-            max_positions=max_positions,
-        )
-    except InputError as error:
-        raise CheckpointError(str(error)) from error
+    config = ModelConfig(
+        vocab_size=_get(content if is_resized else own, "vocab_size", int),
+        **sizes,
+        tied=_get(content, "tie_word_embeddings", bool),
+        activation=activation,  # type: ignore[arg-type]
+        rope_theta=theta,
+        norm_epsilon=_get(content, "rms_norm_eps", float),
+        head_width=_read_head_width(name, content, sizes["dim"], sizes["heads"]),
+        rope_scaling=scaling,
+        qkv_bias=kind.qkv_bias,
+        qk_norm=kind.qk_norm,
+        max_positions=max_positions,
+    )
     # The tables must have exactly one row for each id.
     rows = _get(content, "vocab_size", int)
     if rows != config.vocab_size:
@@ -223,12 +227,10 @@ def _refuse_unsupported(name: str, content: Mapping[str, Any]) -> None:
         raise CheckpointError(
             "sliding_window is missing, so the model would have one; null means it has none"
         )
-    layer_types = content.get("layer_types") or []
-    if not isinstance(layer_types, list):
-        raise CheckpointError(f"layer_types is {_show(layer_types)}, but must be a list")
-    for kind in layer_types:
-        if kind != "full_attention":
-            raise CheckpointError(f"layer_types has {_show(kind)}, which is not supported")
+    kinds = content.get("layer_types") or []
+    others = [kind for kind in kinds if kind != _PLAIN] if isinstance(kinds, list) else kinds
+    if others:
+        raise CheckpointError(f"layer_types has {_show(others)}, which is not supported")
 
 
 def _read_head_width(name: str, content: Mapping[str, Any], dim: int, heads: int) -> int | None:
@@ -275,10 +277,7 @@ def _read_rope(content: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
         ours: _get(parameters, theirs, int if ours == "original_seq_len" else float)
         for theirs, ours in _SCALING_NUMBERS[kind].items()
     }
-    try:
-        return theta, RopeScaling(kind, **numbers)  # type: ignore[arg-type]
-    except InputError as error:
-        raise CheckpointError(str(error)) from error
+    return theta, RopeScaling(kind, **numbers)  # type: ignore[arg-type]
 
 
 def _get(content: Mapping[str, Any], name: str, kind: type) -> Any:
@@ -386,26 +385,22 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
 
     def __init__(self, folder: Path) -> None:
         """Map the weight files of a folder; raise CheckpointError for files that can't be used."""
-        self.folder = folder
+        self._folder = folder
         self._tensors: dict[str, NDArray[Any]] = {}
-        self._paths: dict[str, Path] = {}
         for path, names in _weight_files(folder).items():
             found = read_tensors(path)
             for name in names or found:
                 if name not in found:
                     raise CheckpointError(f"{path}: tensor {quote(name)} is missing")
                 self._tensors[name] = found[name]
-                self._paths[name] = path
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
         """Return a weight; raise CheckpointError for numbers that are not finite."""
         values = as_float32(self._tensors[name])
         if not np.isfinite(values).all():
-            raise self._error(name, "has numbers that are not finite")
+            reason = "has numbers that are not finite"
+            raise CheckpointError(f"{self._folder}: tensor {quote(name)} {reason}")
         return values
-
-    def _error(self, name: str, reason: str) -> CheckpointError:
-        return CheckpointError(f"{self._paths[name]}: tensor {quote(name)} {reason}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -421,23 +416,15 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
         # A damaged config may have very many layers. `config.weights` would name them all.
         if config.layers > len(self):
             raise CheckpointError(
-                f"{self.folder}: {len(self)} tensors are too few for {config.layers} layers"
+                f"{self._folder}: {len(self)} tensors are too few for {config.layers} layers"
             )
-        expected = {weight.name: weight.used_shape for weight in config.weights()}
-        for name, shape in expected.items():
-            if name not in self._tensors:
-                raise CheckpointError(f"{self.folder}: tensor {quote(name)} is missing")
-            found, kind = self._tensors[name].shape, self._tensors[name].dtype
-            if found != shape:
-                wanted = f"by the sizes in {CONFIG} it must be {list(shape)}"
-                raise self._error(name, f"is {list(found)}, but {wanted}")
-            if kind not in WEIGHT_DTYPES:
-                known = "F32, F16 or BF16: convert it"
-                raise self._error(name, f"is of {kind}, but weights are {known}")
-        for name in self:
-            unused = name.endswith(_COMPUTED) or (config.tied and name == OUTPUT)
-            if name not in expected and not unused:
-                raise self._error(name, "is unexpected")
+        used = {
+            name: tensor
+            for name, tensor in self._tensors.items()
+            if not (name.endswith(_COMPUTED) or (config.tied and name == OUTPUT))
+        }
+        expected = {weight.name: (WEIGHT_DTYPES, weight.used_shape) for weight in config.weights()}
+        require_tensors(self._folder, used, expected, f" by the sizes in {CONFIG}")
 
 
 def has_model(path: str | Path) -> bool:

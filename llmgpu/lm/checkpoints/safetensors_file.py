@@ -15,9 +15,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from llmgpu.errors import CheckpointError, VocabularyError
+from llmgpu.errors import CheckpointError, InputError, VocabularyError
 from llmgpu.files import atomic_output
 from llmgpu.input_files import parse_json, quote
 from llmgpu.machine import has_limited_address_space
@@ -51,49 +50,44 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 BFLOAT16 = np.dtype([("bits", "<u2")])
 _READ_DTYPES = _DTYPES | {"BF16": BFLOAT16}
 WEIGHT_DTYPES = (np.dtype("<f4"), np.dtype("<f2"), BFLOAT16)  # see `as_float32`
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in _READ_DTYPES.items()}
 _RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES.values())}  # order of tensors in a file
 
 
-@dataclass(frozen=True)
-class TensorSource:
-    """A tensor to be written.
+# The dtype and the shape of each tensor of a file, by name.
+Kinds = Mapping[str, tuple[DTypeLike, tuple[int, ...]]]
 
-    dtype: float32, float16, uint32 or uint8. read: returns the array, of exactly this dtype and
-    shape; called when the tensor is written.
-    """
 
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    read: Callable[[], NDArray[Any]]
-
-    @classmethod
-    def of(cls, array: NDArray[Any]) -> TensorSource:
-        """Return the source of an array in memory."""
-        return cls(array.dtype, array.shape, lambda: array)
+def kinds_of(tensors: Mapping[str, NDArray[Any]]) -> Kinds:
+    """Return the dtypes and the shapes of arrays."""
+    return {name: (array.dtype, array.shape) for name, array in tensors.items()}
 
 
 def write_tensors(
     path: str | Path,
-    sources: Mapping[str, TensorSource],
+    kinds: Kinds,
+    read: Callable[[str], NDArray[Any]],
     metadata: Mapping[str, str] | None = None,
 ) -> str:
     """Write a file atomically; return its checksum, see `hash_file`.
 
-    The order of `sources` and `metadata` does not change the bytes of the file. Tensors are read
+    The order of `kinds` and `metadata` does not change the bytes of the file. Tensors are read
     one by one. At most 96 MiB of the file and two tensors are in memory at a time.
 
+    kinds: float32, float16, uint32 or uint8. read: returns a tensor by name, of exactly this dtype
+        and shape.
+
     Raises OutputError if the file can't be written, ValueError for a dtype that is not supported,
-    and for an array without the dtype and shape of its source.
+    and for an array of another dtype or shape.
     """
-    for name, source in sources.items():
-        if name == METADATA or source.dtype not in _RANKS:
-            raise ValueError(f"tensor {quote(name)} of {source.dtype} can't be written")
-    ordered = sorted(sources.items(), key=lambda item: (_RANKS[item[1].dtype], item[0]))
-    header = _describe(ordered, metadata or {})
+    for name, (dtype, _) in kinds.items():
+        if name == METADATA or np.dtype(dtype) not in _RANKS:
+            raise ValueError(f"tensor {quote(name)} of {np.dtype(dtype)} can't be written")
+    names = sorted(kinds, key=lambda name: (_RANKS[np.dtype(kinds[name][0])], name))
+    header = _describe({name: kinds[name] for name in names}, metadata or {})
     start = len(header).to_bytes(_LENGTH_BYTES, "little") + header
     digest = hashlib.sha256()
-    content = chain([memoryview(start)], (_bytes_of(_read_source(*named)) for named in ordered))
+    content = chain([memoryview(start)], (_bytes_of(name, read(name), kinds) for name in names))
     with atomic_output(path) as stream:
         # Threads hash parts of the file while this thread writes earlier parts.
         for part, part_digest in _hashed_parts(content):
@@ -144,33 +138,24 @@ def _parts(content: Iterable[memoryview]) -> Iterator[list[memoryview]]:
         yield part
 
 
-def _describe(ordered: Iterable[tuple[str, TensorSource]], metadata: Mapping[str, str]) -> bytes:
+def _describe(kinds: Kinds, metadata: Mapping[str, str]) -> bytes:
     content: dict[str, Any] = {METADATA: dict(sorted(metadata.items()))} if metadata else {}
     begin = 0
-    for name, source in ordered:
-        end = begin + math.prod(source.shape) * source.dtype.itemsize
-        content[name] = {
-            "dtype": _NAMES[source.dtype],
-            "shape": list(source.shape),
-            "data_offsets": [begin, end],
-        }
+    for name, (dtype, shape) in kinds.items():
+        end = begin + math.prod(shape) * np.dtype(dtype).itemsize
+        offsets = [begin, end]
+        content[name] = {"dtype": _NAMES[np.dtype(dtype)], "shape": shape, "data_offsets": offsets}
         begin = end
     header = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
     return header.ljust(-(-len(header) // _ALIGNMENT) * _ALIGNMENT)
 
 
-def _read_source(name: str, source: TensorSource) -> NDArray[Any]:
-    array = source.read()
-    if (array.dtype, array.shape) != (source.dtype, source.shape):
-        raise ValueError(
-            f"tensor {quote(name)} came as {array.dtype} {array.shape}, "
-            f"but {source.dtype} {source.shape} was announced"
-        )
-    return array
-
-
-def _bytes_of(array: NDArray[Any]) -> memoryview:
+def _bytes_of(name: str, array: NDArray[Any], kinds: Kinds) -> memoryview:
     """Return the bytes of an array, little-endian."""
+    dtype, shape = kinds[name]
+    if (array.dtype, array.shape) != (np.dtype(dtype), shape):
+        found = f"{array.dtype} {array.shape}"
+        raise ValueError(f"{quote(name)} came as {found}, but {dtype} {shape} was announced")
     flat = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1)
     return flat.view(np.uint8).data
 
@@ -194,21 +179,23 @@ def read_tensors(path: str | Path) -> dict[str, NDArray[Any]]:
 def require_tensors(
     path: str | Path,
     tensors: Mapping[str, NDArray[Any]],
-    expected: Mapping[str, tuple[DTypeLike, tuple[int, ...]]],
+    expected: Mapping[str, tuple[Sequence[np.dtype[Any]], tuple[int, ...]]],
+    why: str = "",
 ) -> None:
     """Raise CheckpointError for the first tensor that is missing, unexpected or different.
 
-    path: the file of the tensors, for the error. expected: dtype and shape of each tensor that the
-    file must have, by name.
+    path: the file or folder of the tensors, and why: the reason for the shapes, for the error.
+    expected: possible dtypes, and shape, of each tensor that there must be, by name.
     """
-    for name, (dtype, shape) in expected.items():
+    for name, (dtypes, shape) in expected.items():
         if name not in tensors:
             raise CheckpointError(f"{path}: tensor {quote(name)} is missing")
         found = tensors[name]
-        if (found.dtype, found.shape) != (np.dtype(dtype), shape):
+        if found.dtype not in dtypes or found.shape != shape:
+            known = " or ".join(_NAMES[dtype] for dtype in dtypes)
             raise CheckpointError(
-                f"{path}: tensor {quote(name)} is {found.dtype} {list(found.shape)}, "
-                f"but must be {np.dtype(dtype)} {list(shape)}"
+                f"{path}: tensor {quote(name)} is {_NAMES[found.dtype]} {list(found.shape)}, "
+                f"but{why} must be {known} {list(shape)}"
             )
     for name in tensors:
         if name not in expected:
@@ -315,7 +302,7 @@ def naming(path: str | Path) -> Iterator[None]:
     """Turn an error of the block into a CheckpointError that names `path`."""
     try:
         yield
-    except (CheckpointError, VocabularyError) as error:
+    except (CheckpointError, InputError, VocabularyError) as error:
         text = str(error)
         raise CheckpointError(text if f"{path}: " in text else f"{path}: {text}") from error
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the links form a circle

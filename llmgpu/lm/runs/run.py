@@ -38,7 +38,7 @@ from llmgpu.lm.checkpoints.checkpoint import (
     step_folder_name,
 )
 from llmgpu.lm.checkpoints.huggingface import SavedModel
-from llmgpu.lm.checkpoints.safetensors_file import TensorSource, require_tensors
+from llmgpu.lm.checkpoints.safetensors_file import require_tensors
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.data.batches import Batch, Batches, TokenSource, token_bytes
 from llmgpu.lm.ops.operations import Operations, open_operations
@@ -262,7 +262,7 @@ class TrainingRun:
         tokens = {"evaluation_tokens_crc32": None, **self._plan.token_facts()}
         before = {name: begun.get(name) for name in tokens}
         check_same_run(f"{self._folder.path} was started with other tokens", before, tokens)
-        expected = {each.name: (each.dtype, each.shape) for each in trainer.state_tensors()}
+        expected = {each.name: ([each.dtype], each.shape) for each in trainer.state_tensors()}
         require_tensors(checkpoint.folder / OPTIMIZER, checkpoint.optimizer, expected)
         if trainer.adapters is None:
             trainer.model.load(checkpoint.weights.__getitem__)
@@ -507,19 +507,11 @@ class TrainingRun:
         """
         self._finish_saving()
         trainer, adapters = self._trainer, self._trainer.adapters
-        weights, state_tensors = trainer.model.weights, list(trainer.state_tensors())
+        state_tensors = list(trainer.state_tensors())
         # Later steps change all tensors, so the thread needs copies.
         if self._snapshot is None:
-            self._snapshot = self._open_snapshot([*weights.values(), *state_tensors])
-        if self._snapshot is not None:
-            trainer.take(self._snapshot)
-        snapshot = self._snapshot
-
-        def source(tensor: Tensor) -> TensorSource:
-            if snapshot is None:
-                return trainer.source(tensor)
-            return TensorSource.of(snapshot.arrays[tensor.name])
-
+            self._snapshot = self._open_snapshot([*trainer.model.weights.values(), *state_tensors])
+        read = trainer.reader(self._snapshot)
         state = TrainingState(
             step=trainer.step,
             tokens_seen=self._tokens(trainer.step),
@@ -533,25 +525,25 @@ class TrainingRun:
             self._folder.path,
             trainer.model.config,
             self._vocabulary,
-            {name: source(tensor) for name, tensor in weights.items()},
-            {tensor.name: source(tensor) for tensor in state_tensors},
+            read,
+            {each.name: (each.dtype, each.shape) for each in state_tensors},
             state,
             eos_id=self._plan.eos_id,
             keep=self._plan.intervals.keep,
             spare=self._decay_start,
-            write_adapter=None if adapters is None else partial(adapters.write, source, base),
+            write_adapter=None if adapters is None else partial(adapters.write, read, base),
             stop_ids=self._stop_ids,
             card=model_card(trainer.model.config, self._origin, self._records[-1]),
             unchanging=self._unchanging,
             note=self._notes_of_saving.append,
-            in_memory=snapshot is not None,
+            in_memory=self._snapshot is not None,
         )
 
         def write_synced() -> None:
             sync(self._folder.log)  # resuming needs the log up to the checkpoint's step
             write()
 
-        if snapshot is None:
+        if self._snapshot is None:
             write_synced()
         else:
             self._write = write_synced

@@ -68,7 +68,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path, sizes: dict[str, Any]) -> None:
     config = small_config(vocabulary, **sizes)
     weights, optimizer = random_weights(config, 1), moments(config, 2)
     end = vocabulary.special_tokens[END]
-    given = (config, vocabulary, sources(weights), sources(optimizer), state_of(100))
+    given = (config, vocabulary, *sources(weights, optimizer), state_of(100))
     folder = save_checkpoint(tmp_path, *given, eos_id=end)
     assert list_checkpoints(tmp_path) == {100: tmp_path / "step-00000100"} == {100: folder}
     assert set(names(folder)) == FILES and names(tmp_path) == [folder.name]
@@ -134,15 +134,16 @@ def test_a_save_that_fails_leaves_what_was(tmp_path: Path, error: BaseException)
     save(tmp_path, 2)
     vocabulary = small_vocabulary()
     config = small_config(vocabulary)
-    given = sources(random_weights(config, 3))
+    weights = random_weights(config, 3)
 
-    def fail() -> np.ndarray:
-        raise error
+    def read(name: str) -> np.ndarray:
+        if name == "model.norm.weight":
+            raise error
+        return weights[name]
 
-    given["model.norm.weight"] = dataclasses.replace(given["model.norm.weight"], read=fail)
     expected = KeyboardInterrupt if error is KeyboardInterrupt else OutputError
     with pytest.raises(expected):
-        save_checkpoint(tmp_path, config, vocabulary, given, {}, state_of(3))
+        save_checkpoint(tmp_path, config, vocabulary, read, {}, state_of(3))
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
     assert load_checkpoint(tmp_path).state == state_of(2)
 
@@ -324,7 +325,7 @@ MISFITS: list[tuple[Callable[[Path], None], str]] = [
     ),
     (
         lambda folder: change_config(folder, intermediate_size=44),
-        r"gate_proj\.weight' is \[40, 32\], but by the sizes in config\.json it must be \[44, 32\]",
+        r"gate_proj\.weight' is F32 \[40, 32\], but by .* config\.json must be .* \[44, 32\]",
     ),
     (
         lambda folder: change_config(folder, tie_word_embeddings=False),
@@ -406,7 +407,7 @@ def test_another_vocabulary_than_the_model_s_is_refused(tmp_path: Path) -> None:
 def test_a_vocabulary_that_tokenizer_json_can_not_hold(tmp_path: Path) -> None:
     vocabulary = small_vocabulary().with_match("greedy")
     config = small_config(vocabulary)
-    given = (sources(random_weights(config, 1)), {}, state_of(1))
+    given = (*sources(random_weights(config, 1)), state_of(1))
     notes: list[str] = []
     folder = save_checkpoint(tmp_path, config, vocabulary, *given, note=notes.append)
     assert set(names(folder)) == FILES - {"tokenizer.json", "tokenizer_config.json"}
@@ -420,7 +421,7 @@ def test_transformers_gives_the_same_ids(tmp_path: Path, pattern: str) -> None:
     vocabulary = small_vocabulary(pattern)
     config = small_config(vocabulary)
     end = vocabulary.special_tokens[END]
-    given = (sources(random_weights(config, 1)), {}, state_of(1))
+    given = (*sources(random_weights(config, 1)), state_of(1))
     folder = save_checkpoint(tmp_path, config, vocabulary, *given, eos_id=end)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     ours = Tokenizer(vocabulary, "cpu")
@@ -435,7 +436,7 @@ def test_a_chat_template_is_kept_without_a_note(tmp_path: Path) -> None:
     vocabulary = dataclasses.replace(small_vocabulary(), chat=ChatTemplate("{{ messages }}", {}))
     config = small_config(vocabulary)
     notes: list[str] = []
-    given = (sources(random_weights(config, 1)), {}, state_of(1))
+    given = (*sources(random_weights(config, 1)), state_of(1))
     folder = save_checkpoint(tmp_path, config, vocabulary, *given, note=notes.append)
     assert notes == []
     described = json.loads((folder / "tokenizer_config.json").read_text())

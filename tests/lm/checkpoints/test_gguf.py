@@ -29,7 +29,7 @@ def make_checkpoint(
     config = small_config(vocabulary, **(SIZES | sizes))
     config = replace(config, vocab_size=vocabulary.size + more_rows)
     weights = random_weights(config, 4)
-    made = save_checkpoint(folder, config, vocabulary, sources(weights), {}, state_of(1))
+    made = save_checkpoint(folder, config, vocabulary, *sources(weights), state_of(1))
     return load_checkpoint(made), weights
 
 

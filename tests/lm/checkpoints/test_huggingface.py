@@ -20,7 +20,7 @@ from llmgpu.lm.checkpoints.huggingface import (
     read_model,
     read_token_ids,
 )
-from llmgpu.lm.checkpoints.safetensors_file import read_tensors
+from llmgpu.lm.checkpoints.safetensors_file import naming, read_tensors
 from llmgpu.lm.config import PRESETS, ModelConfig, RopeScaling
 from tests.lm.samples import (
     END,
@@ -145,7 +145,7 @@ def test_stretched_positions(where: str) -> None:
         ),
         (
             {"layer_types": ["full_attention", "sliding_attention"]},
-            "layer_types has 'sliding_attention', which is not supported",
+            r"layer_types has \['sliding_attention'\], which is not supported",
         ),
         ({"quantization_config": {"bits": 4}}, r"quantization_config is \{'bits': 4\}"),
         ({"head_dim": 6}, "6 numbers per head; it must be a multiple of 4"),
@@ -157,7 +157,7 @@ def test_stretched_positions(where: str) -> None:
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=message), naming("config.json"):
         read_model(llama(**changes))
 
 
@@ -188,7 +188,7 @@ def test_tables_have_a_row_for_each_token(tmp_path: Path) -> None:
     vocabulary = small_vocabulary()
     config = small_config(vocabulary, tied=False)
     weights = random_weights(config, 1)
-    folder = save_checkpoint(tmp_path, config, vocabulary, sources(weights), {}, state_of(1))
+    folder = save_checkpoint(tmp_path, config, vocabulary, *sources(weights), state_of(1))
     content = json.loads((folder / "config.json").read_bytes())
     assert (content["vocab_size"], content["llmgpu"]) == (263, {"vocab_size": 263})
     assert read_model(content) == config
@@ -202,7 +202,7 @@ def test_tables_have_a_row_for_each_token(tmp_path: Path) -> None:
 def saved(folder: Path, note: Callable[[str], None], **sizes: Any) -> Path:
     vocabulary = small_vocabulary()
     config = small_config(vocabulary, **sizes)
-    given = (sources(random_weights(config, 1)), {}, state_of(1))
+    given = (*sources(random_weights(config, 1)), state_of(1))
     end = vocabulary.special_tokens[END]
     return save_checkpoint(folder, config, vocabulary, *given, eos_id=end, note=note)
 

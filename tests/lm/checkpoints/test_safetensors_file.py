@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from llmgpu.errors import CheckpointError, OutputError
 from llmgpu.lm.checkpoints.safetensors_file import (
     MAX_HEADER_BYTES,
-    TensorSource,
+    Kinds,
     hash_file,
+    kinds_of,
     read_tensors,
     require_tensors,
     write_tensors,
@@ -26,10 +27,11 @@ from tests.lm.samples import sum_of_parts
 
 PART = 16 * 1024 * 1024  # bytes of a part of a file, for its sum
 DTYPES = (np.float32, np.float16, np.uint32, np.uint8)
+F32, F16, U8 = ([np.dtype(kind)] for kind in (np.float32, np.float16, np.uint8))
 
 
-def sources(tensors: dict[str, NDArray[Any]]) -> dict[str, TensorSource]:
-    return {name: TensorSource.of(array) for name, array in tensors.items()}
+def sources(tensors: dict[str, NDArray[Any]]) -> tuple[Kinds, Callable[[str], NDArray[Any]]]:
+    return kinds_of(tensors), tensors.__getitem__
 
 
 def sample() -> dict[str, NDArray[Any]]:
@@ -64,7 +66,7 @@ def entry(dtype: object, shape: object, begin: object, end: object) -> dict[str,
 
 def test_the_bytes_that_are_written(tmp_path: Path) -> None:
     tensors = {"b": np.array([7], np.uint8), "a": np.array([[1.0, -2.0]], np.float32)}
-    write_tensors(tmp_path / "x", sources(tensors), {"format": "pt"})
+    write_tensors(tmp_path / "x", *sources(tensors), {"format": "pt"})
     header = (
         b'{"__metadata__":{"format":"pt"},'
         b'"a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},'
@@ -76,7 +78,7 @@ def test_the_bytes_that_are_written(tmp_path: Path) -> None:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    write_tensors(tmp_path / "x", sources(sample()), {"z": "é", "a": ""})
+    write_tensors(tmp_path / "x", *sources(sample()), {"z": "é", "a": ""})
     found = read_tensors(tmp_path / "x")
     assert_same(found, sample())
     with pytest.raises(ValueError, match="read-only"):
@@ -84,13 +86,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_nothing_is_a_file_too(tmp_path: Path) -> None:
-    write_tensors(tmp_path / "x", {})
+    write_tensors(tmp_path / "x", *sources({}))
     assert read_tensors(tmp_path / "x") == {}
 
 
 def test_the_order_of_tensors_does_not_change_the_bytes(tmp_path: Path) -> None:
-    write_tensors(tmp_path / "x", sources(sample()))
-    write_tensors(tmp_path / "y", dict(reversed(sources(sample()).items())))
+    write_tensors(tmp_path / "x", *sources(sample()))
+    write_tensors(tmp_path / "y", *sources(dict(reversed(sample().items()))))
     assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
 
 
@@ -101,13 +103,12 @@ def test_the_array_of_one_source_is_held_at_a_time(tmp_path: Path) -> None:
         def __del__(self) -> None:
             alive.remove("array")
 
-    def read() -> NDArray[np.float32]:
+    def read(name: str) -> NDArray[np.float32]:
         assert not alive
         alive.append("array")
         return np.zeros(5, np.float32).view(Tracked)
 
-    made = TensorSource(np.dtype(np.float32), (5,), read)
-    write_tensors(tmp_path / "x", {name: made for name in "abc"})
+    write_tensors(tmp_path / "x", {name: (np.float32, (5,)) for name in "abc"}, read)
     assert read_tensors(tmp_path / "x").keys() == set("abc")
 
 
@@ -116,7 +117,7 @@ def test_the_sum_of_a_written_file(tmp_path: Path, size: int) -> None:
     """size: bytes of the tensors. A tensor ends within a part."""
     path, data = tmp_path / "x", np.random.default_rng(2).integers(0, 256, size, np.uint8)
     tensors = {"a": data[: PART + 9], "b": data[PART + 9 :]}
-    found = write_tensors(path, sources(tensors))
+    found = write_tensors(path, *sources(tensors))
     assert found == hash_file(path) == sum_of_parts(path.read_bytes())
     assert_same(read_tensors(path), tensors)
 
@@ -130,19 +131,18 @@ def test_the_sum_of_any_file(tmp_path: Path, size: int) -> None:
 
 @pytest.mark.parametrize("array", [np.zeros(3, np.float16), np.zeros((3, 1), np.float32)])
 def test_a_tensor_that_is_not_as_announced(tmp_path: Path, array: NDArray[Any]) -> None:
-    wrong = TensorSource(np.dtype(np.float32), (3,), lambda: array)
     with pytest.raises(ValueError, match=r"'w' came as .* float32 \(3,\) was announced"):
-        write_tensors(tmp_path / "x", {"w": wrong})
+        write_tensors(tmp_path / "x", {"w": (np.dtype(np.float32), (3,))}, lambda name: array)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_can_not_be_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'w' of int64"):
-        write_tensors(tmp_path / "x", sources({"w": np.zeros(1, np.int64)}))
+        write_tensors(tmp_path / "x", *sources({"w": np.zeros(1, np.int64)}))
     with pytest.raises(ValueError, match="__metadata__"):
-        write_tensors(tmp_path / "x", sources({"__metadata__": np.zeros(1, np.uint8)}))
+        write_tensors(tmp_path / "x", *sources({"__metadata__": np.zeros(1, np.uint8)}))
     with pytest.raises(OutputError, match="no/such"):
-        write_tensors(tmp_path / "no" / "such", sources(sample()))
+        write_tensors(tmp_path / "no" / "such", *sources(sample()))
 
 
 def test_bytes_made_by_hand_are_read(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_bytes_made_by_hand_are_read(tmp_path: Path) -> None:
 
 def test_the_library_reads_and_writes_the_same(tmp_path: Path) -> None:
     library = pytest.importorskip("safetensors.numpy")
-    write_tensors(tmp_path / "ours", sources(sample()), {"format": "pt"})
+    write_tensors(tmp_path / "ours", *sources(sample()), {"format": "pt"})
     assert_same(library.load_file(tmp_path / "ours"), sample())
     library.save_file(sample(), tmp_path / "theirs", {"format": "pt"})
     assert_same(read_tensors(tmp_path / "theirs"), sample())
@@ -184,12 +184,12 @@ def test_any_tensors_round_trip(
         name: generator.integers(0, 200, shape).astype(dtype)
         for name, (dtype, shape) in shapes.items()
     }
-    write_tensors(path, sources(tensors))
+    write_tensors(path, *sources(tensors))
     assert_same(read_tensors(path), tensors)
 
 
 def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
-    write_tensors(tmp_path / "x", sources(sample()))
+    write_tensors(tmp_path / "x", *sources(sample()))
     whole = (tmp_path / "x").read_bytes()
     for length in range(len(whole)):
         (tmp_path / "x").write_bytes(whole[:length])
@@ -282,18 +282,24 @@ def test_what_can_not_be_opened(tmp_path: Path, make: Callable[[Path], None]) ->
 @pytest.mark.parametrize(
     ("expected", "message"),
     [
-        ({"v": (np.float32, (2,)), "w": (np.uint8, (1,))}, None),
-        ({"v": (np.float32, (2,))}, "x: tensor 'w' is unexpected"),
-        ({"v": (np.float32, (2,)), "u": (np.uint8, (1,))}, "x: tensor 'u' is missing"),
-        ({"v": (np.float32, (1, 2))}, r"tensor 'v' is float32 \[2\], but must be float32 \[1, 2\]"),
-        ({"v": (np.float16, (2,))}, r"tensor 'v' is float32 \[2\], but must be float16 \[2\]"),
+        ({"v": (F32, (2,)), "w": (U8, (1,))}, None),
+        ({"v": (F32, (2,))}, "x: tensor 'w' is unexpected"),
+        (
+            {"v": (F32, (2,)), "u": (U8, (1,))},
+            "x: tensor 'u' is missing",
+        ),
+        (
+            {"v": (F32, (1, 2))},
+            r"tensor 'v' is F32 \[2\], but must be F32 \[1, 2\]",
+        ),
+        ({"v": (F16, (2,))}, r"tensor 'v' is F32 \[2\], but must be F16 \[2\]"),
     ],
 )
 def test_tensors_that_are_required(
     tmp_path: Path, expected: dict[str, Any], message: str | None
 ) -> None:
     tensors = {"v": np.zeros(2, np.float32), "w": np.zeros(1, np.uint8)}
-    write_tensors(tmp_path / "x", sources(tensors))
+    write_tensors(tmp_path / "x", *sources(tensors))
     found = read_tensors(tmp_path / "x")
     if message is None:
         require_tensors(tmp_path / "x", found, expected)

@@ -245,7 +245,7 @@ def test_a_run_says_what_took_its_time(tmp_path: Path, monkeypatch: pytest.Monke
         lasting(run._trainer, "take_step", 1)
         lasting(run._batches, "training", 2)
         lasting(run._trainer, "losses", 3)
-        lasting(run._trainer, "take", 5)
+        lasting(run._trainer, "reader", 5)
         now[0] = 7.0
         summary = run.run()
     spent = {"start": 7.0, "data": 8.0, "evaluation": 6.0, "saving": 10.0}
