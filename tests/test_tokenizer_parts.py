@@ -160,7 +160,8 @@ def test_counts_beyond_32_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """In 32 bits, the sums of the first word would be those of the rarest."""
     monkeypatch.chdir(tmp_path)
     half = (1 << 31) + 1
-    words = words_of({b"ab": half, b"cd": 1000, b"ef": (1 << 40) + 7, b"ef cd": 2})
+    counts = {b"ab": half, b"cd": 1000, b"ef": (1 << 40) + 7, b"ef cd": 2}
+    words = words_of(counts, counts.values())
     save_counts("c.counts", WordCounts(words, 3, "class"))
     merge_counts(["c.counts", "c.counts"], "two.counts", weights=[1, 1])
     merge_counts(["c.counts"], "two.parquet", weights=[np.int64(2)])  # type: ignore[list-item]

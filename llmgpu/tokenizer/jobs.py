@@ -77,7 +77,7 @@ def train_on_counts(
         if not isinstance(count, SupportsIndex):
             raise TypeError(f"the count of {word!r} is an int, not {type(count).__name__}")
         sums[to_bytes(word)] += index(count)
-    return _train(WordCounts(words_of(sums), 1, checked.pattern), opening, checked)
+    return _train(WordCounts(words_of(sums, sums.values()), 1, checked.pattern), opening, checked)
 
 
 def train_on_counts_files(names: Sequence[str], opening: Opening, options: Options) -> Vocabulary:

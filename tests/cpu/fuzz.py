@@ -155,7 +155,7 @@ def check_merging(rng: random.Random, pattern: str, documents: list[bytes]) -> N
     )
     assert trained.pairs.tolist() == expected.pairs.tolist(), (pattern, documents)
     assert trained.counts.tolist() == expected.counts.tolist(), (pattern, documents)
-    few = merge_host._open(
+    few = merge_host.Trainer(
         words,
         merges,
         least=options.min_frequency,

@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
+from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.pretokens.unicode_classes import VERSIONS
 from llmgpu.bpe.words import count_host
+from llmgpu.bpe.words.count_host import EngineCountTable
 from llmgpu.cpu import build, library
 from llmgpu.errors import LlmgpuError
 from llmgpu.text.corpus import corpus_from_bytes
@@ -252,16 +254,18 @@ def test_memory_that_is_not_there_is_an_error_line() -> None:
     program = (
         "import resource, numpy as np\n"
         "from llmgpu.bpe.pretokens.pattern import get_pattern\n"
-        "from llmgpu.cpu.library import CCounter\n"
+        "from llmgpu.bpe.pretokens.slices import Slice\n"
+        "from llmgpu.bpe.words.count_host import EngineCountTable\n"
         "from llmgpu.errors import LlmgpuError\n"
         "text = np.random.default_rng(1).integers(0, 256, 8 << 20, np.uint8)\n"
         "starts = np.zeros(1, np.int64)\n"
-        "counter = CCounter(get_pattern('gpt2').for_engine())\n"
+        "table = EngineCountTable(get_pattern('gpt2'))\n"
+        "piece = Slice(text[:-16], starts, True, buffer=text, main_end=len(text) - 16)\n"
         "pages = int(open('/proc/self/statm').read().split()[0])\n"
         "limit = pages * resource.getpagesize() + (24 << 20)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
         "try:\n"
-        "    counter.count(text[:-16], None, len(text) - 16, starts, 1 << 30)\n"
+        "    table.add(piece)\n"
         "except LlmgpuError as error:\n"
         "    print(error)\n"
     )
@@ -272,11 +276,10 @@ def test_memory_that_is_not_there_is_an_error_line() -> None:
 
 @needs_engine
 def test_counts_have_64_bits() -> None:
-    pattern = get_pattern("gpt2").for_engine()
-    counters = [library.CCounter(pattern) for _ in range(2)]
+    counters = [EngineCountTable(get_pattern("gpt2")) for _ in range(2)]
     text = np.frombuffer(b"a" + bytes(library.TEXT_PADDING), np.uint8)
     for counter in counters:
-        counter.count(text[:1], None, 1, np.zeros(1, np.int64), 1 << 30)
+        counter.add(Slice(text[:1], np.zeros(1, np.int64), closed=True, buffer=text, main_end=1))
     # Each takes the other's words in turn: Fibonacci's numbers.
     for k in range(60):
         counters[k % 2].absorb(counters[1 - k % 2])
@@ -284,5 +287,5 @@ def test_counts_have_64_bits() -> None:
     for k in range(60):
         expected[k % 2] += expected[1 - k % 2]
     for k, counter in enumerate(counters):
-        assert counter.arrays()[2].tolist() == [expected[k]]
+        assert counter.words().counts.tolist() == [expected[k]]
     assert min(expected) > 1 << 32

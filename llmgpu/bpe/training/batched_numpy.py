@@ -42,7 +42,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import GrowableArray, offsets_of
+from llmgpu.bpe.arrays import GrowableArray, concatenate_ranges, offsets_of
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, MergeTask, Spellings, SymbolWords
 from llmgpu.errors import LlmgpuError
@@ -56,7 +56,6 @@ MAX_POSITIONS = (1 << 31) - 1
 SEPARATOR = -1  # separates words, and stands before the first and after the last
 NO_SLOT = 0  # slot of a position at which no pair starts, or a pair without a slot
 MERGING = -1  # slot of positions that the current batch merges
-_INDEX_BITS = 64 - 2 * SYMBOL_BITS
 
 
 def check_limits(words: SymbolWords, new_symbols: int) -> None:
@@ -138,7 +137,7 @@ class PairIndex:
     """
 
     def __init__(self, symbols: LinkedSymbols, keep: Keep) -> None:
-        """Start without pairs; keep: gets new pairs, and returns whether each pair gets a slot."""
+        """Count the pairs; keep: gets new pairs, and returns whether each pair gets a slot."""
         self.symbols, self._keep = symbols, keep
         self.keys = GrowableArray(np.int64)
         self.counts = GrowableArray(np.int64)
@@ -147,51 +146,33 @@ class PairIndex:
         self.positions = GrowableArray(np.int32)
         for column in (self.keys, self.counts, self.first, self.size):
             column.append(np.zeros(1, np.int64))  # slot 0 is NO_SLOT, which no pair uses
+        # Count the pairs in the words before any merge.
+        inside = symbols.symbol != SEPARATOR
+        self.add(np.flatnonzero(inside[:-1] & inside[1:]).astype(np.int32))
 
-    def add(
-        self, keys: NDArray[np.int64], positions: NDArray[np.int32], weights: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Assign slots to the pairs of new occurrences.
-
-        keys, positions, weights: (n,), one entry for each occurrence; equal keys are neighbours.
-
-        Returns the slot of each occurrence, int64 (n,), 0 for a pair without a slot.
-        """
-        # Equal keys are neighbours: sum their weights.
+    def add(self, positions: NDArray[np.int32]) -> None:
+        """Assign slots to new occurrences of pairs, which start at the positions (n,)."""
+        if len(positions) == 0:
+            return
+        # Sort the occurrences by their pairs, and sum the weights of each pair.
+        symbol = self.symbols.symbol
+        keys = pair_keys(symbol[positions], symbol[self.symbols.following[positions]])
+        order = np.argsort(keys, kind="stable")
+        keys, positions = keys[order], positions[order]
         starts = np.flatnonzero(keys[1:] != keys[:-1]) + 1
         starts = np.concatenate([np.zeros(1, np.int64), starts])
         sizes = np.diff(starts, append=len(keys))
-        counts = np.add.reduceat(weights, starts)
+        counts = np.add.reduceat(self.symbols.weight[positions], starts)
         # Number the kept pairs; all other pairs get NO_SLOT.
         kept = self._keep(keys[starts], counts)
         slots = np.where(kept, np.cumsum(kept) + (len(self.keys) - 1), NO_SLOT)
-        of_occurrence = np.repeat(slots, sizes)
+        of_occurrence = self.symbols.slot[positions] = np.repeat(slots, sizes)
         sizes = sizes[kept]
         self.keys.append(keys[starts[kept]])
         self.counts.append(counts[kept])
         self.first.append(len(self.positions) + np.cumsum(sizes) - sizes)
         self.size.append(sizes)
         self.positions.append(positions[of_occurrence != NO_SLOT])
-        return of_occurrence
-
-
-def count_pairs(pairs: PairIndex) -> None:
-    """Count the pairs in the words before any merge."""
-    symbols, symbol = pairs.symbols, pairs.symbols.symbol
-    positions = np.flatnonzero((symbol[:-1] >= 0) & (symbol[1:] >= 0)).astype(np.int32)
-    if len(positions) == 0:
-        return
-    if symbol.max() < 256:
-        # A stable sort of 16-bit numbers is a radix sort.
-        byte_pairs = (symbol[positions] << 8 | symbol[positions + 1]).astype(np.uint16)
-        order = np.argsort(byte_pairs, kind="stable")
-        del byte_pairs
-    else:
-        order = sorted_order(pair_keys(symbol[positions], symbol[positions + 1]))
-    positions = positions[order]
-    del order  # free early: each array here is as long as all words
-    keys = pair_keys(symbol[positions], symbol[positions + 1])
-    symbols.slot[positions] = pairs.add(keys, positions, symbols.weight[positions])
 
 
 def pair_keys(left: NDArray[np.integer], right: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -209,40 +190,10 @@ def pairs_of_keys(keys: NDArray[np.int64]) -> NDArray[np.uint32]:
     return np.column_stack(split_keys(keys)).astype(np.uint32)
 
 
-def sorted_order(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the indices that sort pairs by ascending key."""
-    if len(keys) >> _INDEX_BITS:
-        return np.argsort(keys, kind="stable")
-    # Sorting numbers with the index in their low bits is several times faster than argsort.
-    packed = keys.astype(np.uint64) << np.uint64(_INDEX_BITS)
-    packed |= np.arange(len(keys), dtype=np.uint64)
-    packed.sort()
-    return (packed & np.uint64((1 << _INDEX_BITS) - 1)).view(np.int64)
-
-
 def merge_batch(pairs: PairIndex, slots: NDArray[np.int64], results: NDArray[np.int64]) -> None:
     """Merge the pairs with these slots everywhere, into the symbols `results`; both int64 (n,).
 
     A pair of two equal symbols must be merged alone.
-    """
-    symbols = pairs.symbols
-    positions, weights = _merge_occurrences(pairs, slots, results)
-    if len(positions) == 0:
-        return
-    # Assign slots to the new pairs, which start at `positions`.
-    keys = pair_keys(symbols.symbol[positions], symbols.symbol[symbols.following[positions]])
-    order = sorted_order(keys)
-    positions = positions[order]
-    symbols.slot[positions] = pairs.add(keys[order], positions, weights[order])
-
-
-def _merge_occurrences(
-    pairs: PairIndex, slots: NDArray[np.int64], results: NDArray[np.int64]
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Merge all occurrences, and lower the counts of the neighbouring pairs that disappear.
-
-    Returns the positions at which new pairs start, int32 (n,), and the weights of these positions,
-    int64 (n,).
     """
     symbols = pairs.symbols
     positions, merged = _occurrences(pairs, slots, results)
@@ -256,10 +207,9 @@ def _merge_occurrences(
     symbols.slot[positions] = MERGING
     left = np.flatnonzero(symbols.symbol[before] != SEPARATOR)
     right = np.flatnonzero((symbols.symbol[after] != SEPARATOR) & (symbols.slot[after] != MERGING))
-    changed = np.concatenate([weights[left], weights[right]])
     lost = np.concatenate([symbols.slot[before[left]], symbols.slot[seconds[right]]])
     # `subtract.at` handles repeated slots. Pairs without a slot change only the unused NO_SLOT.
-    np.subtract.at(pairs.counts.values, lost, changed)
+    np.subtract.at(pairs.counts.values, lost, np.concatenate([weights[left], weights[right]]))
     pairs.counts.values[slots] = 0
 
     # Unlink the second symbols, and replace the first symbols by the merged symbols.
@@ -268,20 +218,16 @@ def _merge_occurrences(
     symbols.preceding[after] = positions
     symbols.slot[positions] = NO_SLOT
     symbols.slot[seconds] = NO_SLOT
-    # A new pair with a new symbol starts before each changed boundary.
-    return np.concatenate([symbols.preceding[positions[left]], positions[right]]), changed
+    # A new pair with a new symbol starts before each changed boundary. Assign slots to these pairs.
+    pairs.add(np.concatenate([symbols.preceding[positions[left]], positions[right]]))
 
 
 def _occurrences(
     pairs: PairIndex, slots: NDArray[np.int64], results: NDArray[np.int64]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return the positions at which the pairs of a batch are merged, and their merged symbols."""
-    firsts = pairs.first.values[slots].tolist()
-    sizes = pairs.size.values[slots]
-    listed = pairs.positions.values
-    positions = np.concatenate(
-        [listed[first : first + size] for first, size in zip(firsts, sizes.tolist(), strict=True)]
-    )
+    firsts, sizes = pairs.first.values[slots], pairs.size.values[slots].astype(np.int64)
+    positions = concatenate_ranges(pairs.positions.values, firsts, sizes)
     # Drop stale positions, at which another pair starts since the positions were listed.
     current = pairs.symbols.slot[positions] == np.repeat(slots.astype(np.int32), sizes)
     positions = positions[current]
@@ -300,13 +246,10 @@ def _every_other(positions: NDArray[np.int32], following: NDArray[np.int32]) -> 
     of the pair, of which every other one is merged.
     """
     # Number the occurrences of each run from 0: subtract the index of the run's first occurrence.
-    in_run = np.arange(len(positions), dtype=np.int32)
-    run_starts = in_run.copy()
+    index = np.arange(len(positions))
+    run_starts = index.copy()
     run_starts[1:][following[positions[:-1]] == positions[1:]] = 0
-    np.maximum.accumulate(run_starts, out=run_starts)
-    in_run -= run_starts
-    in_run &= 1
-    taken: NDArray[np.int32] = positions[in_run == 0]
+    taken: NDArray[np.int32] = positions[(index - np.maximum.accumulate(run_starts)) % 2 == 0]
     return taken
 
 
@@ -330,18 +273,13 @@ def apply_merges(
     symbols = LinkedSymbols(words)
     wanted = np.unique(keys)
     pairs = PairIndex(symbols, lambda keys, counts: np.isin(keys, wanted))
-    count_pairs(pairs)
-    slots_of: dict[int, list[int]] = {}
-    known = 1  # slots below this number are in slots_of
     for done, (merged, result) in enumerate(zip(keys.tolist(), results.tolist(), strict=True), 1):
+        progress("replaying merges", done, len(merges))
         # A pair may have several slots: it gets another slot for each merge that makes occurrences
         # of it.
-        for slot, key in enumerate(pairs.keys.values[known:].tolist(), known):
-            slots_of.setdefault(key, []).append(slot)
-        known = len(pairs.keys)
-        progress("replaying merges", done, len(merges))
-        if slots := slots_of.get(merged):
-            merge_batch(pairs, np.array(slots), np.full(len(slots), result))
+        slots = np.flatnonzero(pairs.keys.values == merged)
+        if len(slots):
+            merge_batch(pairs, slots, np.full(len(slots), result))
     # A result may be an existing symbol, so set the lengths in the order of the merges.
     lengths = words.lengths.tolist() + [0] * (size - len(words.lengths))
     for left, right, result in merges.tolist():
@@ -380,7 +318,6 @@ def train(words: SymbolWords, options: TrainingOptions, task: MergeTask) -> Merg
 
     symbols = LinkedSymbols(words)
     pairs = PairIndex(symbols, are_worth)
-    count_pairs(pairs)
     ranking = Ranking(pairs, least, task.spellings)
     merged_keys, merged_counts, batches = GrowableArray(np.int64), GrowableArray(np.int64), 0
     while len(lengths) < wanted:
@@ -434,7 +371,7 @@ class Ranking:
             self._floor = np.partition(live, -rank)[-rank] if rank else self._least
             slots = np.flatnonzero(counts >= self._floor)
         keys = self._pairs.keys.values[slots]
-        best = _best_ranked(counts[slots], keys, limit)
+        best = np.lexsort((keys, -counts[slots]))[:limit]
         best = best[: _independent_prefix(keys[best])]
         results = self._results(keys[best], next_symbol)
         return slots[best[: len(results)]], results
@@ -451,34 +388,12 @@ class Ranking:
         return results
 
 
-def _best_ranked(
-    counts: NDArray[np.int64], keys: NDArray[np.int64], limit: int
-) -> NDArray[np.int64]:
-    """Return the indices of the `limit` best-ranked pairs, or of all pairs, in rank order."""
-    # Select before sorting. least: the limit-th largest count. Choose all pairs with a larger
-    # count, then the lowest keys among the pairs with this count.
-    if len(counts) > limit:
-        least = np.partition(counts, len(counts) - limit)[-limit]
-        above = np.flatnonzero(counts > least)
-        equal = np.flatnonzero(counts == least)
-        wanted = limit - len(above)
-        if len(equal) > wanted:
-            equal = equal[np.argpartition(keys[equal], wanted - 1)[:wanted]]
-        candidates = np.concatenate([above, equal])
-    else:
-        candidates = np.arange(len(counts))
-    return candidates[np.lexsort((keys[candidates], -counts[candidates]))]
-
-
 def _independent_prefix(keys: NDArray[np.int64]) -> int:
     """Return the length of the prefix that one pass can merge; see the head of this module."""
     lefts: set[int] = set()
     rights: set[int] = set()
-    mask = MAX_SYMBOLS - 1
-    for length, key in enumerate(keys.tolist()):
-        left, right = key >> SYMBOL_BITS, key & mask
-        chains = left == right or left in rights or right in lefts
-        if chains:
+    for length, (left, right) in enumerate(pairs_of_keys(keys).tolist()):
+        if left == right or left in rights or right in lefts:
             return max(length, 1)
         lefts.add(left)
         rights.add(right)

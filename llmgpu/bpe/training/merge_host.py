@@ -7,7 +7,7 @@ takes longer.
 
 from __future__ import annotations
 
-from typing import Any
+from ctypes import c_int64
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import Merges, MergeTask, Spellings, SymbolWords
-from llmgpu.cpu.library import CTrainer, library
+from llmgpu.cpu.library import EngineObject, library
 from llmgpu.errors import InputError
 from llmgpu.machine import Costs, free_memory
 from llmgpu.progress import Progress, no_progress
@@ -61,6 +61,78 @@ def _require_free(words: SymbolWords) -> Costs:
     return costs
 
 
+class Trainer(EngineObject):
+    """Merges the pairs of words in the CPU engine. Only one thread at a time may use a trainer."""
+
+    def __init__(
+        self,
+        words: SymbolWords,
+        new_symbols: int,
+        least: int = 1,
+        longest: int | None = None,
+        most_pairs: int | None = None,
+    ) -> None:
+        """Count the pairs of words, and make room for `new_symbols` new symbols.
+
+        least: lowest count of a pair that is merged. longest: most bytes of a merged pair.
+        most_pairs: approximate number of pairs indexed at a time, which bounds the memory; None for
+            all pairs. Merges do not depend on `most_pairs`.
+        """
+        batched_numpy.check_limits(words, new_symbols)
+        self._words, self._most = len(words.counts), len(words.lengths) + new_symbols
+        arrays = words.symbols, words.symbols.itemsize, words.offsets, words.counts, self._words
+        symbols = words.lengths, len(words.lengths), self._most, words.total
+        super().__init__(
+            "trainer", *arrays, *symbols, least, longest or 1 << 40, most_pairs or 1 << 62
+        )
+        self._arguments = (words.counts,)  # kept alive; the engine copies the other arrays
+
+    def train(self, merges: int, work: int) -> Piece:
+        """Merge up to `merges` pairs, each into a new symbol; return none at the end of training.
+
+        work: stop early after a merge if the merges so far have changed this many positions.
+        """
+        pairs, counts = np.empty((merges, 2), np.uint32), np.empty(merges, np.int64)
+        made = self._call("trainer_train", merges, work, pairs, counts)
+        return pairs[:made], counts[:made]
+
+    def merge_best(self, spellings: Spellings) -> tuple[Piece, int]:
+        """Merge the best-ranked pair; return the pair, and the symbol that it makes, if any."""
+        pair, count = np.empty((1, 2), np.uint32), np.empty(1, np.int64)
+        if not self._call("trainer_best", pair, count):
+            return _NONE, -1
+        result = spellings.merge(*pair[0].tolist())
+        self.merge(np.array([[*pair[0], result]]))
+        return (pair, count), result
+
+    def merge(self, merges: NDArray[np.integer]) -> None:
+        """Carry out given merges in order: (n, 3), left symbol, right symbol, result.
+
+        Raises ValueError if the bytes of a result are not the bytes of its two symbols.
+        """
+        merges = np.ascontiguousarray(merges, np.uint32)
+        if self._call("trainer_merge", merges, len(merges)):
+            raise ValueError("a merge has a symbol that does not exist, or a result of other bytes")
+
+    @property
+    def total(self) -> int:
+        """The number of symbols of the whole text."""
+        total = c_int64()
+        self._call("trainer_size", total)
+        return total.value
+
+    def words(self) -> SymbolWords:
+        """Return the words of two symbols or more, and the lengths of all symbols."""
+        total, known = c_int64(), c_int64()
+        symbols = np.empty(self._call("trainer_size", total), np.uint32)
+        offsets, counts = np.zeros(self._words + 1, np.int64), np.empty(self._words, np.int64)
+        lengths = np.empty(self._most, np.uint32)
+        words = self._call("trainer_take", symbols, offsets[1:], counts, lengths, known)
+        offsets = offsets[: words + 1]
+        taken = symbols[: offsets[-1]], offsets, counts[:words], lengths[: known.value]
+        return SymbolWords(*taken, total.value)
+
+
 def train(words: SymbolWords, options: TrainingOptions, task: MergeTask) -> Merges:
     """Learn merges; see `batched_numpy.train`. Raises InputError if there is too little memory."""
     costs = _require_free(words)
@@ -68,13 +140,9 @@ def train(words: SymbolWords, options: TrainingOptions, task: MergeTask) -> Merg
         return batched_numpy.train(words, options, task)
     # Open a trainer. If memory is short, it indexes only the most frequent pairs at a time.
     few_pairs = FEW_PAIRS + words.positions // POSITIONS_A_PAIR
-    trainer = _open(
-        words,
-        task.merges,
-        least=max(options.min_frequency, 1),
-        longest=options.max_token_length,
-        most_pairs=few_pairs if costs is LITTLE_COSTS else None,
-    )
+    most_pairs = few_pairs if costs is LITTLE_COSTS else None
+    least, longest = max(options.min_frequency, 1), options.max_token_length
+    trainer = Trainer(words, task.merges, least, longest, most_pairs)
     if not task.keeps_words:
         words.let_go()
     # Learn in short steps. Progress and Ctrl-C are handled between the steps.
@@ -84,8 +152,8 @@ def train(words: SymbolWords, options: TrainingOptions, task: MergeTask) -> Merg
             piece = trainer.train(min(task.merges - made, SLICE_MERGES), SLICE_OCCURRENCES)
             made += len(piece[1])
         else:
-            piece, is_new = _merge_best(trainer, task.spellings, len(words.lengths) + made)
-            made += is_new
+            piece, result = trainer.merge_best(task.spellings)
+            made += result == len(words.lengths) + made
         if len(piece[1]) == 0:
             break
         learned.append(piece)
@@ -95,17 +163,6 @@ def train(words: SymbolWords, options: TrainingOptions, task: MergeTask) -> Merg
     pairs, counts = zip(*learned, strict=True)
     together = np.concatenate(pairs)
     return Merges(together, np.concatenate(counts), trainer.total, batches=len(together))
-
-
-def _merge_best(trainer: CTrainer, spellings: Spellings, next_symbol: int) -> tuple[Piece, bool]:
-    """Merge the best-ranked pair; return the pair, and whether its result is a new symbol."""
-    best = trainer.best()
-    if best is None:
-        return _NONE, False
-    left, right, count = best
-    result = spellings.merge(left, right)
-    trainer.merge(np.array([[left, right, result]], np.uint32))
-    return (np.array([[left, right]], np.uint32), np.array([count])), result == next_symbol
 
 
 def apply_merges(
@@ -118,22 +175,8 @@ def apply_merges(
     if len(merges) == 0 and (np.diff(words.offsets) > 1).all():
         return words
     most = max(len(words.lengths), int(merges[:, 2].max(initial=0)) + 1)
-    trainer = _open(words, most - len(words.lengths))
+    trainer = Trainer(words, most - len(words.lengths))
     for first in range(0, len(merges), SLICE_MERGES):
         trainer.merge(merges[first : first + SLICE_MERGES])
         progress("replaying merges", min(first + SLICE_MERGES, len(merges)), len(merges))
-    symbols, offsets, counts, lengths = trainer.words()
-    return SymbolWords(symbols, offsets, counts, lengths, trainer.total)
-
-
-def _open(words: SymbolWords, new_symbols: int, **limits: Any) -> CTrainer:
-    """Return a `CTrainer` for `words`, with room for `new_symbols` new symbols.
-
-    limits: further arguments of `CTrainer`.
-    """
-    batched_numpy.check_limits(words, new_symbols)
-    return CTrainer(
-        *(words.symbols, words.offsets, words.counts, words.lengths, words.total),
-        most=len(words.lengths) + new_symbols,
-        **limits,
-    )
+    return trainer.words()

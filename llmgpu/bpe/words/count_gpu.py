@@ -150,7 +150,8 @@ class GpuWordCounter:
         """
         if state["long"]:
             long_words = slot.read_words(slot.long_spans(MAX_WORD))
-            self._words.add(list_words(Counter(word.tobytes() for word in long_words)))
+            counts = Counter(word.tobytes() for word in long_words)
+            self._words.add(list_words(counts, counts.values()))
         with self._lock:
             left = 0
             while state["pending"]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from ctypes import c_int64
 from itertools import count, islice
 from typing import Any
 
@@ -27,7 +28,7 @@ from llmgpu.bpe.words.spilling import (
     default_memory_bytes,
     no_words,
 )
-from llmgpu.cpu.library import CCounter, default_threads, library
+from llmgpu.cpu.library import EngineObject, default_threads, library
 from llmgpu.machine import Costs
 from llmgpu.pipeline import in_order
 from llmgpu.progress import Progress, no_progress
@@ -36,7 +37,7 @@ from llmgpu.text.corpus import Corpus
 SLICE_BYTES = 2 << 20
 _OBJECT_BYTES = 80  # memory of a word and its count, in bytes, besides the bytes of the word
 # Memory of the tables (COSTS), and of each thread that counts a slice (THREAD_BYTES).
-NUMPY_COSTS, NUMPY_THREAD_BYTES = Costs(fixed=24 << 20, per_byte=4, per_word=220), 30 * SLICE_BYTES
+NUMPY_COSTS, NUMPY_THREAD_BYTES = Costs(fixed=24 << 20, per_byte=4, per_word=220), 24 * SLICE_BYTES
 ENGINE_COSTS, ENGINE_THREAD_BYTES = Costs(fixed=11 << 20, per_byte=4, per_word=220), 2 * SLICE_BYTES
 
 
@@ -201,28 +202,51 @@ class CountTable:
 
     def words(self) -> DistinctWords:
         """Return all words with their counts, in no order."""
-        return list_words(self._counts)
+        return list_words(self._counts, self._counts.values())
 
 
-class EngineCountTable(CCounter):
+class EngineCountTable(EngineObject):
     """The words of one thread with their counts, in a table of the CPU engine."""
 
     def __init__(self, pattern: Pattern) -> None:
-        super().__init__(pattern.for_engine())
+        super().__init__("counter", pattern.for_engine())
         self._pattern = pattern
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the words take, in bytes."""
+        table_bytes = c_int64()
+        self._call("counter_size", None, table_bytes)
+        return table_bytes.value
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The number of words and the number of their bytes. Computing them visits every word."""
+        nbytes, table_bytes = c_int64(), c_int64()
+        words = self._call("counter_size", nbytes, table_bytes)
+        return words, nbytes.value
 
     def add(self, piece: Slice) -> None:
         """Count the words of a slice; InputError for a word of more than MAX_WORD_BYTES."""
         marks = None
         if self._pattern.for_engine().is_marked:
             marks = start_mask(piece.text, self._pattern, piece.starts, closed=piece.closed)
-        too_long = self.count(piece.text, marks, piece.main_end, piece.starts, MAX_WORD_BYTES)
-        if too_long:
+        text, starts = piece.text, np.ascontiguousarray(piece.starts)
+        arguments = text, marks, len(text), piece.main_end, starts, len(starts), MAX_WORD_BYTES
+        if too_long := self._call("count", *arguments):
             raise word_too_long(too_long)
+
+    def absorb(self, other: EngineCountTable) -> None:
+        """Add all words of another table with their counts."""
+        self._call("counter_absorb", other)
 
     def words(self) -> DistinctWords:
         """Return all words with their counts, in no order."""
-        return DistinctWords(*self.arrays())
+        words, nbytes = self.size
+        data, counts = np.empty(nbytes, np.uint8), np.empty(words, np.int64)
+        offsets = np.zeros(words + 1, np.int64)
+        self._call("counter_take", data, offsets[1:], counts)
+        return DistinctWords(data, offsets, counts)
 
 
 def make_table(pattern: Pattern) -> CountTable | EngineCountTable:

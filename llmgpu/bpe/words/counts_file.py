@@ -35,7 +35,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import is_ascending, offsets_of
-from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION
 from llmgpu.bpe.words.distinct_words import (
@@ -45,6 +44,7 @@ from llmgpu.bpe.words.distinct_words import (
     WordCounts,
     add_up,
     join,
+    words_of,
 )
 from llmgpu.bpe.words.spilling import RunFile, WordAccumulator, merge_runs
 from llmgpu.closing import Closing
@@ -66,18 +66,8 @@ _VERSION_WITHOUT_UNICODE = 1
 _MAX_HEADER_BYTES = 1 << 24
 _HASH_BYTES = hashlib.sha256().digest_size
 _LENGTH, _COUNT = np.dtype("<u4"), np.dtype("<i8")
-_FIELDS: dict[str, type] = {
-    "format": str,
-    "version": int,
-    "pattern": str,
-    "expression": str,
-    "separators": list,
-    "text_bytes": int,
-    "documents": int,
-    "words": int,
-    "data_bytes": int,
-    "unicode": str,  # not in _VERSION_WITHOUT_UNICODE
-}
+_MOST_FIELDS = 10
+_TOTALS = "documents", "text_bytes", "words", "data_bytes"
 
 
 def save_counts(path: str | Path, counts: WordCounts) -> dict[str, Any]:
@@ -108,19 +98,7 @@ def write_counts(
     if is_parquet(path):
         write_parquet(path, facts, blocks)
         return summary
-    unicode = facts.cut.unicode
-    entries = {
-        "format": FORMAT_NAME,
-        "version": FORMAT_VERSION if unicode else _VERSION_WITHOUT_UNICODE,
-        "pattern": facts.pattern,
-        "expression": facts.cut.expression,
-        "separators": list(facts.separators),
-        "text_bytes": text_bytes,
-        "documents": facts.documents,
-        "words": words,
-        "data_bytes": data_bytes,
-    }
-    header = msgpack.packb(entries | ({"unicode": unicode} if unicode else {}))
+    header = _packed_header(facts, facts.documents, text_bytes, words, data_bytes)
     if len(header) > _MAX_HEADER_BYTES:
         raise OutputError(f"can't write {path}: the document separators are too long")
     # Write one column after the other, each by a pass over the blocks.
@@ -308,7 +286,7 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
         max_str_len=size,
         max_bin_len=size,
         max_array_len=size,
-        max_map_len=len(_FIELDS),
+        max_map_len=_MOST_FIELDS,
         max_ext_len=0,
     )
     unpacker.feed(memoryview(data)[:_MAX_HEADER_BYTES])
@@ -319,49 +297,59 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
         raise _UnfitError(f"damaged or cut short: {error}" if known else _OF_OTHERS) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT_NAME:
         raise _UnfitError(_OF_OTHERS)
-    version = header.get("version")
-    if not isinstance(version, int) or version not in (_VERSION_WITHOUT_UNICODE, FORMAT_VERSION):
+    if (version := header.get("version")) not in (_VERSION_WITHOUT_UNICODE, FORMAT_VERSION):
         raise _UnfitError(
             f"version {quote(version)} of the format, but this llmgpu reads versions up to "
             f"{FORMAT_VERSION}: count the corpus again, or use the llmgpu that wrote it"
         )
-    # Accept only the header that `write_counts` would write, so that equal counts give equal files.
     length = unpacker.tell()
-    _check_header(header)
-    if msgpack.packb(header) != data[:length]:
-        raise _UnfitError("damaged: its header is not in canonical form")
+    _check_header(header, data[:length])
     return header, length
 
 
-def _check_header(header: dict[str, Any]) -> None:
-    has_unicode = header["version"] == FORMAT_VERSION
-    if list(header) != list(_FIELDS)[: len(_FIELDS) - (not has_unicode)]:
-        raise _UnfitError("damaged: its header has unexpected or missing entries")
-    for name, value in header.items():
-        if type(value) is not _FIELDS[name]:
-            raise _UnfitError(f"damaged: {name} is a {type(value).__name__}")
-    # Check the values before using them.
-    for name in ("text_bytes", "documents", "words", "data_bytes"):
-        if not 0 <= header[name] <= MAX_TEXT_BYTES:
-            raise _UnfitError(f"damaged: {name} is {header[name]}")
-    separators = header["separators"]
-    if not all(type(separator) is bytes and separator for separator in separators):
-        raise _UnfitError("damaged: a separator is not a byte string")
-    if separators != sorted(set(separators)):
-        raise _UnfitError("damaged: its separators are not in order")
-    # Refuse the words if this version of llmgpu cuts text differently by the pattern of that name.
-    name, expression = header["pattern"], header["expression"]
+def _packed_header(
+    facts: WordCounts, documents: int, text_bytes: int, words: int, data_bytes: int
+) -> bytes:
+    """Return the map at the beginning of a file."""
+    unicode = facts.cut.unicode
+    entries = {
+        "format": FORMAT_NAME,
+        "version": FORMAT_VERSION if unicode else _VERSION_WITHOUT_UNICODE,
+        "pattern": facts.pattern,
+        "expression": facts.cut.expression,
+        "separators": list(facts.separators),
+        "text_bytes": text_bytes,
+        "documents": documents,
+        "words": words,
+        "data_bytes": data_bytes,
+    }
+    packed: bytes = msgpack.packb(entries | ({"unicode": unicode} if unicode else {}))
+    return packed
+
+
+def _check_header(header: dict[str, Any], packed: bytes) -> None:
+    """Accept only the header that `write_counts` would write, so equal counts give equal files."""
+    totals: list[Any] = [header.get(name) for name in _TOTALS]
+    name, expression = header.get("pattern"), header.get("expression")
+    separators: Any = header.get("separators")
     unicode = header.get("unicode", DEFAULT_VERSION)
+    are_sound = isinstance(separators, list) and all(
+        type(separator) is bytes and separator for separator in separators
+    )
+    are_sound &= all(type(total) is int and 0 <= total <= MAX_TEXT_BYTES for total in totals)
+    # Refuse the words if this version of llmgpu cuts text differently by the pattern of that name.
     try:
-        pattern = get_pattern(name, unicode)
+        facts = WordCounts(NO_WORDS, 0, str(name), (), unicode=str(unicode))
     except LlmgpuError:
-        pattern = None
-    if pattern is None or pattern.expression != expression:
+        facts = None
+    if facts is None or facts.cut.expression != expression:
         raise _UnfitError(
             f"its words were cut by pattern {quote(name)}, {quote(expression)}, of Unicode "
             f"{unicode}, which this llmgpu does not know: count the corpus again"
         )
-    if has_unicode != (pattern.unicode is not None):
+    if not are_sound or packed != _packed_header(
+        replace(facts, separators=tuple(separators)), *totals
+    ):
         raise _UnfitError("damaged: its header is not in canonical form")
 
 
@@ -515,9 +503,8 @@ def read_parquet(
                 f"{path} does not record the pattern that cut its words: give "
                 f"{spelled('--pattern')}"
             )
-        facts: dict[str, Any] = {"documents": 0, "pattern": pattern, "separators": separators}
-        if recorded is not None:
-            facts = _parse_facts(recorded, path)
+        given = {"documents": 0, "pattern": pattern, "separators": separators}
+        facts: dict[str, Any] = given if recorded is None else _parse_facts(recorded, path)
         return WordCounts(words, source=str(path), **facts)
     except (arrow.ArrowException, OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -546,14 +533,6 @@ def _read_rows(arrow: Any, file: Any, path: str | Path) -> DistinctWords:
         if words.null_count or counts.null_count:
             raise InputError(f"{path}: a row has no word or no count")
         spelled = words.cast(arrow.large_binary()).to_pylist()
-        numbers = np.array(counts.cast(arrow.int64()).to_numpy(zero_copy_only=False))
-        for word, count in zip(spelled, numbers.tolist(), strict=True):
-            if not word or count < 1:
-                raise InputError(
-                    f"{path}: word {quote(word)} has the count {count}: words have 1 byte or more, "
-                    "counts are 1 or more"
-                )
-        lengths = np.fromiter(map(len, spelled), np.int64, len(spelled))
-        data = np.frombuffer(b"".join(spelled), np.uint8)
-        accumulator.add(add_up([DistinctWords(data, offsets_of(lengths), numbers)]))
+        numbers = counts.cast(arrow.int64()).to_pylist()
+        accumulator.add(words_of(spelled, numbers, f"{path}: "))
     return accumulator.result()

@@ -7,8 +7,9 @@ the sums are exact however the corpus was divided for counting.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, starmap
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,25 +99,27 @@ class WordCounts:
         return get_pattern(self.pattern, self.unicode)
 
 
-def words_of(counts: Mapping[bytes, int]) -> DistinctWords:
-    """Return words with their counts, sorted by bytes.
+def words_of(words: Collection[bytes], counts: Iterable[int], source: str = "") -> DistinctWords:
+    """Return words with the sums of their counts, sorted by bytes; `counts` is iterated twice.
+
+    source: the beginning of a message.
 
     Raises InputError for an empty word or a count below 1, and the errors of `add_up`.
     """
-    for word, count in counts.items():
+    for word, count in zip(words, counts, strict=True):
         if not word or not 1 <= count <= MAX_TEXT_BYTES:
             raise InputError(
-                f"word {quote(word)} has the count {count}: words have 1 byte or more, counts are "
-                f"from 1 to {MAX_TEXT_BYTES:,}"
+                f"{source}word {quote(word)} has the count {count}: words have 1 byte or more, "
+                f"counts are from 1 to {MAX_TEXT_BYTES:,}"
             )
-    return add_up([list_words(counts)])
+    return add_up([list_words(words, counts)])
 
 
-def list_words(counts: Mapping[bytes, int]) -> DistinctWords:
-    """Return words with their counts, in the order of the mapping, without any check."""
-    data = np.frombuffer(b"".join(counts), np.uint8)
-    lengths = np.fromiter(map(len, counts), np.int64, len(counts))
-    numbers = np.fromiter(counts.values(), np.int64, len(counts))
+def list_words(words: Collection[bytes], counts: Iterable[int]) -> DistinctWords:
+    """Return words with their counts, in their order, without any check."""
+    data = np.frombuffer(b"".join(words), np.uint8)
+    lengths = np.fromiter(map(len, words), np.int64, len(words))
+    numbers = np.fromiter(counts, np.int64, len(words))
     return DistinctWords(data, offsets_of(lengths), numbers)
 
 
@@ -160,13 +163,6 @@ def _dot(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
     return sum(map(operator.mul, left.tolist(), right.tolist()))
 
 
-_SHORT = 7  # longest word, in bytes, that becomes a number of 8 bytes to be compared
-_MASKS = np.array([(1 << 8 * length) - 1 for length in range(_SHORT + 1)], np.uint64)
-_SLOT_BITS = 18
-# Multiplier for hashing: an odd constant with well mixed bits, from the golden ratio.
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
 class Numbers(dict[bytes, int]):
     """Numbers of words. A word gets the next number, from 0, when it is looked up first."""
 
@@ -188,39 +184,8 @@ def number_words(
     padded: uint8, the words end to end with 8 bytes or more after them.
     bounds: int64 (words + 1,), the start of each word, then the end of the last word.
     """
-    starts, ends = bounds[:-1], bounds[1:]
-    lengths = ends - starts
-    numbers = np.empty(len(starts), np.int64)
-    loads = np.ndarray((len(padded) - 7,), "<u8", padded.data, 0, (1,))
-    # Most words are short. Each becomes a key of 64 bits: its bytes, and its length in the top
-    # byte.
-    short = np.flatnonzero(lengths <= _SHORT)
-    sizes = lengths[short]
-    keys = loads[starts[short]] & _MASKS[sizes] | sizes.view(np.uint64) << np.uint64(56)
-    numbers[short] = _number(keys)
-    examples = np.empty(int(numbers[short].max(initial=-1)) + 1, np.int64)
-    examples[numbers[short]] = short
-    # Longer words are looked up in a dictionary.
     text = padded[: bounds[-1]].tobytes()
-    long = np.flatnonzero(lengths > _SHORT)
-    spans = map(slice, starts[long].tolist(), ends[long].tolist())
-    long_words = Numbers()
-    numbers[long] = long_words.of(map(text.__getitem__, spans), len(long)) + len(examples)
-    spans = map(slice, starts[examples].tolist(), ends[examples].tolist())
-    return [*map(text.__getitem__, spans), *long_words], numbers
-
-
-def _number(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Number the distinct keys from 0; equal keys get the same number: int64 (n,)."""
-    slots = (keys * _GOLDEN >> np.uint64(64 - _SLOT_BITS)).view(np.int64)  # by key: its hash slot
-    # By hash slot: the key that owns it, and whether there is one.
-    owners = np.zeros(1 << _SLOT_BITS, np.uint64)
-    is_taken = np.zeros(1 << _SLOT_BITS, np.bool_)
-    owners[slots], is_taken[slots] = keys, True
-    by_slot = np.cumsum(is_taken) - 1
-    numbers = by_slot[slots]
-    # A hash slot belongs to one key. Number the other keys that hash to it by sorting.
-    others = np.flatnonzero(owners[slots] != keys)
-    distinct = np.unique(keys[others])
-    numbers[others] = by_slot[-1] + 1 + np.searchsorted(distinct, keys[others])
-    return numbers
+    spans = starmap(slice, pairwise(bounds.data))
+    known = Numbers()
+    numbers = known.of(map(text.__getitem__, spans), len(bounds) - 1)
+    return [*known], numbers

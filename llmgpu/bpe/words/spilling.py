@@ -21,10 +21,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import blocks
-from llmgpu.bpe.words.distinct_words import DistinctWords, add_up, join
+from llmgpu.bpe.arrays import blocks, offsets_of
+from llmgpu.bpe.words.distinct_words import DistinctWords, add_up
 from llmgpu.files import output_errors
 from llmgpu.machine import free_memory
 
@@ -156,14 +155,7 @@ class RunFile:
 
     def write(self, pieces: Iterable[DistinctWords]) -> Run:
         """Write words as one run; the words ascend from the first portion to the last."""
-        run: Run = []
-        waiting: list[DistinctWords] = []
-        for piece in pieces:
-            waiting.append(piece)
-            if sum(part.nbytes for part in waiting) >= self._block_bytes:
-                run += self._write_blocks(join(waiting))
-                waiting = []
-        return [*run, *self._write_blocks(join(waiting))]
+        return [block for piece in pieces for block in self._write_blocks(piece)]
 
     def _write_blocks(self, words: DistinctWords) -> Iterator[_Block]:
         # A word takes 16 bytes for its length and its count, besides its own bytes.
@@ -179,27 +171,26 @@ class RunFile:
 
     def read(self, run: Run) -> Iterator[DistinctWords]:
         """Yield the words of a run block by block."""
-        return (self.read_whole([block]) for block in run)
+        for block in run:
+            with output_errors(self._name):
+                self._file.seek(block.position)
+                content = self._file.read(16 * block.words + block.data_bytes)
+            lengths, counts = np.frombuffer(content, np.int64, 2 * block.words).reshape(2, -1)
+            data = np.frombuffer(content, np.uint8, block.data_bytes, 16 * block.words)
+            yield DistinctWords(data, offsets_of(lengths), counts)
 
     def read_whole(self, run: Run) -> DistinctWords:
         """Return all words of a run."""
-        count, size = sum(block.words for block in run), sum(block.data_bytes for block in run)
-        offsets, counts = np.zeros(count + 1, np.int64), np.empty(count, np.int64)
+        words, size = sum(block.words for block in run), sum(block.data_bytes for block in run)
+        offsets, counts = np.zeros(words + 1, np.int64), np.empty(words, np.int64)
         data = np.empty(size, np.uint8)
         word = byte = 0
-        for block in run:
-            self._file.seek(block.position)
-            self._fill(offsets[word + 1 : word + 1 + block.words])
-            self._fill(counts[word : word + block.words])
-            self._fill(data[byte : byte + block.data_bytes])
-            word, byte = word + block.words, byte + block.data_bytes
-        np.cumsum(offsets, out=offsets)
+        for part in self.read(run):
+            last, end = word + len(part), byte + len(part.data)
+            offsets[word + 1 : last + 1] = part.offsets[1:] + byte
+            counts[word:last], data[byte:end] = part.counts, part.data
+            word, byte = last, end
         return DistinctWords(data, offsets, counts)
-
-    def _fill(self, array: NDArray[np.int64] | NDArray[np.uint8]) -> None:
-        with output_errors(self._name):
-            if self._file.readinto(array.view(np.uint8).data) < array.nbytes:
-                raise OSError("it was cut short while it was in use")
 
 
 def merge_runs(runs: list[Iterator[DistinctWords]]) -> Iterator[DistinctWords]:

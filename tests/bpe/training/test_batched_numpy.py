@@ -124,8 +124,7 @@ def test_merges_of_a_longer_text(tie: str) -> None:
     check(documents, 200, "class", tie, 2)
 
 
-def test_long_keys_are_sorted_without_packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batched_numpy, "_INDEX_BITS", 1)
+def test_merges_of_a_short_text() -> None:
     check([make_text(3, 300)], 100, "class", "hf", 2)
 
 
