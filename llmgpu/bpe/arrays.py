@@ -127,7 +127,13 @@ def sort_by_bytes(
         tied[:-1] |= tied[1:]
         places = places[tied & (keys & _LAST_BYTE == _MORE)]
         if done >= _LONG_BYTES:
-            _sort_one_by_one(data, offsets, order, same, places)
+            # Compare strings whole, within strings that are equal so far.
+            tied_strings = sorted(
+                (group, data[offsets[k] : offsets[k + 1]].tobytes(), k)
+                for group, k in zip(np.cumsum(~same[places]), order[places], strict=True)
+            )
+            order[places] = [k for _, _, k in tied_strings]
+            same[places[1:]] = [left[:2] == right[:2] for left, right in pairwise(tied_strings)]
             break
         # Sort them by their next bytes, within strings that are equal so far.
         strings = order[places]
@@ -160,24 +166,3 @@ def _string_keys(
     keys &= _MASKS[left]
     keys |= left.view(np.uint64)
     return keys
-
-
-def _sort_one_by_one(
-    data: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    order: NDArray[np.int64],
-    same: NDArray[np.bool_],
-    places: NDArray[np.int64],
-) -> None:
-    """Sort the strings at the positions `places` of `order` by comparing them whole.
-
-    Updates `order` and `same`, the results of `sort_by_bytes`.
-    """
-    for tied in np.split(places, np.flatnonzero(~same[places])[1:]):
-        strings = [
-            (data[offsets[string] : offsets[string + 1]].tobytes(), string)
-            for string in order[tied].tolist()
-        ]
-        strings.sort()
-        order[tied] = [string for _, string in strings]
-        same[tied[1:]] = [left[0] == right[0] for left, right in pairwise(strings)]

@@ -206,11 +206,10 @@ class Device(OpenedAdapter):
 
     def _write_staged(self, buffer: Buffer, flat: NDArray[np.uint8]) -> None:
         size = min(len(flat), UPLOAD_PIECE)
-        try:
+        staging: Staging | None = None
+        with suppress(IndexError):  # another thread is using the idle memory
             staging = self._idle_staging.pop()
-        except IndexError:  # another thread is using the idle memory
-            staging = Staging(self, size)
-        if staging.nbytes < size:
+        if staging is None or staging.nbytes < size:
             staging = Staging(self, size)
         for start in range(0, len(flat), UPLOAD_PIECE):
             piece = flat[start : start + UPLOAD_PIECE]

@@ -105,14 +105,7 @@ class Checkpoint:
         is_unused = _is_unused(folder)
         if not is_unused:  # check before writing, because the folder may belong to another program
             begun = _read_run(folder / _RUN)
-            is_recorded = UNICODE_FACT in begun or UNICODE_FACT not in run
-            known = run if is_recorded else {**run, UNICODE_FACT: None}
-            check_same_run(f"{folder} is the checkpoint of another run", begun, known)
-            if not is_recorded:
-                raise InputError(
-                    f"{folder} lacks the {UNICODE_FACT}, as in unreleased versions of llmgpu: "
-                    "resume it with the one that wrote it, or start a new run"
-                )
+            check_same_run(f"{folder} is the checkpoint of another run", begun, run)
         checkpoint = cls(folder)
         with undoing(checkpoint.close):
             if is_unused:
@@ -225,15 +218,19 @@ def _is_unused(folder: Path) -> bool:
 def _outputs_of(folder: Path) -> list[list[Any]] | None:
     """Return the facts of a finished run's output files; None if the folder has no finished run."""
     try:
-        content = json.loads((folder / _RUN).read_bytes())
-        outputs = content.get("outputs") if content.get("format") == FORMAT_NAME else None
-    except (OSError, ValueError, RecursionError, AttributeError):
+        outputs = _read_content(folder / _RUN).get("outputs")
+    except InputError:
         return None
     is_list = isinstance(outputs, list) and all(isinstance(each, list) for each in outputs)
     return outputs if is_list else None
 
 
 def _read_run(path: Path) -> Run:
+    run: Run = _read_content(path)["run"]
+    return run
+
+
+def _read_content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_whole(path, "description of a run"))
     except (OSError, ValueError, RecursionError) as error:
@@ -245,8 +242,7 @@ def _read_run(path: Path) -> Run:
             f"{path.parent}: version {content.get('version')} of the format, but this llmgpu reads "
             f"version {FORMAT_VERSION}"
         )
-    run: Run = content["run"]
-    return run
+    return content
 
 
 def _parse_log(data: bytes) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:

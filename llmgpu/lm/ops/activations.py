@@ -52,11 +52,8 @@ class ActivationFunction:
 
 
 def _sigmoid(x: FloatArray) -> FloatArray:
-    # Compute sigmoid(x) = (1 + tanh(x / 2)) / 2, because tanh does not overflow.
-    result: FloatArray = np.float32(0.5) * x
-    np.tanh(result, out=result)
-    result += 1
-    result *= np.float32(0.5)
+    # sigmoid(x) = (1 + tanh(x / 2)) / 2, because tanh does not overflow.
+    result: FloatArray = np.float32(0.5) * (np.tanh(np.float32(0.5) * x) + 1)
     return result
 
 
@@ -66,11 +63,7 @@ def _silu(x: FloatArray, out: FloatArray) -> None:
 
 def _silu_slope(x: FloatArray) -> tuple[FloatArray, FloatArray]:
     s = _sigmoid(x)
-    slope = 1 - s
-    slope *= x
-    slope += 1
-    slope *= s
-    return x * s, slope
+    return x * s, ((1 - s) * x + 1) * s
 
 
 def _gelu_tanh(x: FloatArray) -> FloatArray:
@@ -85,18 +78,9 @@ def _gelu(x: FloatArray, out: FloatArray) -> None:
 def _gelu_slope(x: FloatArray) -> tuple[FloatArray, FloatArray]:
     t, half_x = _gelu_tanh(x), 0.5 * x
     # The slope is (1 + t) / 2 + x / 2 * (1 - t^2) * (slope of tanh's argument), t = tanh(...).
-    of_argument = x**2
-    of_argument *= 3 * _CUBIC
-    of_argument += 1
-    of_argument *= _SQRT_2_OVER_PI
-    of_tanh: FloatArray = 1 - t * t
-    of_tanh *= half_x
-    of_tanh *= of_argument
-    t += 1
-    half_x *= t
-    t *= np.float32(0.5)
-    t += of_tanh
-    return half_x, t
+    of_argument = (x * x * (3 * _CUBIC) + 1) * _SQRT_2_OVER_PI
+    of_tanh = (1 - t * t) * half_x * of_argument
+    return half_x * (t + 1), (t + 1) * np.float32(0.5) + of_tanh
 
 
 _CODES = {code: {"ACTIVATION": constant("lm/activations.wgsl", code)} for code in ("SILU", "GELU")}

@@ -90,7 +90,7 @@ class AttentionOperations(Recorder):
                 p /= total
                 target[..., rows, :] = p @ values[..., : rows.stop, :]
 
-        self.over_rows(shape.batch, shape.batch * shape.heads * shape.seq**2, compute)
+        self.over_blocks(compute, shape.batch, shape.heads * shape.seq**2)
 
     @recorded
     def attention_backward(
@@ -133,7 +133,7 @@ class AttentionOperations(Recorder):
                 _add_group(target_k[seen], ds, queries[..., rows, :])
                 _add_group(target_v[seen], p, grad_out)
 
-        self.over_rows(shape.batch, shape.batch * shape.heads * shape.seq**2, compute)
+        self.over_blocks(compute, shape.batch, shape.heads * shape.seq**2)
 
     def attention_backward_to_packed(
         self, t: AttentionTensors, grad: PackedGradient, starts: Tensor, shape: AttentionShape

@@ -40,8 +40,6 @@ PARTS = 8
 # OpenBLAS's kernels that give the same bits for any number of rows and columns, as tests show.
 _ADD_ALIKE = {b"Sandybridge", b"SkylakeX"}
 _BUFFER_BYTES = 36 << 20  # upper bound of the memory that OpenBLAS allocates for a thread
-# Least elements of the rows of a part. Fewer take less time than handing them to another thread.
-LEAST_ELEMENTS = 1 << 15
 _claimed = [0]  # number of threads whose memory OpenBLAS has allocated
 
 T = TypeVar("T")
@@ -178,16 +176,6 @@ class FixedProducts:
         else:
             work = [(left, right[:, piece], out[:, piece]) for piece in pieces]
         self.in_threads([partial(np.matmul, left, right, out=out) for left, right, out in work])
-
-    def over_rows(self, rows: int, elements: int, compute: Callable[[slice], T]) -> list[T]:
-        """Call `compute` for all rows, one part in each thread; return the result of each part.
-
-        elements: the number of elements in all rows. compute: the results for a row must not depend
-            on other rows.
-        """
-        step = max(-(-rows // max(1, min(self.threads, elements // LEAST_ELEMENTS))), 1)
-        parts = [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
-        return self.in_threads([partial(compute, part) for part in parts])
 
     def in_threads(self, work: Sequence[Callable[[], T]]) -> list[T]:
         """Call functions, a share in each thread; return the results in order.

@@ -305,12 +305,6 @@ class Recorder:
     def wait_for_runs(self, ahead: int) -> None:
         """Wait until at most `ahead` of the started programs are unfinished."""
 
-    def over_rows(self, rows: int, elements: int, compute: Callable[[slice], T]) -> list[T]:
-        """Compute rows in the threads of `products`, if any; see `FixedProducts.over_rows`."""
-        if self.products is None:
-            return [compute(slice(0, rows))]
-        return self.products.over_rows(rows, elements, compute)
-
     def over_blocks(self, compute: Callable[[slice], T], rows: int, width: int) -> list[T]:
         """Call `compute` for the blocks of `row_blocks`, in the threads of `products`, if any.
 

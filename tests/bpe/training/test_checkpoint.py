@@ -174,7 +174,7 @@ def test_a_run_that_does_not_record_the_version_of_unicode_is_refused(tmp_path: 
     Checkpoint.begin(folder, RUN).close()
     assert Checkpoint.unicode_of(folder) is None
     for version in ("16.0", "18.0"):
-        with pytest.raises(InputError, match="run lacks the Unicode version, as in unreleased"):
+        with pytest.raises(InputError, match="another run: Unicode version was null and"):
             Checkpoint.resume(folder, RUN | {"Unicode version": version})
     with pytest.raises(InputError, match="another run: limit was"):
         Checkpoint.resume(folder, RUN | {"Unicode version": "16.0", "limit": 77})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -47,11 +50,15 @@ def span(rows: slice) -> range:
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @pytest.mark.parametrize("rows", [0, 1, 4, 100])
 def test_each_row_is_computed_once_and_results_are_in_order(rows: int, threads: int) -> None:
-    fixed = FixedProducts(threads)
-    parts = fixed.over_rows(rows, 1 << 30, span)
-    assert [row for part in parts for row in part] == list(range(rows))
-    assert len(parts) <= threads
-    assert len(fixed.over_rows(rows, 10, span)) == min(rows, 1)
+    names: set[str] = set()
+
+    def compute(row: int) -> int:
+        names.add(threading.current_thread().name)
+        return row
+
+    work = [partial(compute, row) for row in range(rows)]
+    assert FixedProducts(threads).in_threads(work) == list(range(rows))
+    assert len(names) <= threads
 
 
 @pytest.mark.parametrize("threads", [None, 1, 3])
@@ -67,7 +74,7 @@ def test_blocks_do_not_depend_on_threads(
 
 def test_an_error_in_a_thread_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        FixedProducts(3).over_rows(9, 1 << 30, lambda part: 1 // (6 - part.start))
+        FixedProducts(3).in_threads([partial(divmod, 1, 6 - k) for k in range(9)])
 
 
 @pytest.mark.parametrize("rows", [ALIGNMENT, 4 * ALIGNMENT + 1])
