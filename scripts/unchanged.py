@@ -249,24 +249,17 @@ RULES: dict[str, list[str]] = {
         r"^self\.measured = 0, 0, self\._slices",  # rather one word too many
         r"^if 4 \* self\._slices > 5 \* self\.measured\[2\]: ",  # how often an estimate is made
     ],
-    "llmgpu/bpe/words/distinct_words.py": [
-        r"^owners\[slots\], is_taken\[slots\] = ",  # two ways, one answer
-        r"\| last << 4 \| lengths\[middle\]\).*4 -> 5$",  # they are numbers below 2 to the 31st
-        r"\b_SLOT_BITS\b",  # time alone: how many keys share a slot
-    ],
     "llmgpu/bpe/training/merge_host.py": [
         r"^FEW_PAIRS, |^few_pairs = ",  # memory alone
         r"min\(task\.merges - made, SLICE_MERGES\).*: task\.merges - made -> ",  # as below
         r"^SLICE_OCCURRENCES = ",  # how often progress is told
         r"^is_too_much = .*: (.*) > (.*) -> \1 >= \2$",  # a limit of memory, but for one byte
         r"trainer\.train\(min\(.*: min -> max$",  # the trainer makes no more than asked for, anyway
-        r"^trainer = _open\(words, most - len\(words\.lengths\)\) .*: .* - .* -> ",  # room to spare
+        r"^trainer = Trainer\(words, most - len\(words\.lengths\)\) .*: .* - .* -> ",  # spare room
     ],
     "llmgpu/bpe/training/batched_numpy.py": [
         r"^SHORT_LIST = |^if results\[index\] < next_symbol: .*<= next_symbol$",  # time alone
-        r"^if len\(equal\) > wanted: .* >= wanted$",  # all of them are taken
         r"^MERGING = -1 .*: 1 -> 2$",  # the same
-        r"^_INDEX_BITS = ",  # two ways, one answer
     ],
     "wgsl/pretoken/o200k_starts.wgsl": [
         r"\(neutral_end < 0 \|\| .*37: < -> <=$",  # it is never 0: a character is before it

@@ -15,7 +15,7 @@ from llmgpu.lm.config import ACTIVATIONS, Activation, ModelConfig, RopeScaling
 from llmgpu.lm.data.batches import IGNORED_TARGET, Batch
 from llmgpu.lm.gradients import LossGraph
 from llmgpu.lm.model import Model, make_weights
-from llmgpu.lm.ops import products, recording
+from llmgpu.lm.ops import recording
 from llmgpu.lm.ops.operations import Operations, open_operations
 from llmgpu.lm.ops.products import FixedProducts, has_fixed_products
 from llmgpu.lm.options import TrainOptions
@@ -268,7 +268,6 @@ def test_bits_do_not_depend_on_the_number_of_threads(
 ) -> None:
     if not has_fixed_products():
         pytest.skip("NumPy has no OpenBLAS here")
-    monkeypatch.setattr(products, "LEAST_ELEMENTS", 1)
     monkeypatch.setattr(recording, "BLOCK_ELEMENTS", 1 << 10)
     config = replace(SMALL, activation=activation)
     states = []

@@ -181,7 +181,7 @@ def number_words(
 ) -> tuple[list[bytes], NDArray[np.int64]]:
     """Return the distinct words of a text, and each word's index in this list, int64 (words,).
 
-    padded: uint8, the words end to end with 8 bytes or more after them.
+    padded: uint8, the words end to end, with any bytes after them.
     bounds: int64 (words + 1,), the start of each word, then the end of the last word.
     """
     text = padded[: bounds[-1]].tobytes()
