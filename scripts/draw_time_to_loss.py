@@ -58,7 +58,7 @@ def _axes(across: Axis, down: Axis) -> Iterator[str]:
     for y, label in down.marks():
         yield f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#e5e8eb"/>'
         yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" class="n">{label}</text>'
-    y = down.at(TARGET)
+    y = float(down.place(TARGET))
     yield f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#6b7280" stroke-dasharray="4 3"/>'
     yield f'<text x="{WIDTH - RIGHT + 6}" y="{y - 6:.1f}">{TARGET} nats</text>'
     middle = (LEFT + WIDTH - RIGHT) / 2

@@ -23,9 +23,8 @@ VERSION = 2
 NUMPY_ENGINE, C_ENGINE = "NumPy", "llmgpu in C"
 HOST_ENGINES = (NUMPY_ENGINE, C_ENGINE)  # engines that compute on the CPU
 
-_LARGE = ("", "K", "M", "G", "T", "P")
-_SMALL = ("", "m", "µ", "n")
-_HIGHEST = 999.5  # a number of at least _HIGHEST would round to 1000, so the next prefix is used
+_PREFIXES = ("n", "µ", "m", "", "K", "M", "G", "T", "P")  # of powers of 1000, from -3 on
+_OF_SECONDS = range(-3, 1)
 
 
 def three_digits(number: float) -> str:
@@ -35,22 +34,20 @@ def three_digits(number: float) -> str:
 
 def quantity(number: float, unit: str) -> str:
     """Return a number with a prefix for a power of 1000: 1.23 GB/s, without a unit 1.23 G."""
-    power = 0
-    while abs(number) >= _HIGHEST and power < len(_LARGE) - 1:
-        number, power = number / 1000, power + 1
-    return f"{three_digits(number)} {_LARGE[power]}{unit}".rstrip()
+    scale, prefix = _prefix(number, range(6))
+    return f"{three_digits(number / scale)} {prefix}{unit}".rstrip()
 
 
 def seconds_text(seconds: float) -> str:
     """Return a time in s, ms, µs or ns: 1.23 ms."""
-    scale, unit = _second_unit(seconds)
-    return f"{three_digits(seconds * scale)} {unit}"
+    scale, prefix = _prefix(seconds, _OF_SECONDS)
+    return f"{three_digits(seconds / scale)} {prefix}s"
 
 
 def spread_text(median: float, fastest: float, slowest: float) -> str:
     """Return the fastest and the slowest of several runs in the unit of their median."""
-    scale, unit = _second_unit(median)
-    return f"{three_digits(fastest * scale)}-{three_digits(slowest * scale)} {unit}"
+    scale, prefix = _prefix(median, _OF_SECONDS)
+    return f"{three_digits(fastest / scale)}-{three_digits(slowest / scale)} {prefix}s"
 
 
 def runs_text(times: Times) -> str:
@@ -59,12 +56,12 @@ def runs_text(times: Times) -> str:
     return f"{number_of(len(times.runs), 'run')}, {spread}" if times.runs else spread
 
 
-def _second_unit(seconds: float) -> tuple[float, str]:
-    """Choose a unit for a time; return how many units a second has, and the unit's name."""
-    power = 0
-    while seconds * 1000**power < 0.9995 and power < len(_SMALL) - 1:
-        power += 1
-    return 1000.0**power, f"{_SMALL[power]}s"
+def _prefix(number: float, powers: range) -> tuple[float, str]:
+    """Choose a power of 1000; return its value and its prefix."""
+    # A number of at least 999.5 would round to 1000, so the next prefix is used.
+    fitting = (power for power in reversed(powers) if abs(number) >= 0.9995 * 1000.0**power)
+    power = next(fitting, powers[0])
+    return 1000.0**power, _PREFIXES[power + 3]
 
 
 @dataclass(frozen=True)
@@ -173,6 +170,16 @@ class Result:
         return line if self.pattern is None else f"{line}, pattern {self.pattern}"
 
     @property
+    def work(self) -> str:
+        """The kernel and the sizes of its job."""
+        return f"{self.variant or 'kernel'}: {self.sizes}"
+
+    @property
+    def operations_per_byte(self) -> float | None:
+        """Operations per byte moved; None if either number is unknown or 0."""
+        return self.operations / self.bytes if self.operations and self.bytes else None
+
+    @property
     def name(self) -> str:
         """The engine, followed by the variant, if any."""
         return f"{self.engine}, {self.variant}" if self.variant else self.engine
@@ -212,9 +219,9 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """The word "right" or "WRONG"; if `correct` is None, the field `answer` or `note`."""
+        """The word "right" or "WRONG"; if `correct` is None, the fields `answer` and `note`."""
         if self.correct is None:
-            return self.answer or self.note or "-"
+            return "; ".join(filter(None, (self.answer, self.note))) or "-"
         return "right" if self.correct else "WRONG"
 
 
@@ -278,6 +285,12 @@ class Limits:
     operations_per_second: float
     matrix_operations_per_second: float | None = None
 
+    @property
+    def rates(self) -> list[float]:
+        """Operations per second in float32, and on matrix units if there are any."""
+        rates = (self.operations_per_second, self.matrix_operations_per_second)
+        return [rate for rate in rates if rate is not None]
+
     def floor(self, nbytes: int, operations: int, *, halves: bool = False) -> float:
         """Return the least seconds for moving bytes while doing operations at the same time."""
         matrix_rate = self.matrix_operations_per_second if halves else None
@@ -314,14 +327,20 @@ class Record:
         return all(result.correct is not False for result in self.results)
 
     def tables(self) -> list[ResultTable]:
-        """Return all results as tables, in the order in which they were measured."""
+        """Return all results as tables, in the order in which they were measured.
+
+        Kernels that another program ran, too, have one more table each.
+        """
         tables: dict[tuple[str, str], ResultTable] = {}
+        by_peers = {r.work for r in self.results if r.what == KERNELS and r.peer}
         for result in self.results:
             kind, _ = result.kind_and_way
-            title = result.engine if result.what == KERNELS else result.sizes
-            title = f"{title}: {kind}" if kind else title
-            empty = ResultTable(result.what, title, [])
-            tables.setdefault((result.what, title), empty).results.append(result)
+            titles = [f"{result.sizes}: {kind}" if kind else result.sizes]
+            if result.what == KERNELS:
+                titles = [result.engine, *{result.work} & by_peers]
+            for title in titles:
+                empty = ResultTable(result.what, title, [])
+                tables.setdefault((result.what, title), empty).results.append(result)
         return list(tables.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -344,9 +363,14 @@ class ResultTable:
     title: str
     results: list[Result]
 
+    @property
+    def is_of_engine(self) -> bool:
+        """Whether the table has the kernels of one engine."""
+        return self.what == KERNELS and all(r.engine == self.title for r in self.results)
+
     def row_name(self, result: Result) -> str:
         if self.what == KERNELS:
-            return f"{result.variant or 'kernel'}: {result.sizes}"
+            return result.work if self.is_of_engine else result.engine
         _, way = result.kind_and_way
         return f"{result.engine}, {way}" if way else result.engine
 

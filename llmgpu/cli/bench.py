@@ -5,24 +5,23 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from llmgpu.bench import ALL, GENERATED, KERNELS, PARTS, QUICK_SIZES, BenchOptions
+from llmgpu.bench import ALL, GENERATED, PARTS, QUICK_SIZES, BenchOptions
 from llmgpu.bench.report import (
     columns_of,
     compare_records,
     draw_report,
     facts_of,
-    headlines,
     lines_below,
-    time_lines,
 )
-from llmgpu.bench.results import Record, Result, ResultTable, load_record, seconds_text
+from llmgpu.bench.results import Record, load_record
 from llmgpu.bench.suite import Benchmark
 from llmgpu.bench.tokenizers import text_blocks
 from llmgpu.bpe.interchange.formats import find_vocabulary
@@ -38,7 +37,8 @@ from llmgpu.outputs import PAGE, RECORD, TEXT, Output, check_outputs
 from llmgpu.text.sources import resolve_sources
 
 NARROWEST = 80  # smallest width of the console; a narrower table would break the text of its cells
-_NAME_WIDTH = 16
+# Least widths of columns of text, which are broken into lines, by kind; space between columns.
+_WIDTHS, _GAP = {"name": 16, "": 6}, 2
 # Parameters that are for measuring. All others apply also to a record read from a file.
 _OF_MEASURING = ("what", "write_corpus", *own_options(BenchOptions))
 
@@ -129,7 +129,7 @@ def _compare(old: Record, new: Record, asked: BenchCommand, report: Reporter) ->
         for line in comparison.notes:
             _print_line(console, f"since {path}: {line}")
         if comparison.changes:
-            _print_table(console, f"compared with {path}", comparison.columns())
+            print_table(console, f"compared with {path}", comparison.columns())
         else:
             _print_line(console, f"nothing is comparable with {path}")
         for line in comparison.not_compared:
@@ -144,55 +144,37 @@ def _compare(old: Record, new: Record, asked: BenchCommand, report: Reporter) ->
 
 
 def print_results(record: Record, console: Console) -> None:
-    """Print headlines and facts, a table for each job, and the times of phases and kernels."""
+    """Print facts about the record, and a table for each job with the lines below it."""
     console.width = max(console.width, NARROWEST)
-    for name, text in (*headlines(record), *facts_of(record)):
+    for name, text in facts_of(record):
         _print_line(console, f"{name}: {text}")
     for table in record.tables():
         console.print()
-        _print_table(console, f"{table.what}: {table.title}", columns_of(table, narrow=True))
-        for line in _lines_below(table):
-            _print_line(console, f"  {line}")
-    if not record.complete:
-        console.print("\ninterrupted: these are the results so far")
+        print_table(console, f"{table.what}: {table.title}", columns_of(table))
+        for name, text in lines_below(table):
+            _print_line(console, f"  {name}: {text}")
 
 
 def _print_line(console: Console, line: str) -> None:
     console.print(line, markup=False, soft_wrap=True)
 
 
-def _print_table(console: Console, title: str, columns: Sequence[Column]) -> None:
+def print_table(console: Console, title: str, columns: Sequence[Column]) -> None:
+    """Print a table; columns of numbers that don't fit are left out, the last ones first."""
     table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    room, shown = console.width, []
     for column in columns:
         is_number = column.kind == "number"
+        width = max(map(len, (column.title, *column.cells)), default=0)
+        needed = _GAP + (width if is_number else _WIDTHS[column.kind])
+        if is_number and needed > room:
+            continue
+        room -= needed
+        shown.append(column.cells)
+        justify: Literal["left", "right"] = "right" if is_number else "left"
         table.add_column(
-            column.title,
-            justify="right" if is_number else "left",
-            no_wrap=is_number,
-            min_width=_NAME_WIDTH if column.kind == "name" else None,
+            column.title, justify=justify, no_wrap=is_number, min_width=_WIDTHS.get(column.kind)
         )
-    for row in zip(*(column.cells for column in columns), strict=True):
+    for row in zip(*shown, strict=True):
         table.add_row(*map(escape, row))
     console.print(table)
-
-
-def _lines_below(table: ResultTable) -> Iterator[str]:
-    """Yield the lines below a table, among them the times of phases and kernels."""
-    for name, text in lines_below(table, narrow=True):
-        yield f"{name}: {text}"
-    for result in table.results if table.what != KERNELS else ():
-        for name, text in (*time_lines(result), *_kernel_times(result)):
-            yield f"{result.name}, {name}: {text}"
-
-
-def _kernel_times(result: Result) -> Iterator[tuple[str, str]]:
-    kernels = result.kernels
-    if kernels is None or len(kernels.seconds) < 2:
-        return
-    times = ", ".join(f"{name} {seconds_text(s)}" for name, s in kernels.seconds.items())
-    total = seconds_text(kernels.total)
-    if kernels.merges is not None:
-        total += f" for the first {kernels.merges} merges"
-    elif kernels.mb_per_second:
-        total += f" ({kernels.mb_per_second:.0f} MB/s)"
-    yield "kernels", f"{total}: {times}"

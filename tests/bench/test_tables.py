@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from llmgpu.bench.report import (
-    MEASURES,
-    SHARE_OF_FLOOR,
-    SPEED_UP,
-    TEXT_RATE,
-    TOKEN_RATE,
-    columns_of,
-    headlines,
-    lines_below,
-)
-from llmgpu.bench.results import Result, load_record, read_record
+from rich.console import Console
+
+from llmgpu.bench.report import columns_of, facts_of, headlines, lines_below
+from llmgpu.bench.results import ResultTable, load_record, read_record
+from llmgpu.cli.bench import print_table
 from tests.bench.test_compare import record, result
 
 RECORDED = Path(__file__).parents[2] / "docs" / "recorded"
 
 
+def shown(plain: dict[str, Any]) -> dict[str, Sequence[str]]:
+    """Return the cells of a record with one table, by the titles of their columns."""
+    (table,) = read_record(plain).tables()
+    return {column.title: column.cells for column in columns_of(table)}
+
+
 def test_measures_of_a_result() -> None:
     rates = {"mb_per_second": 12.3, "tokens_per_second": 4567, "share_of_floor": 0.5}
-    result = Result("tokenize", "NumPy", job="a job", **rates)  # type: ignore[arg-type]
-    assert TEXT_RATE.text(result) == "12.3 MB/s"
-    assert (TOKEN_RATE.text(result), TOKEN_RATE.full_text(result)) == ("4.57 K", "4.57 K tokens/s")
-    assert SHARE_OF_FLOOR.text(result) == "50 %"
-    assert SPEED_UP.text(result) == "-"
-    assert len({measure.key for measure in MEASURES}) == len(MEASURES)
+    cells = shown(record(result("tokenize", **rates), result(speed_up=2, what="tokenize")))
+    assert cells["text"] == ["12.3 MB/s", "-"]
+    assert cells["tokens/s"] == ["4.57 K", "-"]
+    assert cells["of limit"] == ["50 %", "-"]
+    assert cells["vs NumPy"] == ["-", "2x"]
+    assert cells["min-max"] == ["1-1 s", "1-1 s"]
+    assert "memory" not in cells
+
+
+def test_bars_are_as_long_as_numbers() -> None:
+    rates = ({"mb_per_second": 25, "share_of_floor": 0.5}, {"mb_per_second": 100.0}, {})
+    (table,) = read_record(record(*(result(**rate) for rate in rates))).tables()
+    bars = {column.title: column.bars for column in columns_of(table)}
+    assert bars["text"] == [0.25, 1.0, None]
+    assert bars["of limit"] == [0.5, None, None]  # of the whole limit
 
 
 def test_headlines_compare_with_the_fastest_other_program() -> None:
@@ -56,8 +68,8 @@ def test_headlines_compare_with_the_fastest_other_program() -> None:
 def test_a_headline_tells_what_is_faster() -> None:
     rows = [result("tokenize", "NumPy", 3.0), result("tokenize", "other", 1.5, peer=True)]
     assert dict(headlines(read_record(record(*rows)))) == {
-        "tokenize": "other, the fastest other program, is 2 times as fast as NumPy "
-        "(1 run, 1.5-1.5 s against 1 run, 3-3 s)"
+        "tokenize": "NumPy is 0.5 times as fast as other, the fastest other program "
+        "(1 run, 3-3 s against 1 run, 1.5-1.5 s)"
     }
 
 
@@ -70,10 +82,8 @@ def test_runs_and_their_spread_stand_beside_ratios() -> None:
         f"{ratio} (3 runs, 1.5-2.5 s against 1 run, 4-4 s)"
     )
     (table,) = measured.tables()
-    assert dict(lines_below(table))["median of"] == "1 to 3 runs"
-    narrow = dict(lines_below(table, narrow=True))
-    assert narrow["median of"] == "1 to 3 runs; ±%: half of their range"
-    (spread,) = (c for c in columns_of(table, narrow=True) if c.title == "±%")
+    assert dict(lines_below(table))["median of"] == "1 to 3 runs; ±%: half of their range"
+    (spread,) = (c for c in columns_of(table) if c.title == "±%")
     assert spread.cells == ["0", "25"]
     old = record(result() | {"seconds": {"median": 2.0, "min": 1.5, "max": 2.5}})
     assert "median of" not in dict(lines_below(read_record(old).tables()[0]))
@@ -88,19 +98,63 @@ def test_a_quick_run_has_no_ratio_in_its_headline() -> None:
     assert dict(headlines(alone)) == {"smoke test": line}
 
 
+def test_times_of_phases_and_kernels_are_below_the_table() -> None:
+    kernels = {"seconds": {"one": 1.0, "two": 2.0}, "total": 3.0}
+    phase = {"median": 0.5, "min": 0.5, "max": 0.5}
+    first = result(kernels=kernels | {"merges": 256}, phases={"read": phase})
+    second = result(engine="a GPU", kernels=kernels | {"mb_per_second": 12.3}, start_up={"a": 2})
+    third = result(variant="other", kernels={"seconds": {"one": 1.0}, "total": 1.0})
+    (table,) = read_record(record(first, second, third)).tables()
+    assert [*lines_below(table)][2:] == [
+        ("NumPy, phases", "read 500 ms"),
+        ("NumPy, kernels, 3 s for the first 256 merges", "one 1 s, two 2 s"),
+        ("a GPU, start-up", "a 2 s"),
+        ("a GPU, kernels, 3 s, 12 MB/s", "one 1 s, two 2 s"),
+    ]
+
+
+def test_facts_have_warnings_limits_and_missing_programs() -> None:
+    limits = {"bytes_per_second": 2e9, "operations_per_second": 8e9}
+    limits["matrix_operations_per_second"] = 1e12
+    plain = record(result(correct=False), complete=False, limits={"NumPy": limits})
+    facts = dict(facts_of(read_record(plain | {"missing_peers": {"torch": "not installed"}})))
+    assert facts["limits"] == (
+        "NumPy: 2 GB/s copying, 8 GFLOP/s in float32, 1 TFLOP/s on matrix units, measured"
+    )
+    assert facts["not compared with"] == "torch: not installed"
+    assert facts["interrupted"] and facts["wrong"]
+    assert not {"interrupted", "wrong"} & dict(facts_of(read_record(record(result())))).keys()
+
+
 def test_a_terminal_shows_the_bandwidth_of_lookups() -> None:
     rates = {"bytes_per_second": 2e12, "output_bytes_per_second": 1.2e12}
-    row = result("embedding", "GPU", 1.0) | {"variant": "lookup: by rows"} | rates
-    (table,) = read_record(record(row)).tables()
-    shown = {column.title: column.cells for column in columns_of(table, narrow=True)}
-    assert shown["memory"] == ["2 TB/s"] and shown["out B/s"] == ["1.2 T"]
+    cells = shown(record(result("embedding", "GPU", variant="lookup: by rows", **rates)))
+    assert cells["memory"] == ["2 TB/s"] and cells["out B/s"] == ["1.2 T"]
+
+
+def printed(table: ResultTable, width: int) -> list[str]:
+    file = io.StringIO()
+    print_table(Console(file=file, width=width), "", columns_of(table))
+    return file.getvalue().splitlines()
 
 
 def test_tables_of_records_fit_a_terminal() -> None:
+    """The columns of 80 characters are those of the medians, and of the rates of each part."""
+    kept = {
+        "embedding": ("memory", "out B/s", "vs NumPy", "vs torch"),
+        "kernels": ("memory", "FLOP/s", "of limit", "vs NumPy"),
+        "train": ("tokens/s", "of limit", "vs NumPy", "vs torch"),
+        "generate": ("tokens/s", "of limit", "vs NumPy"),
+        "bpe-train": ("text", "merges/s", "min-max"),
+        "tokenize": ("text", "vs peers", "min-max"),
+    }
     for path in sorted(RECORDED.glob("*.json")):
         for table in load_record(str(path)).tables():
-            columns = columns_of(table, narrow=True)
-            numbers = [column for column in columns if column.kind == "number"]
-            widths = [max(map(len, (column.title, *column.cells))) for column in numbers]
-            names_and_answers = 16 + 6  # these are broken into lines
-            assert names_and_answers + sum(widths) + 2 * len(columns) <= 80, table.title
+            lines = printed(table, 80)
+            assert max(map(len, lines)) <= 80, table.title
+            (heads,) = (line for line in lines if " median " in line)
+            titles = {column.title for column in columns_of(table)}
+            for title in ("±%", *kept.get(table.what, ())):
+                assert title in heads or title not in titles, (table.title, title)
+            (wide,) = (line for line in printed(table, 250) if " median " in line)
+            assert all(title in wide for title in titles)

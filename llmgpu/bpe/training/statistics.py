@@ -18,13 +18,12 @@ from llmgpu.bpe.vocabulary.spelling import readable
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import DistinctWords
 from llmgpu.charts import (
-    Bar,
     Column,
     draw_bars,
     draw_facts,
     draw_page,
     draw_table,
-    escape_text,
+    element,
     folded,
 )
 from llmgpu.input_files import number_of
@@ -121,8 +120,6 @@ def bytes_a_token(
         yield count, words.text_bytes / left.total
 
 
-# Scripts that have a bar of their own in the chart; all other scripts share one bar.
-_MOST_SCRIPTS = 15
 _LONGEST = 40  # number of rows in the table of the longest tokens
 
 
@@ -140,43 +137,26 @@ def draw_vocabulary(
     """
     lines = draw_facts([(key, str(value)) for key, value in facts.items()])
     if rates:
-        lines += [
-            "<h2>Bytes per token</h2>",
-            f"<p>How long tokens are on average in {escape_text(text)}, with the first merges "
-            "alone.</p>",
-            *_rate_bars(rates),
-        ]
+        about = f"How long tokens are on average in {text}, with the first merges alone."
+        rows = [(f"{count:,} merges", f"{rate:.3f}", rate) for count, rate in rates]
+        lines += [element("h2", text="Bytes per token"), element("p", text=about)]
+        lines += draw_bars(("merges", "bytes per token"), rows)
     # Count the tokens by length and by script.
     lengths, scripts = Counter(lengths_of(vocabulary)), Counter(scripts_of(vocabulary))
     groups = (*map(length_group, range(MOST_LENGTH + 2)), SPECIAL)
     ordered = [(group, lengths[group]) for group in groups if lengths[group]]
-    largest, others = scripts.most_common(_MOST_SCRIPTS), scripts.most_common()[_MOST_SCRIPTS:]
-    if others:
-        rest = sum(count for _, count in others)
-        largest.append((f"{len(others)} other scripts", rest))
     # Append a section for each chart and table.
-    lines += [
-        "<h2>Lengths</h2>",
-        *_count_bars(ordered, vocabulary.size, "tokens by their length in bytes"),
-        "<h2>Scripts</h2>",
-        *_count_bars(largest, vocabulary.size, "tokens by the script of their first letter"),
-        "<h2>Longest tokens</h2>",
-        *_longest(vocabulary),
-    ]
+    for title, head, counts in (
+        ("Lengths", "length in bytes", ordered),
+        ("Scripts", "script of the first letter", scripts.most_common()),
+    ):
+        counted = [
+            (name, f"{count:,} ({100 * count / vocabulary.size:.1f} %)", count)
+            for name, count in counts
+        ]
+        lines += [element("h2", text=title), *draw_bars((head, "tokens"), counted)]
+    lines += [element("h2", text="Longest tokens"), *_longest(vocabulary)]
     return draw_page(f"Vocabulary {name}", f"llmgpu: vocabulary {name}", lines)
-
-
-def _count_bars(groups: Sequence[tuple[str, int]], size: int, caption: str) -> list[str]:
-    bars = [
-        Bar(name, "own", f"{count:,} ({100 * count / size:.1f} %)", float(count))
-        for name, count in groups
-    ]
-    return draw_bars(bars, caption)
-
-
-def _rate_bars(rates: Sequence[tuple[int, float]]) -> list[str]:
-    bars = [Bar(f"{count:,} merges", "own", f"{rate:.3f}", rate) for count, rate in rates]
-    return draw_bars(bars, "bytes per token: more is better")
 
 
 def _longest(vocabulary: Vocabulary) -> list[str]:

@@ -16,17 +16,29 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.charts import Axis, escape_text, step_axis, value_axis
+from llmgpu.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axis,
+    draw_axes,
+    draw_line,
+    draw_picture,
+    element,
+    step_axis,
+    value_axis,
+)
 from llmgpu.files import atomic_output
 from llmgpu.lm.runs.run_folder import StepRecord
 
-WIDTH, HEIGHT = 860, 480
 MOST_POINTS = 1_000  # most points of a line, because more can't be told apart
 
 COLUMNS = 72  # width of a plot in characters, without labels
 LABEL_COLUMNS = 11  # characters before the plot: a label of the vertical axis, and its line
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 836, 92, 424  # edges of the area with the lines
 _LARGEST = 1e30
 _SMOOTHED_PART = 0.02  # share of all points that is averaged on either side of a point
 _LEAST_SMOOTHED = 10  # least points of a line that is smoothed
@@ -45,21 +57,15 @@ def draw_loss_curve(records: Sequence[StepRecord], title: str) -> str:
     # The style repeats colours in each rule, because many viewers lack CSS variables.
     style = (resources.files(__package__) / "loss_curve.css").read_text(encoding="utf-8")
     losses = _losses_by_name(records)
-    parts = [f'<text class="title" x="{_LEFT}" y="34">{escape_text(title)}</text>']
+    parts = [
+        f"<style>\n{style}</style>",
+        element("rect", "surface", width=WIDTH, height=HEIGHT),
+        element("text", "title", title, x=LEFT, y=34),
+    ]
     if any(map(len, losses.values())):
         parts += _chart(**losses)
-    parts.append(f'<text x="{_LEFT}" y="56">{_summary(losses) or "no losses yet"}</text>')
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-            f'width="{WIDTH}" height="{HEIGHT}" role="img">',
-            f"<title>{escape_text(title)}</title>",
-            f"<style>\n{style}</style>",
-            f'<rect class="surface" width="{WIDTH}" height="{HEIGHT}"/>',
-            *parts,
-            "</svg>\n",
-        ]
-    )
+    parts.append(element("text", text=_summary(losses) or "no losses yet", x=LEFT, y=56))
+    return draw_picture(title, parts, xmlns="http://www.w3.org/2000/svg") + "\n"
 
 
 def plot_losses(records: Sequence[StepRecord], columns: int = COLUMNS, rows: int = 18) -> str:
@@ -111,14 +117,9 @@ def _name_of(y: Axis) -> str:
 
 def _thin(points: Points) -> Points:
     """Return at most MOST_POINTS points; if there are more, means of neighbouring points."""
-    every = -(-len(points) // MOST_POINTS)
-    if every <= 1:
+    if len(points) <= MOST_POINTS:
         return points
-    # Average groups of `every` neighbours; the last group may be smaller.
-    firsts = np.arange(0, len(points), every)
-    counts = np.diff(np.append(firsts, len(points)))
-    means: Points = np.add.reduceat(points, firsts) / counts[:, None]
-    return means
+    return np.array([part.mean(axis=0) for part in np.array_split(points, MOST_POINTS)])
 
 
 def _smooth(points: Points) -> Points:
@@ -140,55 +141,28 @@ def _chart(training: Points, validation: Points) -> list[str]:
     """Return the axes, the lines and the legend."""
     everything = np.concatenate([training, validation])
     training, validation = _thin(training), _thin(validation)
-    x = step_axis(int(everything[:, 0].max()), _LEFT, _RIGHT)
-    y = value_axis(everything[:, 1], _BOTTOM, _TOP)
+    x = step_axis(int(everything[:, 0].max()), LEFT, RIGHT)
+    y = value_axis(everything[:, 1], BOTTOM, TOP)
     # Choose the lines: class of the line, class of the dots on it, name and points.
     lines = [("thin", "", "training", training), ("strong", "", "smoothed", _smooth(training))]
     if len(training) < _LEAST_SMOOTHED:
         lines = [("strong", "strong-dot", "training", training)]
     lines.append(("dashed", "dot", "validation", validation))
     # Draw the lines, and the legend above the chart: a sample of each line with its name.
-    parts, legend = [*_horizontal_axis(x), *_vertical_axis(y)], list[str]()
-    left, middle = _LEFT, _TOP - 17
+    parts, legend = draw_axes(x, y, "step", _name_of(y)), list[str]()
+    left, middle = LEFT, TOP - 17
     for kind, dot, name, points in (line for line in lines if len(line[-1])):
-        places = [*zip(x.place(points[:, 0]), y.place(points[:, 1]), strict=True)]
-        drawn = " ".join(f"{across:.1f},{down:.1f}" for across, down in places)
-        parts.append(f'<polyline class="{kind}" points="{drawn}"/>')
+        across, down = x.place(points[:, 0]), y.place(points[:, 1])
+        parts.append(draw_line(kind, across, down))
         if dot:
-            parts += [_dot(dot, f"{at:.1f}", f"{down:.1f}") for at, down in places]
-        sample = f'<path class="{kind}" d="M{left} {middle}h22"/>'
+            places = zip(across, down, strict=True)
+            parts += [element("circle", dot, cx=at, cy=top, r=4) for at, top in places]
+        sample = element("path", kind, d=f"M{left} {middle}h22")
         if kind == "dashed":
-            sample = _dot(dot, left + 11, middle)
-        legend += [sample, f'<text x="{left + 30}" y="{middle + 4.5}">{name}</text>']
+            sample = element("circle", dot, cx=left + 11, cy=middle, r=4)
+        legend += [sample, element("text", text=name, x=left + 30, y=middle + 4.5)]
         left += 116
     return [*parts, *legend]
-
-
-def _dot(kind: str, x: object, y: object) -> str:
-    return f'<circle class="{kind}" cx="{x}" cy="{y}" r="4"/>'
-
-
-def _horizontal_axis(x: Axis) -> list[str]:
-    middle = (_LEFT + _RIGHT) / 2
-    parts = [
-        f'<line class="axis" x1="{_LEFT}" y1="{_BOTTOM}" x2="{_RIGHT}" y2="{_BOTTOM}"/>',
-        f'<text class="x" x="{middle:.1f}" y="{_BOTTOM + 44}">step</text>',
-    ]
-    for at, label in x.marks():
-        parts.append(
-            f'<line class="axis" x1="{at:.1f}" y1="{_BOTTOM}" x2="{at:.1f}" y2="{_BOTTOM + 5}"/>'
-        )
-        parts.append(f'<text class="x" x="{at:.1f}" y="{_BOTTOM + 21}">{label}</text>')
-    return parts
-
-
-def _vertical_axis(y: Axis) -> list[str]:
-    middle, name = (_TOP + _BOTTOM) / 2, _name_of(y)
-    parts = [f'<text class="x" transform="translate(20 {middle:.1f}) rotate(-90)">{name}</text>']
-    for at, label in y.marks():
-        parts.append(f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{_RIGHT}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="y" x="{_LEFT - 9}" y="{at + 4.5:.1f}">{label}</text>')
-    return parts
 
 
 def _summary(losses: Mapping[str, Points]) -> str:

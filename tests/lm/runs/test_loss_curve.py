@@ -15,13 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.charts import Axis, step_axis, value_axis
+from llmgpu.charts import HEIGHT, WIDTH, Axis, step_axis, value_axis
 from llmgpu.errors import OutputError
 from llmgpu.input_files import printable
 from llmgpu.lm.runs.loss_curve import (
-    HEIGHT,
     MOST_POINTS,
-    WIDTH,
     draw_loss_curve,
     plot_losses,
     write_loss_curve,
@@ -175,13 +173,17 @@ def check_axis(values: NDArray[np.float64]) -> None:
     [
         ([2.1, 9.7], ["2", "4", "6", "8", "10"]),
         ([0.2, 0.7], ["0.2", "0.3", "0.4", "0.5", "0.6", "0.7"]),
-        ([3.0, 3.0], ["2.6", "2.8", "3", "3.2", "3.4"]),
+        ([3.0, 3.0], ["2.7", "2.8", "2.9", "3", "3.1", "3.2", "3.3"]),
         ([0.0, 0.0], ["-1", "-0.5", "0", "0.5", "1"]),
-        ([0.4, 11.0], ["0.2", "0.5", "1", "2", "5", "10", "20"]),
+        ([0.4, 11.0], ["0.1", "1", "10", "100"]),
         ([0.01, 100.0], ["0.01", "0.1", "1", "10", "100"]),
-        ([1.0, 1000.0], ["1", "2", "5", "10", "20", "50", "100", "200", "500", "1,000"]),
-        ([0.2, 70_000.0], ["0.1", "1", "10", "100", "1k", "10k", "100k"]),
-        ([30_000.0, 90_000.0], ["20k", "40k", "60k", "80k", "100k"]),
+        ([1.0, 1000.0], ["1", "10", "100", "1,000"]),
+        ([0.2, 70_000.0], ["0.1", "1", "10", "100", "1,000", "10,000", "100,000"]),
+        ([1e-9, 1e5], ["1e-10", "1e-05", "1", "100,000"]),
+        (
+            [30_000.0, 90_000.0],
+            ["30,000", "40,000", "50,000", "60,000", "70,000", "80,000", "90,000"],
+        ),
     ],
 )
 def test_labels_of_losses(values: list[float], labels: list[str]) -> None:
@@ -195,8 +197,8 @@ def test_labels_of_losses(values: list[float], labels: list[str]) -> None:
         (3, ["0", "1", "2", "3"]),
         (45, ["0", "10", "20", "30", "40"]),
         (3_000, ["0", "500", "1,000", "1,500", "2,000", "2,500", "3,000"]),
-        (123_456, ["0", "50k", "100k"]),
-        (5_000_000, ["0", "1,000k", "2,000k", "3,000k", "4,000k", "5,000k"]),
+        (123_456, ["0", "50,000", "100,000"]),
+        (5_000_000, ["0", "1e+06", "2e+06", "3e+06", "4e+06", "5e+06"]),
     ],
 )
 def test_labels_of_steps(last: int, labels: list[str]) -> None:
@@ -236,7 +238,7 @@ def test_losses_are_plotted_in_plain_characters() -> None:
 
 def test_numbers_of_steps_never_touch() -> None:
     plot = plot_losses(records_of([4.0, 3.0, 2.0, 2.0] * 700, every=4), columns=21).splitlines()
-    assert plot[-2] == "           0  5k    15k    25k"
+    assert plot[-2] == "           0 10,000 20,000"
     assert max(map(len, plot[1:-1])) <= 11 + 21
 
 
