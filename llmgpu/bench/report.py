@@ -153,9 +153,10 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
     if record.smoke is not None:
         yield "smoke test", f"{record.smoke}; the times are too few for a comparison"
         return
-    # For each part, `told` has whether its line compares with another program, and the line.
-    told: dict[str, tuple[bool, str]] = {}
-    for table in record.tables():
+    told: dict[str, str] = {}
+    # Jobs that another program did come last. Their lines replace those of other jobs.
+    tables = sorted(record.tables(), key=lambda t: any(r.peer and r.seconds for r in t.results))
+    for table in tables:
         timed = [
             r
             for r in table.results
@@ -165,17 +166,16 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
         own = [r for r in timed if not r.peer]
         peers = [r for r in timed if r.peer]
         others = peers or [r for r in own if r.engine in HOST_ENGINES]
-        if table.what not in HEADLINED or not (own and others):
+        if not (own and others):
             continue
         best, other = (min(each, key=lambda r: r.median) for each in (own, others))
-        if best is other or (told.get(table.what, (False, ""))[0] and not peers):
-            continue
         role = ", the fastest other program" if peers else ""
         ratio = three_digits(_quotient(other.median, best.median))
         runs = " against ".join(runs_text(each.seconds) for each in (best, other) if each.seconds)
-        line = f"{best.engine} is {ratio} times as fast as {other.engine}{role} ({runs})"
-        told[table.what] = bool(peers), line
-    yield from ((what, line) for what, (_, line) in told.items())
+        faster = f"{best.engine} is {ratio} times as fast as {other.engine}{role}"
+        if best is not other:
+            told[table.what] = f"{faster} ({runs})"
+    yield from ((what, told[what]) for what in HEADLINED if what in told)
 
 
 def facts_of(record: Record) -> Iterator[tuple[str, str]]:
@@ -268,7 +268,7 @@ def _kernels_title(kernels: KernelTimes) -> str:
 
 _VERSIONS = ("llmgpu", "commit", "python", "numpy", "wgpu")
 _MACHINE = {"platform": "platform", "cpu": "CPU", "cpus": "number of CPUs"}
-_Key = tuple[str, str, str, str]  # part, sizes, engine, variant
+_Key = tuple[str, str, str, str]  # part, engine, variant, sizes
 _Results = dict[_Key, Result]
 
 
@@ -346,29 +346,23 @@ def compare_records(old: Record, new: Record, threshold: float = DEFAULT_THRESHO
     # A line for each part that only one record has, and for each result that is not compared.
     before, now = _by_key(old), _by_key(new)
     parts = {key[0] for key in before} & {key[0] for key in now}
-    parts_of_records = [(key[0], "new") for key in now] + [(key[0], "old") for key in before]
-    not_compared = [
-        f"{part}: only the {which} record has it"
-        for part, which in dict.fromkeys(parts_of_records)
-        if part not in parts
-    ]
-    changes = []
+    changes, not_compared = [], dict[str, None]()
     for key in now | before:
-        result = now.get(key) or before[key]
+        result, reason = now.get(key) or before[key], _why_not(key, before, now, old, new)
+        name = f"{result.what}: {result.name}, {result.sizes}"
         if result.what not in parts:
-            continue
-        reason = _why_not(key, before, now, old, new)
+            name, reason = result.what, f"only the {'new' if key in now else 'old'} record has it"
         if reason is not None:
-            not_compared.append(f"{result.what}: {result.name}, {result.sizes}: {reason}")
+            not_compared[f"{name}: {reason}"] = None
         elif key in now and result.seconds is not None:
             changes.append(Change(before[key], result))
-    return Comparison(changes, not_compared, notes, threshold)
+    return Comparison(changes, [*not_compared], notes, threshold)
 
 
 def _by_key(record: Record) -> _Results:
     results: _Results = {}
     for result in record.results:
-        results.setdefault((result.what, result.sizes, result.engine, result.variant), result)
+        results.setdefault((result.what, result.engine, result.variant, result.sizes), result)
     return results
 
 
@@ -380,8 +374,7 @@ def _why_not(key: _Key, before: _Results, now: _Results, old: Record, new: Recor
     then, result = before.get(key), now.get(key)
     if then is None or result is None:
         others, which = (before, "new") if then is None else (now, "old")
-        what, _, *own = key
-        sizes = next((k[1] for k in others if [k[0], *k[2:]] == [what, *own]), None)
+        sizes = next((k[-1] for k in others if k[:-1] == key[:-1]), None)
         if sizes is not None:
             return f"the sizes differ: they were {sizes}" if which == "new" else None
         is_timed = (then or now[key]).seconds is not None

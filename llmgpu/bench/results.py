@@ -435,10 +435,6 @@ def _check_numbers(record: Record) -> None:
             raise ValueError(f"{place} has a number that is not above 0")
 
 
-# Messages call these types by these words, and other types by their names.
-_CALLED = {dict: "an object", list: "a list"}
-
-
 def _read(kind: Any, value: Any, place: str) -> Any:
     """Convert a JSON value to a type. The ValueError of a failure names `place` and the type."""
     origin, arguments = get_origin(kind), get_args(kind)
@@ -453,15 +449,13 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         return value
     wanted: Any = dict if is_dataclass(kind) else list if origin is tuple else origin or kind
     if not isinstance(value, wanted):
-        called = _CALLED.get(wanted, f"of type {wanted.__name__}")
-        raise ValueError(f"{place} is not {called}")
+        raise ValueError(f"{place} is not of type {wanted.__name__}")
     inside = "" if place == "it" else f"{place}."
     if is_dataclass(kind):
         return _read_fields(kind, value, inside)
     if wanted is dict:
-        return {
-            printable(k): _read(arguments[1], item, f"{inside}{k}") for k, item in value.items()
-        }
+        items = value.items()
+        return {printable(k): _read(arguments[1], item, f"{inside}{k}") for k, item in items}
     if wanted is list:
         items = enumerate(value)
         return origin(_read(arguments[0], item, f"{place}[{k}]") for k, item in items)
