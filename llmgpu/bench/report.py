@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from llmgpu.bench import BPE_TRAIN, DEFAULT_THRESHOLD, KERNELS, TEXT_PARTS, TOKENIZE, TRAIN
@@ -54,14 +55,6 @@ def _half_range(times: Times) -> str:
     return f"{_quotient(50 * (times.max - times.min), times.median):.0f}"
 
 
-def _rate(number: float) -> str:
-    return quantity(number, "B/s")
-
-
-def _count(number: float) -> str:
-    return quantity(number, "")
-
-
 def _percent(number: float) -> str:
     return f"{three_digits(100 * number)} %"
 
@@ -70,6 +63,7 @@ def _ratio(number: float) -> str:
     return f"{three_digits(number)}x"
 
 
+_rate, _count = partial(quantity, unit="B/s"), partial(quantity, unit="")
 # Columns of numbers by title: a field of results, and the function that writes its cells. A
 # terminal that lacks room for all columns leaves out the last ones.
 MEASURES: dict[str, tuple[str, Callable[[Any], str]]] = {
