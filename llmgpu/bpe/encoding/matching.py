@@ -1,8 +1,8 @@
 """Matching on the host without the engine: the tokens of each word.
 
-`BpeMatcher` merges pairs, many words at a time. `PieceMatcher` merges the symbols of
-`llmgpu.bpe.vocabulary.pieces`, and `GreedyMatcher` chooses the longest token by the nodes of the
-trie; both take one word after the other. The rest of this text is about `BpeMatcher`.
+`BpeMatcher` merges pairs, `PieceMatcher` merges the symbols of `llmgpu.bpe.vocabulary.pieces`, and
+`GreedyMatcher` chooses the longest token by the nodes of the trie. All take one word after the
+other. The rest of this text is about `BpeMatcher`.
 
 The order in which pairs of tokens merge:
 
@@ -11,10 +11,9 @@ The order in which pairs of tokens merge:
 - Without a list, two neighbours merge if together they spell a token, lowest id first, as in
   tiktoken. Every way to cut a token into two tokens is a pair, whose rank is the token's id.
 
-If the vocabulary has `takes_whole_tokens`, a word that spells a token becomes this token. Other
-words are merged in rounds, many words at a time. In each round, every word merges its pair of the
-lowest rank, the leftmost of several. A word is done when none of its pairs merges. A word of more
-than MOST_BYTES is merged alone, with a heap of its pairs; the order of its merges is the same.
+If the vocabulary has `takes_whole_tokens`, a word that spells a token becomes this token. Any other
+word merges its pair of the lowest rank, the leftmost of several, until none of its pairs merges. A
+heap has the word's pairs in this order.
 
 A heap takes some hundred bytes for each byte of a word, so a word of more than WINDOW bytes is
 merged in windows. Windows give the word's tokens if every pair that contains a token ranks after
@@ -38,8 +37,8 @@ tried at some distance from the window's end. If several borders fail the test, 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -47,7 +46,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import blocks, ranges
 from llmgpu.bpe.vocabulary.building import ordinary_ranks
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -61,19 +59,14 @@ NO_RANK = 0x3FFFFF  # the rank of a pair that does not merge; all other ranks ar
 WINDOW = 1 << 12  # bytes of a window
 _LEAST_TOKENS = 8  # a window with fewer tokens is not cut
 _CUTS = (15, 12, 10, 8, 6)  # borders to try: after this many 16ths of a window's tokens
-# Number of words and windows whose tokens are cached, because texts repeat words.
-_REMEMBERED_WORDS = 1024
-GONE = -2  # marks a symbol that was merged into the previous symbol; -1 is a byte without a token
+_REMEMBERED_WINDOWS = 1024  # number of windows whose tokens are cached, because texts repeat them
+GONE = -2  # marks a symbol that was merged into the previous symbol
 # Mask of the low half of 64 bits, which holds a right symbol, a result or a position.
 _LOW = 0xFFFFFFFF
 _RANK = -1 ^ _LOW  # mask of the high half of 64 bits, which holds the rank
 
-# The tokens of a word: the positions at which they begin, int32, and their ids, int32.
-_Merged = tuple[NDArray[np.int32], NDArray[np.int32]]
-# Longer words, in bytes, are merged with a heap, because a word may need a round for each byte.
-MOST_BYTES = 128
-_BLOCK = 1 << 18  # bytes of words that are merged at a time
-_NO_TOKEN = -1  # in place of an id: the word spells no token
+# The tokens of a window: the positions at which they begin, and their ids.
+_Merged = tuple["array[int]", "array[int]"]
 _CONTINUES = 4  # see `llmgpu.bpe.vocabulary.pieces`
 
 # The tokens of all words in order, uint32, and the number of tokens of each word, int64 (words,).
@@ -81,115 +74,122 @@ Matches = tuple[NDArray[np.uint32], NDArray[np.int64]]
 # Pairs that merge, uint32 (pairs, 4): left and right symbol, result, and rank. The lowest rank
 # merges first.
 Pairs = NDArray[np.uint32]
-# The number of the word of each symbol, int64, and the id of each symbol, int32.
-_Symbols = tuple[NDArray[np.int64], NDArray[np.int32]]
 
 
-class BpeMatcher:
-    """Finds the tokens of words by merging. Memory: about 100 bytes for each pair that merges."""
+class Matcher:
+    """Finds the tokens of words, one word after the other."""
+
+    def match(self, words: Sequence[bytes]) -> Matches:
+        """Return the tokens of words, with NO_TOKEN for a byte without a token."""
+        ids, counts = array("I"), np.empty(len(words), np.int64)
+        for number, word in enumerate(words):
+            before = len(ids)
+            ids.extend(self.match_word(word))
+            counts[number] = len(ids) - before
+        return np.frombuffer(ids, np.uint32), counts
+
+    def match_word(self, word: bytes) -> Iterable[int]:
+        """Return the tokens of a word."""
+        raise NotImplementedError
+
+
+class BpeMatcher(Matcher):
+    """Finds the tokens of words by merging, in windows if a word is long and windows are possible.
+
+    Memory: about 100 bytes for each pair that merges, and 5 bytes for each byte of a word that is
+    merged in windows.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Prepare the merges of a vocabulary. Raises VocabularyError if there are too many."""
         self._whole = ordinary_ranks(vocabulary) if vocabulary.takes_whole_tokens else {}
-        self._byte_ids, pairs = byte_ids(vocabulary), pair_ranks(vocabulary)
-        self._long_words = LongWordMerger(pairs, self._byte_ids)
-        # _keys: int64, keys of the pairs in ascending order, then a key that no pair has. _ranks:
-        # int32, the rank of each key. _results: int32 (ranks,), the result of each rank's pairs.
-        keys = pair_keys(pairs[:, 0], pairs[:, 1])
-        order = np.argsort(keys)
-        self._keys = np.append(keys[order], np.iinfo(np.int64).max)
-        self._ranks = np.append(pairs[order, 3], NO_RANK).astype(np.int32)
-        self._results = np.zeros(int(pairs[:, 3].max(initial=0)) + 1, np.int32)
-        self._results[pairs[:, 3]] = pairs[:, 2]
+        self._pairs = pair_ranks(vocabulary)
+        self._ranked = pair_table(self._pairs)
+        self._byte_ids = byte_ids(vocabulary).view(np.uint32).tolist()
+        self._remembered = lru_cache(_REMEMBERED_WINDOWS)(self._merge_now)
 
-    def match(self, words: Sequence[bytes]) -> Matches:
-        """Return the tokens of words, with NO_TOKEN for a byte without a token."""
-        count = len(words)
-        # Match words that are tokens, short words and long words separately. whole: int32 (words,),
-        # the id of each word that is a token.
-        whole = np.fromiter((self._whole.get(word, _NO_TOKEN) for word in words), np.int32, count)
-        lengths = np.fromiter(map(len, words), np.int64, count)
-        counts = np.ones(count, np.int64)
-        short = np.flatnonzero((whole == _NO_TOKEN) & (lengths <= MOST_BYTES))
-        merged = self._merge_short([words[number] for number in short.tolist()], lengths[short])
-        counts[short] = merged[1]
-        longer = np.flatnonzero((whole == _NO_TOKEN) & (lengths > MOST_BYTES)).tolist()
-        long_ids = [self._long_words.merge(np.frombuffer(words[k], np.uint8)) for k in longer]
-        counts[longer] = [len(ids) for ids in long_ids]
-        # Join the ids in the order of the words. firsts: position of each word's first id.
-        ids = np.repeat(whole.view(np.uint32), counts)
-        firsts = np.cumsum(counts) - counts
-        ids[ranges(firsts[short], counts[short])] = merged[0]
-        for first, of_word in zip(firsts[longer].tolist(), long_ids, strict=True):
-            ids[first : first + len(of_word)] = of_word
-        return ids, counts
+    def match_word(self, word: bytes) -> Iterable[int]:
+        """Return the tokens of a word, with NO_TOKEN for a byte without a token."""
+        if word in self._whole:
+            return (self._whole[word],)
+        if len(word) > WINDOW and self._has_stages:
+            ids = self._merge_windows(word)
+            if ids is not None:
+                return ids
+        symbols = merge_by_heap([self._byte_ids[byte] for byte in word], self._ranked)
+        return [symbol for symbol in symbols if symbol != GONE]
 
-    def _merge_short(self, words: Sequence[bytes], lengths: NDArray[np.int64]) -> Matches:
-        """Return the tokens of words of at most MOST_BYTES; lengths: int64 (words,), in bytes."""
-        parts = [(np.empty(0, np.int64), np.empty(0, np.int32))]
-        for block in blocks(lengths, _BLOCK):
-            symbols = self._byte_ids[np.frombuffer(b"".join(words[block]), np.uint8)]
-            parts += self._merge(
-                np.repeat(np.arange(block.start, block.stop), lengths[block]), symbols
-            )
-        of_words, symbols = (np.concatenate(column) for column in zip(*parts, strict=True))
-        order = np.argsort(of_words, kind="stable")
-        return symbols[order].view(np.uint32), np.bincount(of_words, minlength=len(words))
+    @cached_property
+    def _has_stages(self) -> bool:
+        """Whether every pair ranks after all pairs that make one of its two symbols."""
+        left, right, results, ranks = self._pairs.astype(np.int32).T
+        made = np.full(int(self._pairs[:, :3].max(initial=0)) + 1, -1, np.int32)
+        np.maximum.at(made, results, ranks)
+        return bool(((ranks > made[left]) & (ranks > made[right])).all())
 
-    def _merge(self, words: NDArray[np.int64], symbols: NDArray[np.int32]) -> list[_Symbols]:
-        """Merge pairs until no pair is left to merge; return the remaining symbols.
+    def _merge_windows(self, word: bytes) -> array[int] | None:
+        """Return the tokens of a word; None if the windows did not give them.
 
-        An entry of the result has the words that were completed in one round, with their symbols in
-        order.
-
-        words: int64 (n,), ascending, the number of each symbol's word. symbols: int32 (n,),
-        overwritten.
+        Windows fail if a window was enlarged, and its first token changed so that it can't follow
+        the token before it.
         """
-        done = []
-        # ranks[k]: the rank of the pair of symbols k and k + 1, NO_RANK at the end of a word.
-        ranks = np.full(len(words), NO_RANK, np.int32)
-        self._rank(ranks, words, symbols, np.arange(len(words)))
-        while True:
-            # Remove the words in which no pair merges.
-            firsts = np.flatnonzero(np.diff(words, prepend=-1))
-            best = np.minimum.reduceat(ranks, firsts)
-            best = np.repeat(best, np.diff(firsts, append=len(words)))
-            merging = best != NO_RANK
-            done.append((words[~merging], symbols[~merging]))
-            words, symbols, ranks, best = (
-                values[merging] for values in (words, symbols, ranks, best)
-            )
-            if len(words) == 0:
-                return done
-            # Merge the leftmost pair of the lowest rank of each word.
-            places = np.flatnonzero(ranks == best)
-            places = places[np.diff(words[places], prepend=-1) > 0]
-            symbols[places] = self._results[ranks[places]]
-            words, symbols, ranks = (
-                np.delete(values, places + 1) for values in (words, symbols, ranks)
-            )
-            # Rank the pairs of the new symbols and their neighbours.
-            places -= np.arange(len(places))
-            ranks[places] = NO_RANK
-            self._rank(ranks, words, symbols, np.concatenate([places - 1, places]))
+        ids = array("I")
+        # Start of the last token before the window, and start of the window.
+        last = first = 0
+        size, window = WINDOW, self._merge(word[:WINDOW])
+        while first + size < len(word):
+            found = self._cut(word, first, window)
+            if found is None:
+                size *= 2
+                window = self._merge(word[first : first + size])
+                if first and not self._go_together(word, last, first, window, size):
+                    return None
+                continue
+            begins, tokens = window
+            cut, window = found
+            ids += tokens[:cut]
+            last, first, size = first + begins[cut - 1], first + begins[cut], WINDOW
+        return ids + window[1]
 
-    def _rank(
-        self,
-        ranks: NDArray[np.int32],
-        words: NDArray[np.int64],
-        symbols: NDArray[np.int32],
-        places: NDArray[np.int64],
-    ) -> None:
-        """Write the ranks of the pairs whose left symbols are at `places`, int64."""
-        places = places[(places >= 0) & (places < len(words) - 1)]
-        places = places[words[places] == words[places + 1]]
-        ranks[places] = self.look_up(symbols[places], symbols[places + 1])
+    def _cut(self, word: bytes, first: int, window: _Merged) -> tuple[int, _Merged] | None:
+        """Find a border in a window at which the text may be cut.
 
-    def look_up(self, left: NDArray[np.int32], right: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the rank of each pair, int32 (n,), or NO_RANK if the pair does not merge."""
-        wanted = pair_keys(left, right)
-        at = np.searchsorted(self._keys, wanted)
-        return np.where(self._keys[at] == wanted, self._ranks[at], np.int32(NO_RANK))
+        first: start of the window in the word. Returns the number of tokens before the border, and
+        the next window, which begins at the border. Returns None if no border passes the test.
+        """
+        begins, _ = window
+        if len(begins) < _LEAST_TOKENS:
+            return None
+        for sixteenths in _CUTS:
+            cut = len(begins) * sixteenths // 16
+            border = first + begins[cut]
+            following = self._merge(word[border : border + WINDOW])
+            last = first + begins[cut - 1]
+            if self._go_together(word, last, border, following, WINDOW):
+                return cut, following
+        return None
+
+    def _go_together(
+        self, word: bytes, last: int, border: int, following: _Merged, size: int
+    ) -> bool:
+        """Whether the text of the two tokens at a border, merged alone, becomes these two tokens.
+
+        last: start of the token before the border. following: tokens of the window of `size` bytes
+        that begins at the border.
+        """
+        begins, _ = following
+        end = border + begins[1] if len(begins) > 1 else min(border + size, len(word))
+        alone, _ = self._merge(word[last:end])
+        return border - last in alone
+
+    def _merge(self, word: bytes) -> _Merged:
+        """Return the tokens of a window."""
+        return self._remembered(word) if len(word) <= WINDOW else self._merge_now(word)
+
+    def _merge_now(self, word: bytes) -> _Merged:
+        symbols = merge_by_heap([self._byte_ids[byte] for byte in word], self._ranked)
+        begins = [place for place, symbol in enumerate(symbols) if symbol != GONE]
+        return array("i", begins), array("I", [symbols[place] for place in begins])
 
 
 def pair_keys(left: NDArray[np.integer], right: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -263,113 +263,6 @@ def byte_ids(vocabulary: Vocabulary) -> NDArray[np.int32]:
     return ids
 
 
-class LongWordMerger:
-    """Merges words one at a time, in windows if possible.
-
-    Memory: 5 bytes for each byte of a word, if the word is merged in windows.
-    """
-
-    def __init__(self, pairs: Pairs, byte_ids: NDArray[np.int32]) -> None:
-        """Prepare to merge `pairs`; byte_ids: int32 (256,), the symbol of each byte."""
-        self._pairs = pairs
-        self._byte_ids = byte_ids
-        self._remembered: dict[bytes, _Merged] = {}
-
-    def merge(self, word: NDArray[np.uint8]) -> NDArray[np.uint32]:
-        """Return the tokens of a word, uint8 (n,)."""
-        if len(word) > WINDOW and self._has_stages:
-            ids = self._merge_windows(word)
-            if ids is not None:
-                return ids
-        return self._merge(word)[1].view(np.uint32)
-
-    @cached_property
-    def _ranked(self) -> dict[int, int]:
-        """The pairs that merge, in the form that `merge_by_heap` reads."""
-        return pair_table(self._pairs)
-
-    @cached_property
-    def _has_stages(self) -> bool:
-        """Whether every pair ranks after all pairs that make one of its two symbols."""
-        left, right, results, ranks = self._pairs.astype(np.int32).T
-        made = np.full(int(self._pairs[:, :3].max(initial=0)) + 1, -1, np.int32)
-        np.maximum.at(made, results, ranks)
-        return bool(((ranks > made[left]) & (ranks > made[right])).all())
-
-    def _merge_windows(self, word: NDArray[np.uint8]) -> NDArray[np.uint32] | None:
-        """Return the tokens of a word; None if the windows did not give them.
-
-        Windows fail if a window was enlarged, and its first token changed so that it can't follow
-        the token before it.
-        """
-        ids = bytearray()  # uint32 ids as raw bytes, because a bytearray grows in place
-        # Start of the last token before the window, and start of the window.
-        last = first = 0
-        size, window = WINDOW, self._merge(word[:WINDOW])
-        while first + size < len(word):
-            found = self._cut(word, first, window)
-            if found is None:
-                size *= 2
-                window = self._merge(word[first : first + size])
-                if first and not self._go_together(word, last, first, window, size):
-                    return None
-                continue
-            begins, tokens = window
-            cut, window = found
-            ids += tokens[:cut].tobytes()
-            last, first, size = first + int(begins[cut - 1]), first + int(begins[cut]), WINDOW
-        ids += window[1].tobytes()
-        return np.frombuffer(ids, np.uint32)
-
-    def _cut(
-        self, word: NDArray[np.uint8], first: int, window: _Merged
-    ) -> tuple[int, _Merged] | None:
-        """Find a border in a window at which the text may be cut.
-
-        first: start of the window in the word. Returns the number of tokens before the border, and
-        the next window, which begins at the border. Returns None if no border passes the test.
-        """
-        begins, _ = window
-        if len(begins) < _LEAST_TOKENS:
-            return None
-        for sixteenths in _CUTS:
-            cut = len(begins) * sixteenths // 16
-            border = first + int(begins[cut])
-            following = self._merge(word[border : border + WINDOW])
-            last = first + int(begins[cut - 1])
-            if self._go_together(word, last, border, following, WINDOW):
-                return cut, following
-        return None
-
-    def _go_together(
-        self, word: NDArray[np.uint8], last: int, border: int, following: _Merged, size: int
-    ) -> bool:
-        """Whether the text of the two tokens at a border, merged alone, becomes these two tokens.
-
-        last: start of the token before the border. following: tokens of the window of `size` bytes
-        that begins at the border.
-        """
-        begins, _ = following
-        end = border + int(begins[1]) if len(begins) > 1 else min(border + size, len(word))
-        alone, _ = self._merge(word[last:end])
-        return border - last in alone.tolist()
-
-    def _merge(self, word: NDArray[np.uint8]) -> _Merged:
-        """Return the tokens of a word or window. Results are cached."""
-        key = word.tobytes() if len(word) <= WINDOW else b""
-        merged = self._remembered.get(key)
-        if merged is None:
-            symbols = merge_by_heap(self._byte_ids[word].tolist(), self._ranked)
-            kept = np.array(symbols, np.int32)
-            begins = np.flatnonzero(kept != GONE)
-            merged = begins.astype(np.int32), kept[begins]
-            if key:
-                if len(self._remembered) == _REMEMBERED_WORDS:
-                    self._remembered.clear()
-                self._remembered[key] = merged
-        return merged
-
-
 def merge_by_heap(symbols: list[int], pairs: Mapping[int, int]) -> list[int]:
     """Merge the pairs of one word, lowest rank and then leftmost first; return `symbols`.
 
@@ -410,7 +303,7 @@ def merge_by_heap(symbols: list[int], pairs: Mapping[int, int]) -> list[int]:
     return symbols
 
 
-class PieceMatcher:
+class PieceMatcher(Matcher):
     """Finds the tokens of words of SentencePiece's kind."""
 
     def __init__(self, symbols: PieceSymbols) -> None:
@@ -420,15 +313,10 @@ class PieceMatcher:
         bounds, items = symbols.firsts.tolist(), symbols.items.tolist()
         self._items = [items[a:b] for a, b in pairwise(bounds)]
 
-    def match(self, words: Sequence[bytes]) -> Matches:
-        """Return the tokens of words."""
-        whole = self._symbols.whole_tokens
-        found = [[whole[word]] if word in whole else self._match_one(word) for word in words]
-        counts = np.fromiter(map(len, found), np.int64, len(found))
-        return np.array([number for each in found for number in each], np.uint32), counts
-
-    def _match_one(self, word: bytes) -> list[int]:
+    def match_word(self, word: bytes) -> list[int]:
         """Return the ids of a word: merge its symbols, and replace each symbol by its items."""
+        if word in self._symbols.whole_tokens:
+            return [self._symbols.whole_tokens[word]]
         size, unknown = len(self._symbols.tokens), self._symbols.unknown
         ids: list[int] = []
         # missing: number of bytes of an unknown character that are still to come. was_unknown:
@@ -451,7 +339,7 @@ class PieceMatcher:
         return ids
 
 
-class GreedyMatcher:
+class GreedyMatcher(Matcher):
     """Splits words into tokens; at each position it chooses the longest token that matches."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -465,27 +353,16 @@ class GreedyMatcher:
         keys = parents << 8 | trie.edges[:, 0]  # an edge's node and byte, as one number
         self._children = dict(zip(keys.tolist(), trie.edges[:, 1].tolist(), strict=True))
 
-    def match(self, words: Sequence[bytes]) -> Matches:
-        """Return the ids of words end to end, and the number of ids of each word.
+    def match_word(self, word: bytes) -> Iterable[int]:
+        """Return the ids of a word.
 
         A byte at which no token begins gets the unknown token's id, or NO_TOKEN if there is none.
         """
-        ids = array("I")
-        counts = np.empty(len(words), np.int64)
-        for number, word in enumerate(words):
-            before = len(ids)
-            self._match(word, len(word), ids)
-            counts[number] = len(ids) - before
-        return np.frombuffer(ids, np.uint32), counts
+        return self.match_until(word, len(word))[0]
 
-    def match_until(self, text: bytes, stop: int) -> tuple[NDArray[np.uint32], int]:
-        """Return the ids, uint32, of tokens that start before `stop`, and the last token's end."""
+    def match_until(self, text: bytes, stop: int) -> tuple[array[int], int]:
+        """Return the ids of tokens that start before `stop`, and the end of the last token."""
         ids = array("I")
-        end = self._match(text, stop, ids)
-        return np.frombuffer(ids, np.uint32), end
-
-    def _match(self, text: bytes, stop: int, ids: array[int]) -> int:
-        """Append the ids of tokens that start before `stop`; return the last token's end."""
         tokens, children = self._tokens, self._children
         at, size = 0, len(text)
         while at < stop:
@@ -501,7 +378,4 @@ class GreedyMatcher:
                 next_at += 1
             ids.append(token)
             at = end
-        return at
-
-
-Matcher = BpeMatcher | PieceMatcher | GreedyMatcher
+        return ids, at

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding import matching
-from llmgpu.bpe.encoding.matching import LongWordMerger, byte_ids, pair_ranks
+from llmgpu.bpe.encoding.matching import BpeMatcher
 from llmgpu.bpe.vocabulary.building import byte_vocabulary, extend_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.bpe.encoding.test_matching import BYTES, make_vocabulary, merge_vocabularies
@@ -65,8 +65,7 @@ def random_words(rng: random.Random, count: int) -> tuple[Vocabulary, list[bytes
 
 
 def merge(vocabulary: Vocabulary, word: bytes) -> list[int]:
-    merger = LongWordMerger(pair_ranks(vocabulary), byte_ids(vocabulary))
-    return merger.merge(np.frombuffer(word, np.uint8)).tolist()
+    return [*BpeMatcher(vocabulary).match_word(word)]
 
 
 def test_windows_give_the_ids_of_whole_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,8 +75,7 @@ def test_windows_give_the_ids_of_whole_words(monkeypatch: pytest.MonkeyPatch) ->
         found = []
         for window in (16, 1 << 20):
             monkeypatch.setattr(matching, "WINDOW", window)
-            merger = LongWordMerger(pair_ranks(vocabulary), byte_ids(vocabulary))
-            found.append([merger.merge(np.frombuffer(word, np.uint8)).tolist() for word in words])
+            found.append([merge(vocabulary, word) for word in words])
         assert found[0] == found[1], vocabulary.tokens[256:]
 
 
@@ -110,7 +108,7 @@ def test_pairs_that_rank_before_their_parts(
     assume(not (vocabulary.ignore_merges and word in vocabulary.tokens))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matching, "WINDOW", window)
-        patch.setattr(matching, "_REMEMBERED_WORDS", 2)
+        patch.setattr(matching, "_REMEMBERED_WINDOWS", 2)
         assert merge(vocabulary, word) == reference.bpe_encode(vocabulary, word)
 
 
@@ -135,16 +133,16 @@ RANDOM: Any = partial(np.random.default_rng(4).integers, 97, 123, dtype=np.uint8
 @pytest.mark.parametrize("make", [partial(np.full, fill_value=97, dtype=np.uint8), RANDOM])
 def test_the_memory_of_a_word_is_bounded(make: Any) -> None:
     vocabulary = letters_vocabulary()
-    merger = LongWordMerger(pair_ranks(vocabulary), byte_ids(vocabulary))
-    merger.merge(make(100))
-    word = make(50_000 if make is RANDOM else 4_000_000)
+    matcher = BpeMatcher(vocabulary)
+    matcher.match([make(100).tobytes()])
+    word = make(50_000 if make is RANDOM else 4_000_000).tobytes()
     tracemalloc.start()
     try:
-        ids = merger.merge(word)
+        ids, _ = matcher.match([word])
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert b"".join(vocabulary.tokens[i] for i in ids.tolist()) == word.tobytes()
+    assert b"".join(vocabulary.tokens[i] for i in ids.tolist()) == word
     assert peak < 3 * len(word) + (8 << 20)
 
 
@@ -159,6 +157,6 @@ def test_little_of_a_word_is_merged_twice(monkeypatch: pytest.MonkeyPatch) -> No
 
     merge_by_heap = matching.merge_by_heap
     monkeypatch.setattr(matching, "merge_by_heap", recorded)
-    LongWordMerger(pair_ranks(vocabulary), byte_ids(vocabulary)).merge(word)
+    merge(vocabulary, word.tobytes())
     assert sum(merged) < 1.1 * len(word)
     assert max(merged) == matching.WINDOW

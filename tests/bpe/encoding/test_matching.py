@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgpu.bpe.encoding import matching
-from llmgpu.bpe.encoding.matching import MOST_BYTES, BpeMatcher
+from llmgpu.bpe.encoding.matching import BpeMatcher
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from tests.conftest import examples
@@ -96,19 +96,20 @@ def test_an_unknown_token_that_merges(
 
 
 def test_words_of_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Words merged in rounds, in several blocks, and by heap, in any order."""
-    monkeypatch.setattr(matching, "_BLOCK", 1000)
+    """Words merged whole and in windows, in any order."""
+    window = 128
+    monkeypatch.setattr(matching, "WINDOW", window)
     tokens = [*BYTES, *(b"a" * length for length in range(2, 33)), b"ab"]
     merges = [(97 if k == 256 else k - 1, 97, k) for k in range(256, len(tokens) - 1)]
     merges.append((97, 98, len(tokens) - 1))
     vocabulary = make_vocabulary(tokens, merges, ignore_merges=False)
-    lengths = [1, 2, 3, 33, MOST_BYTES - 1, MOST_BYTES, MOST_BYTES + 1, 3 * MOST_BYTES]
+    lengths = [1, 2, 3, 33, window - 1, window, window + 1, 3 * window]
     words = [b"a" * length for length in lengths] + [b"ab" * length for length in lengths]
     check(vocabulary, words + [b"aab"] * 300 + words[::-1])
 
 
 def test_several_long_words() -> None:
-    word = b"ab" * matching.MOST_BYTES
+    word = b"ab" * matching.WINDOW
     tokens = [*BYTES, b"ab"]
     vocabulary = make_vocabulary(tokens, [(97, 98, 256)], ignore_merges=False)
     for words in ([word], [word, word + b"a"], [word, word, word], [b"a", word]):

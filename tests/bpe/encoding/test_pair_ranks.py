@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from llmgpu.bpe.encoding import encoder_gpu
 from llmgpu.bpe.encoding import matching as ranking
 from llmgpu.bpe.encoding.encoder_c import make_c_vocabulary
-from llmgpu.bpe.encoding.matching import NO_RANK, BpeMatcher, pair_ranks
+from llmgpu.bpe.encoding.matching import NO_RANK, BpeMatcher, pair_ranks, pair_table
 from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import insert_pairs, library
 from llmgpu.errors import VocabularyError
@@ -85,15 +86,17 @@ def test_long_tokens() -> None:
     assert_all_cuts([*BYTES, *(b"a" * size for size in (2, 3, 255, 256, 514)), b"b" + b"a" * 256])
 
 
-def test_look_up() -> None:
+def test_pair_table() -> None:
     """Also of pairs below and above all that there are, and of bytes without a token."""
-    matcher = BpeMatcher(make_vocabulary([*BYTES, b"ab", b"bc", b"abc"]))
-    left, right = np.array(
-        [[0, 97, 97, 256, 98, -1, 97, 258], [0, 98, 257, 99, 97, 98, -1, 258]], np.int32
-    )
-    ranks = matcher.look_up(left, right)
-    assert ranks.tolist() == [NO_RANK, 256, 258, 258, NO_RANK, NO_RANK, NO_RANK, NO_RANK]
-    assert ranks.dtype == np.int32
+    table = pair_table(pair_ranks(make_vocabulary([*BYTES, b"ab", b"bc", b"abc"])))
+    pairs = [(0, 0), (97, 98), (97, 257), (256, 99), (98, 97), (-1, 98), (97, -1), (258, 258)]
+    ranks = [table.get(left << 32 | right, NO_RANK << 32) >> 32 for left, right in pairs]
+    assert ranks == [NO_RANK, 256, 258, 258, NO_RANK, NO_RANK, NO_RANK, NO_RANK]
+
+
+def test_bytes_without_a_token_never_merge() -> None:
+    matcher = BpeMatcher(make_vocabulary([b"a", b"b", b"ab"]))
+    assert matcher.match([b"abxab", b"xx"])[0].tolist() == [2, NO_TOKEN, 2, NO_TOKEN, NO_TOKEN]
 
 
 def test_bytes_alone_have_no_pairs() -> None:
