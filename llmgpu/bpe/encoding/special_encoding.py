@@ -42,7 +42,6 @@ from llmgpu.bpe.encoding.encoder import Allocate, EncodedSlice, Encoder, NoToken
 from llmgpu.bpe.encoding.special_options import SpecialOptions, chosen_texts, ids_around
 from llmgpu.bpe.encoding.special_search import (
     LONGEST,
-    Blanks,
     Flags,
     Guard,
     Search,
@@ -52,6 +51,7 @@ from llmgpu.bpe.encoding.special_search import (
     ends_in_word,
     incomplete_bytes,
     search_for,
+    shared,
 )
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
@@ -427,17 +427,12 @@ _Match = tuple[int, int, int, int]
 class _SpecialSource(FilteredSource):
     """A text source that passes text through a `_SpecialTokenFilter`."""
 
-    def __init__(
-        self, source: TextSource, special_filter: _SpecialTokenFilter, least_bytes: int
-    ) -> None:
-        super().__init__(source, special_filter, least_bytes)
-        self._special = special_filter
-
     def _pieces(self) -> Iterator[Piece]:
+        assert isinstance(self._filter, _SpecialTokenFilter)
         for piece in super()._pieces():
             # White space that was held back comes first. Only the piece itself may report the end.
             ended, self._ended = self._ended, False
-            for blanks in self._special.blanks:
+            for blanks in self._filter.blanks:
                 yield Piece(np.frombuffer(blanks, np.uint8), np.empty(0, np.int64), closed=False)
             self._ended = ended
             yield piece
@@ -452,6 +447,11 @@ def _document_around(borders: list[int], position: int, end: int) -> tuple[int, 
     number = bisect_right(borders, position)
     low = borders[number - 1] if number else 0
     return low, borders[number] if number < len(borders) else end, number == 0
+
+
+def _extended(data: bytes, match: _Match, until: int) -> _Match:
+    first, last, held, token = match
+    return first, blank_after(data, last, until), held, token
 
 
 class _SpecialTokenFilter:
@@ -476,8 +476,8 @@ class _SpecialTokenFilter:
         self._held = b""  # bytes of earlier blocks that were held back
         self._held_starts = np.empty(0, np.int64)  # document starts in `_held`
         self._handed_over = 0  # bytes of filtered text returned so far
-        self.blanks: Iterable[bytes] = ()
-        self._blanks = Blanks()  # white space right before `_held`, in the same document
+        self.blanks: list[bytes] = []
+        self._blanks: list[bytes] = []  # white space right before `_held`, in the same document
         self._context = b""  # up to LONGEST bytes before `_held`, in the same document
         self._swallows = False  # whether the last token swallows the white space after it
 
@@ -494,31 +494,12 @@ class _SpecialTokenFilter:
         borders = starts.tolist()
         spans, decided = self._find(data, borders, final)
         if any(self._flags):
-            return self._feed_flagged(data, starts, spans, decided, final)
-        matches = [(begin, end, 0, self._ids[data[begin:end]]) for begin, end in spans]
-        return self._hand_over(data, starts, matches, decided, decided, final)
-
-    def matches(self, document: bytes) -> list[tuple[int, int, int, int]]:
-        """Return the positions of the allowed tokens in a whole document; see `special_matches`."""
-        spans, decided = self._find(document, [0], final=True)
-        spans = self._valid(document, [0], spans)
-        widened = self._widen(document, [0], spans, decided)
-        return [(w[0], *span, w[1]) for span, w in zip(spans, widened, strict=True)]
-
-    def _hand_over(
-        self,
-        data: bytes,
-        starts: NDArray[np.int64],
-        matches: list[_Match],
-        end: int,
-        decided: int,
-        final: bool,
-    ) -> Piece:
-        """Return the text up to `end` without `matches`, and hold back the data from `decided` on.
-
-        The data between `end` and `decided` is white space, which is already in `_blanks`.
-        """
-        # Hold back the last bytes with the document starts among them.
+            matches, end = self._apply_flags(data, borders, spans, decided, final)
+        else:
+            matches = [(begin, end, 0, self._ids[data[begin:end]]) for begin, end in spans]
+            end = decided
+        # Hold back the last bytes with the document starts among them. The data between `end` and
+        # `decided` is white space, which is already in `_blanks`.
         own = len(starts) if final else int(np.searchsorted(starts, decided))
         self._held, self._held_starts = data[decided:], starts[own:] - decided
         piece, found = self._cut(data[:end], starts[:own], matches, final)
@@ -528,93 +509,71 @@ class _SpecialTokenFilter:
         self._handed_over += len(piece.text)
         return piece
 
-    def _feed_flagged(
-        self,
-        data: bytes,
-        starts: NDArray[np.int64],
-        spans: list[_Span],
-        decided: int,
-        final: bool,
-    ) -> Piece:
-        """Apply the flags of tokens to the spans that were found; return the result of `feed`."""
-        borders = starts.tolist()
-        spans = self._valid(data, borders, spans)
+    def matches(self, document: bytes) -> list[tuple[int, int, int, int]]:
+        """Return the positions of the allowed tokens in a whole document; see `special_matches`."""
+        spans, decided = self._find(document, [0], final=True)
+        spans, widened = self._widen(document, [0], spans, decided)
+        return [(w[0], *span, w[1]) for span, w in zip(spans, widened[1:], strict=True)]
+
+    def _apply_flags(
+        self, data: bytes, borders: list[int], spans: list[_Span], decided: int, final: bool
+    ) -> tuple[list[_Match], int]:
+        """Return the matches with the white space around them, and the end of text to hand over."""
+        _, matches = self._widen(data, borders, spans, decided)
         before, last = (b"", borders[-1]) if borders else (self._context, 0)
         self._context = (before + data[last:decided])[-LONGEST:]
-        # Cut out white space at the beginning that the previous token with rstrip swallows.
-        lead = 0
-        if self._swallows:
-            lead = blank_after(data, 0, min([decided, *borders[:1], *(b for b, _ in spans[:1])]))
-            self._swallows = lead == decided and not borders
-        self.blanks = ()
-        matches = [(0, lead, 0, _BLANK)] if lead else []
-        matches += self._widen(data, borders, spans, decided, lead)
         # Hold back white space at the end, because a following token with lstrip may swallow it.
         # Release it as soon as other text, a token or a document follows.
-        taken = max([0, *borders[-1:], *(end for _, end, _, _ in matches[-1:])])
         end = decided
         if self._flags.lstrip and not final:
-            end = blank_before(data, taken, decided)
-        if end or borders or matches or final:
-            self._handed_over += self._blanks.length
-            self.blanks = self._blanks.take()
-        self._blanks.append(data[end:decided])
-        return self._hand_over(data, starts, matches, end, decided, final)
+            end = blank_before(data, max([matches[-1][1], *borders[-1:]]), decided)
+        self.blanks = []
+        if end or borders or final:
+            self.blanks, self._blanks = self._blanks, []
+            self._handed_over += sum(map(len, self.blanks))
+        self._blanks.append(shared(data[end:decided]))
+        return matches if matches[0][1] else matches[1:], end
 
-    def _valid(self, data: bytes, borders: list[int], spans: list[_Span]) -> list[_Span]:
-        """Return the spans that remain after the flags are applied."""
+    def _widen(
+        self, data: bytes, borders: list[int], spans: list[_Span], decided: int
+    ) -> tuple[list[_Span], list[_Match]]:
+        """Return the spans that remain after the flags are applied, and their matches.
+
+        A match has the white space that its token swallows. The first match is white space at the
+        beginning of the data that the last token of earlier data swallows.
+        """
         valid: list[_Span] = []
-        # A previous token with rstrip swallows white space from `swallowed` up to `until` at most.
-        swallowed, until = 0, min([len(data), *borders[:1]]) if self._swallows else 0
+        matches: list[_Match] = [(0, 0, 0, _BLANK)]
+        # The last match begins at `place`, and swallows white space up to `until` at most.
+        place, until = -1, min([decided, *borders[:1]]) if self._swallows else -1
         for begin, end in spans:
-            token = self._ids[data[begin:end]]
+            token, taken = self._ids[data[begin:end]], matches[-1][1]
             low, high, continues = _document_around(borders, begin, len(data))
             if token in self._flags.single_word:
                 before = data[max(low, begin - LONGEST) : begin]
                 before = self._context + before if continues else before
-                after = data[end : min(high, end + LONGEST)]
-                if ends_in_word(before) or begins_with_word(after):
+                if ends_in_word(before) or begins_with_word(data[end : min(high, end + LONGEST)]):
                     continue
             # A token with lstrip that is itself white space is swallowed by the previous token.
-            swallows = token in self._flags.lstrip and begin < until
-            if swallows and blank_after(data, swallowed, end) == end:
+            # White space at the start of another token stays in the token.
+            swallows = token in self._flags.lstrip
+            if swallows and begin < until and blank_after(data, taken, end) == end:
                 continue
-            valid.append((begin, end))
-            swallowed, until = end, high if token in self._flags.rstrip else 0
-        return valid
-
-    def _widen(
-        self, data: bytes, borders: list[int], spans: list[_Span], decided: int, taken: int = 0
-    ) -> list[_Match]:
-        """Return a match for each span, with the white space that its token swallows.
-
-        taken: end of the white space that was already cut out at the beginning of the data.
-        """
-        matches: list[_Match] = []
-        tokens = [self._ids[data[begin:end]] for begin, end in spans]
-        # limits: for each token, the end of the white space that the token before it may swallow.
-        # White space at the start of a token stays in the token, unless the token has lstrip.
-        limits = [
-            decided if token in self._flags.lstrip else begin
-            for (begin, _), token in zip(spans, tokens, strict=True)
-        ]
-        nexts = [*limits[1:], decided]
-        for (begin, end), token, following in zip(spans, tokens, nexts, strict=False):
-            first, last = max(begin, taken), end
-            low, high, continues = _document_around(borders, begin, decided)
-            held = 0
-            if token in self._flags.lstrip:
+            matches[-1] = _extended(data, matches[-1], min(until, decided if swallows else begin))
+            taken, held = matches[-1][1], 0
+            first = max(begin, taken)
+            if swallows:
                 first = blank_before(data, max(low, taken), first)
                 # The white space began in earlier data: cut out the bytes that were held back, too.
                 if first == 0 and continues:
-                    held = self._blanks.length
-                    self._blanks.take()
-            if token in self._flags.rstrip:
-                last = blank_after(data, end, min(high, following))
-                self._swallows = last == decided and begin >= max(borders[-1:], default=0)
-            taken = last  # the end of the last match
-            matches.append((first, last, held, token))
-        return matches
+                    held, self._blanks = sum(map(len, self._blanks)), []
+            valid.append((begin, end))
+            matches.append((first, end, held, token))
+            place, until = begin, min(high, decided) if token in self._flags.rstrip else -1
+        matches[-1] = _extended(data, matches[-1], until)
+        is_open = until >= 0 and place >= max(borders[-1:], default=-1)
+        self._swallows = is_open and matches[-1][1] == decided
+        return valid, matches
 
     def _find(self, data: bytes, borders: list[int], final: bool) -> tuple[list[_Span], int]:
         """Return the (begin, end) of allowed tokens, and the end of the decided text.

@@ -164,8 +164,6 @@ LONGEST = 4  # largest number of bytes in a character
 # Number of bytes that are searched first for the edge of a run of white space. The search goes on
 # only if all of them are white space.
 _WINDOW = 64
-# Bytes of a block in `Blanks`: a multiple of 1, 2 and 3, the lengths of white-space characters.
-_BLOCK = 3 << 14
 _ERRORS = "surrogateescape"
 _BLANKS = re.compile(b"(?:%s)*+" % b"|".join(re.escape(c.encode()) for c in WHITE_SPACE))
 _MORE_LETTERS = ((0x24B6, 0x24EA), (0x1F130, 0x1F14A), (0x1F150, 0x1F16A), (0x1F170, 0x1F18A))
@@ -183,11 +181,7 @@ class Flags(NamedTuple):
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> Flags:
         """Return the flags of a vocabulary's special tokens."""
-        return cls(
-            frozenset(vocabulary.lstrip_tokens),
-            frozenset(vocabulary.rstrip_tokens),
-            frozenset(vocabulary.single_word_tokens),
-        )
+        return cls(*(frozenset(getattr(vocabulary, f"{flag}_tokens")) for flag in cls._fields))
 
 
 @cache
@@ -246,34 +240,10 @@ def incomplete_bytes(data: bytes) -> int:
     return len(decoder.getstate()[0])
 
 
-class Blanks:
-    """A run of white space of any length, in blocks. Consecutive equal blocks share memory.
-
-    length: total number of bytes.
-    """
-
-    def __init__(self) -> None:
-        self._blocks: list[bytes] = []
-        self._rest = b""
-        self.length = 0
-
-    def append(self, data: bytes) -> None:
-        """Add white space at the end."""
-        self.length += len(data)
-        data = self._rest + data
-        whole = len(data) - len(data) % _BLOCK
-        self._rest = data[whole:]
-        for begin in range(0, whole, _BLOCK):
-            block = data[begin : begin + _BLOCK]
-            if self._blocks and self._blocks[-1] == block:
-                block = self._blocks[-1]
-            self._blocks.append(block)
-
-    def take(self) -> list[bytes]:
-        """Return the white space in blocks, and empty this object."""
-        blocks = [*self._blocks, self._rest]
-        self._blocks, self._rest, self.length = [], b"", 0
-        return blocks
+@lru_cache(maxsize=4)
+def shared(blanks: bytes) -> bytes:
+    """Return white space in the memory of equal white space that was given before."""
+    return blanks
 
 
 SEARCHED_BYTES = 64 << 20  # bytes of a text that are searched at most
