@@ -130,41 +130,27 @@ class CSliceEncoder:
 
         See `llmgpu.bpe.encoding.encoder_host.HostSlices.encode`.
         """
-        if piece.file is not None:
-            return self._encode_file(piece, piece.file, memory)
-        self._find_cuts(piece.text)
+        file = piece.file  # each thread of the engine reads the bytes of a file that it encodes
+        text = piece.text if file is None else (file.fileno(), file.begin, file.nbytes)
+        self._find_cuts(file or piece.text)
         marks = None  # bool (n,), the starts of pre-tokens, unless the engine finds them
-        if self.pattern.is_marked:
+        if file is None and self.pattern.is_marked:
             cut = self._vocabulary.cut
             marks = start_mask(piece.text, cut, piece.starts, closed=piece.closed)
         encoder, words = self._take_encoder()
         own = len(piece.document_starts)
-        ids, starts, stopped = encoder.encode(
-            words, piece.text, marks, piece.main_end, entry, piece.starts, own, memory
-        )
-        self._idle.append(encoder)  # an error skips this line, so a failed encoder is never reused
-        if not self._is_complete:
-            require_tokens(self._vocabulary, piece, ids, entry)
-        return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
-
-    def _encode_file(
-        self, piece: Slice, file: FileBytes, memory: NDArray[np.uint32] | None
-    ) -> tuple[EncodedSlice, int]:
-        """Encode a slice of a file. Each thread of the engine reads the bytes that it encodes."""
-        self._find_cuts(file)
-        encoder, words = self._take_encoder()
-        place, main_end = (file.fileno(), file.begin, file.nbytes), piece.main_end
-        none = np.empty(0, np.int64)
         try:
-            ids, starts, _ = encoder.encode(words, place, None, main_end, 0, none, 0, memory)
+            ids, starts, stopped = encoder.encode(
+                words, text, marks, piece.main_end, entry, piece.starts, own, memory
+            )
         except OSError:  # Python reads the file again to raise an error with the reason
-            return self.encode(piece.read(np.empty(file.nbytes + PADDING, np.uint8)), 0, memory)
-        file.check_unchanged()
-        self._idle.append(encoder)
+            return self.encode(_read(piece), entry, memory)
+        if file is not None:
+            file.check_unchanged()
+        self._idle.append(encoder)  # an error skips this line, so a failed encoder is never reused
         if not self._is_complete and ids.max(initial=0) == NO_TOKEN:
-            read = piece.read(np.empty(file.nbytes + PADDING, np.uint8))
-            require_tokens(self._vocabulary, read, ids, 0)
-        return EncodedSlice(ids, starts, main_end), main_end
+            require_tokens(self._vocabulary, _read(piece), ids, entry)
+        return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
 
     def encode_document(self, text: bytes | memoryview) -> NDArray[np.uint32] | None:
         """Return the ids of a document; see `CpuEncoder.encode_document`."""
@@ -233,6 +219,10 @@ class CSliceEncoder:
     @cached_property
     def _cuts_are_many(self) -> bool:
         return _leads(self._vocabulary.token_data) <= _MOST_LEADS * self._vocabulary.size
+
+
+def _read(piece: Slice) -> Slice:
+    return piece.read(np.empty(piece.length + PADDING, np.uint8))
 
 
 def _middle(text: FileBytes) -> NDArray[np.uint8]:

@@ -46,6 +46,7 @@ from llmgpu.bpe.pretokens.pretoken_gpu import (
 )
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.vocabulary.pieces import PieceSymbols
+from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.word_table_gpu import (
     BEGIN,
@@ -279,8 +280,8 @@ class GpuEncoder:
             long_words.ids = self._host.match_words(long_words.texts)
         self._ids_per_byte = tokens / max(1, piece.main_end)
         ids, starts = slot.fetch(tokens, allocate, long_words)
-        if self._has_gaps:
-            require_tokens(self._vocabulary, piece, ids, 0, slot.read_byte)
+        if self._has_gaps and ids.max(initial=0) == NO_TOKEN:
+            require_tokens(self._vocabulary, slot.read_slice(), ids, 0)
         return EncodedSlice(ids, starts, piece.main_end, piece.closed)
 
     @cached_property

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, count
@@ -257,21 +257,15 @@ def stream_lookahead(vocabulary: Vocabulary) -> int | None:
 
 
 def require_tokens(
-    vocabulary: Vocabulary,
-    piece: Slice,
-    ids: NDArray[np.uint32],
-    entry: int,
-    read_byte: Callable[[int], int] | None = None,
+    vocabulary: Vocabulary, piece: Slice, ids: NDArray[np.uint32], entry: int
 ) -> None:
     """Raise NoTokenError for the first byte of a slice that has no token.
 
     ids: the ids of the slice, with NO_TOKEN for a byte without a token. entry: position of the
-    first token. read_byte: returns the byte at a position, if the text of the slice is not in
-    memory.
+    first token.
     """
     if ids.max(initial=0) != NO_TOKEN:
         return
     before = ids[: np.argmax(ids == NO_TOKEN)]
     position = entry + int(vocabulary.token_spans[before].sum())
-    byte = int(piece.text[position]) if read_byte is None else read_byte(position)
-    raise NoTokenError(byte, piece.offset + position)
+    raise NoTokenError(int(piece.text[position]), piece.offset + position)

@@ -249,10 +249,6 @@ class WordSlot:
         final: NDArray[Any] = state[0]
         return final
 
-    def read_byte(self, position: int) -> int:
-        """Return the byte at a position of the slice's text."""
-        return int(self.device.read(self.buffers["text"], position + 1, np.uint8)[position])
-
     def read_words(self, spans: Sequence[tuple[int, int]]) -> list[NDArray[np.uint8]]:
         """Return words of the slice, given by begin and end in ascending order."""
         if not spans:
