@@ -6,11 +6,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
-from itertools import chain, count
+from dataclasses import replace
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -101,7 +100,8 @@ class HostEncoder:
         at_a_time = 1 if self.slices.is_parallel else self.threads
         nbytes = self.slice_bytes + (self._lookahead or 0)
         idle = [_Memory(nbytes)]
-        collected = allocate if isinstance(allocate, CollectedIds) else None
+        # If slices are encoded one at a time, the final place of a slice's ids is known.
+        collected = allocate if isinstance(allocate, CollectedIds) and at_a_time == 1 else None
         text = _Text(reader, self.slices, idle, collected, is_alone=is_alone)
         jobs = text.jobs()
         first = next(jobs, None)
@@ -110,17 +110,16 @@ class HostEncoder:
         # Allocate memory for further slices, or for fewer if memory runs out. A text of one slice
         # needs no further memory, and neither does a single thread.
         with suppress(MemoryError):
-            while not (is_alone or first.taken.end) and len(idle) < at_a_time + _SPARE_SLICES - 1:
+            while not (is_alone or first[0].end) and len(idle) < at_a_time + _SPARE_SLICES - 1:
                 idle.append(_Memory(nbytes))
         # Encode slices in threads, and yield their ids in order.
         every, ahead = chain([first], jobs), 1 + len(idle)
         with closing(
             in_order(every, text.encode, ahead, threads=at_a_time, reader_thread=True)
         ) as done:
-            for job in done:
-                assert job.encoded is not None
-                yield settled(job.encoded, allocate)
-                idle.append(job.memory)
+            for encoded, memory in done:
+                yield settled(encoded, allocate)
+                idle.append(memory)
 
 
 class _Memory:
@@ -131,25 +130,14 @@ class _Memory:
         self.ids = np.empty(slice_bytes + PADDING, np.uint32)
 
 
-@dataclass(eq=False)
-class _Job:
-    """A slice with its memory and, once it is encoded, its ids.
-
-    number: the slice's number in the text, from 0. encoded: the ids, set by `_Text.encode`.
-    """
-
-    number: int
-    taken: Slice
-    memory: _Memory
-    encoded: EncodedSlice | None = None
+_Job = tuple[Slice, _Memory]  # a slice, and memory for its text and ids
 
 
 class _Text:
     """A text that is being encoded: `jobs` reads its slices, and `encode` encodes one.
 
-    idle: memory that no slice in flight uses. collected: the array of all ids, if the caller
-        collects them. The final place of a slice's ids is known when all earlier slices are
-        encoded.
+    idle: memory that no slice in flight uses. collected: the array of all ids, if ids are written
+        straight to their final place.
     is_alone: whether a single thread reads and encodes.
     """
 
@@ -167,20 +155,14 @@ class _Text:
         self._read_bytes = 0
         # Start of the first token in the next slice: 0, unless the text may be cut anywhere.
         self._entry = 0
-        # Encoded slices, by number, whose ids have no final place yet.
-        self._encoded: dict[int, _Job] = {}
-        self._placing = threading.Lock()
-        self._placed = 0  # number of slices whose ids have a final place
-        self._ids = 0 if collected is None else len(collected)  # number of ids with a final place
+        self._ids = 0 if collected is None else len(collected)  # number of ids so far
 
     def jobs(self) -> Iterator[_Job]:
-        for number in count():
-            memory = self._idle.pop()
-            taken = self._next(memory.text)
-            if taken is None:
-                return
+        memory = self._idle.pop()
+        while (taken := self._next(memory.text)) is not None:
             self._read_bytes += taken.main_end
-            yield _Job(number, taken, memory)
+            yield taken, memory
+            memory = self._idle.pop()
 
     def _next(self, buffer: NDArray[np.uint8]) -> Slice | None:
         """Return the next slice, or None at the end of the text.
@@ -199,41 +181,22 @@ class _Text:
         first = slice(None) if self._read_bytes else slice(_FIRST_BYTES + PADDING)
         return taken or reader.read(buffer[first])
 
-    def encode(self, job: _Job) -> _Job:
-        """Encode a slice. Write its ids to their final place, or store them in the job."""
-        taken, memory, entry = job.taken, job.memory.ids, 0
+    def encode(self, job: _Job) -> tuple[EncodedSlice, _Memory]:
+        """Return the ids of a slice, in its memory or in their final place."""
+        (taken, memory), entry = job, 0
         if not self._slices.is_parallel:
-            taken = taken.read(job.memory.text)
+            taken = taken.read(memory.text)
         if self._is_alone:
             entry = self._entry
-        if self._collected is not None and self._placed == job.number:
+        place = None
+        if self._collected is not None:
             place = self._collected.place(self._ids, taken.main_end + PADDING)
-            memory = memory if place is None else place
-        job.encoded, stopped = self._slices.encode(taken, entry, memory)
+        encoded, stopped = self._slices.encode(taken, entry, memory.ids if place is None else place)
         if self._is_alone:
             # The last token may reach into the next slice, whose first token then starts after it.
             self._entry = max(stopped, entry) - taken.main_end
-        if self._collected is not None:
-            self._put(job, self._collected)
-        return job
-
-    def _put(self, job: _Job, collected: CollectedIds) -> None:
-        """Copy the ids of a slice, then the ids of waiting later slices, to their final place.
-
-        If an earlier slice is not encoded yet, nothing is copied now: the thread that encodes the
-        earlier slice will copy these ids, too.
-        """
-        with self._placing:
-            self._encoded[job.number] = job
-            while (ready := self._encoded.pop(self._placed, None)) and ready.encoded is not None:
-                ids = ready.encoded.ids
-                place = collected.place(self._ids, len(ids))
-                if place is not None:
-                    if place.ctypes.data != ids.ctypes.data:
-                        place[:] = ids
-                    ready.encoded = replace(ready.encoded, ids=place)
-                self._ids += len(ids)
-                self._placed += 1
+        self._ids += len(encoded.ids)
+        return encoded, memory
 
 
 def settled(encoded: EncodedSlice, allocate: Allocate) -> EncodedSlice:

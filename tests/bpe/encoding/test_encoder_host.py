@@ -205,13 +205,14 @@ def test_the_threads_that_there_are_encode_where_no_more_can_start(
 def test_encoding_ends_where_there_is_no_memory_for_the_next_slice(
     host_encoder: Callable[..., HostEncoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Short(encoder_host._Job):
-        def __init__(self, number: int, *given: Any) -> None:
-            if number > 10:
-                raise MemoryError
-            super().__init__(number, *given)
+    read, started = encoder_host._Text._next, itertools.count()
 
-    monkeypatch.setattr(encoder_host, "_Job", Short)
+    def short(*given: Any) -> Any:
+        if next(started) > 10:
+            raise MemoryError
+        return read(*given)
+
+    monkeypatch.setattr(encoder_host._Text, "_next", short)
     assert isinstance(encoded_in_time(host_encoder, b" letters" * 1000), MemoryError)
 
 
