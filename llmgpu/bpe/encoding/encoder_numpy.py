@@ -9,35 +9,33 @@ this slice, and the next slice starts at the end of the last such token.
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Sequence
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.arrays import GrowableArray, concatenate_ranges
+from llmgpu.bpe.arrays import concatenate_ranges
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, require_tokens
-from llmgpu.bpe.encoding.matching import BpeMatcher, GreedyMatcher, Matcher, Matches, PieceMatcher
+from llmgpu.bpe.encoding.matching import BpeMatcher, GreedyMatcher, Matcher, PieceMatcher
 from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
-from llmgpu.bpe.words.distinct_words import Numbers, number_words
+from llmgpu.bpe.words.distinct_words import number_words
 
 MAX_TABLE_BYTES = 256 << 20  # the largest table of words
 _WORD_BYTES = 250  # memory of a word in bytes, besides its text and its ids
 SLICE_BYTES = 4 << 20
+# The ids of all words in order, uint32, and the number of ids of each word, int64 (words,).
+Matches = tuple[NDArray[np.uint32], NDArray[np.int64]]
 
 
 class _Table:
     """A table of words and their ids."""
 
     def __init__(self) -> None:
-        self._numbers = Numbers()
-        # The ids of word k are ids[firsts[k] : firsts[k] + counts[k]].
-        self._ids = GrowableArray(np.uint32)
-        self._firsts = GrowableArray(np.int64)
-        self._counts = GrowableArray(np.int64)
+        self._known: dict[bytes, array[int]] = {}
         self.nbytes = 0
 
     def encode(
@@ -48,18 +46,19 @@ class _Table:
         padded: uint8, the text and PADDING bytes. bounds: int64 (words + 1,): word k is at
         bounds[k] to bounds[k + 1].
         """
-        # Number the words of the text. Words with numbers from `known` on are new to the table.
+        # ids, counts: the ids of the distinct words of the text, and the number of ids of each.
         words, which = number_words(padded, bounds)
-        known = len(self._numbers)
-        numbers = self._numbers.of(words, len(words))[which]
-        new = list(islice(self._numbers, known, None))
-        ids, counts = matcher.match(new)
-        self._firsts.append(len(self._ids) + np.cumsum(counts) - counts)
-        self._counts.append(counts)
-        self._ids.append(ids)
-        self.nbytes += sum(map(len, new)) + _WORD_BYTES * len(new) + ids.nbytes
-        counts = self._counts.values[numbers]
-        return concatenate_ranges(self._ids.values, self._firsts.values[numbers], counts), counts
+        ids, counts = array("I"), np.empty(len(words), np.int64)
+        for number, word in enumerate(words):
+            found = self._known.get(word)
+            if found is None:
+                found = self._known[word] = array("I", matcher.match_word(word))
+                self.nbytes += len(word) + _WORD_BYTES + found.itemsize * len(found)
+            ids += found
+            counts[number] = len(found)
+        firsts = np.cumsum(counts) - counts
+        every, counts = np.frombuffer(ids, np.uint32), counts[which]
+        return concatenate_ranges(every, firsts[which], counts), counts
 
 
 class SliceEncoder:
@@ -97,8 +96,7 @@ class SliceEncoder:
 
     def match_words(self, words: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint32]]:
         """Return the ids of each word; `words` is not empty."""
-        ids, counts = self._matcher.match([word.tobytes() for word in words])
-        return np.split(ids, np.cumsum(counts)[:-1])
+        return [np.array(self._matcher.match_word(each.tobytes()), np.uint32) for each in words]
 
     def _word_bounds(self, piece: Slice, entry: int) -> NDArray[np.int64]:
         """Return the starts of the words that start in the main part, then the last word's end.

@@ -37,7 +37,7 @@ tried at some distance from the window's end. If several borders fail the test, 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
@@ -69,27 +69,16 @@ _RANK = -1 ^ _LOW  # mask of the high half of 64 bits, which holds the rank
 _Merged = tuple["array[int]", "array[int]"]
 _CONTINUES = 4  # see `llmgpu.bpe.vocabulary.pieces`
 
-# The tokens of all words in order, uint32, and the number of tokens of each word, int64 (words,).
-Matches = tuple[NDArray[np.uint32], NDArray[np.int64]]
 # Pairs that merge, uint32 (pairs, 4): left and right symbol, result, and rank. The lowest rank
 # merges first.
 Pairs = NDArray[np.uint32]
 
 
 class Matcher:
-    """Finds the tokens of words, one word after the other."""
+    """Finds the tokens of words."""
 
-    def match(self, words: Sequence[bytes]) -> Matches:
-        """Return the tokens of words, with NO_TOKEN for a byte without a token."""
-        ids, counts = array("I"), np.empty(len(words), np.int64)
-        for number, word in enumerate(words):
-            before = len(ids)
-            ids.extend(self.match_word(word))
-            counts[number] = len(ids) - before
-        return np.frombuffer(ids, np.uint32), counts
-
-    def match_word(self, word: bytes) -> Iterable[int]:
-        """Return the tokens of a word."""
+    def match_word(self, word: bytes) -> Sequence[int]:
+        """Return the tokens of a word, with NO_TOKEN for a byte without a token."""
         raise NotImplementedError
 
 
@@ -108,7 +97,7 @@ class BpeMatcher(Matcher):
         self._byte_ids = byte_ids(vocabulary).view(np.uint32).tolist()
         self._remembered = lru_cache(_REMEMBERED_WINDOWS)(self._merge_now)
 
-    def match_word(self, word: bytes) -> Iterable[int]:
+    def match_word(self, word: bytes) -> Sequence[int]:
         """Return the tokens of a word, with NO_TOKEN for a byte without a token."""
         if word in self._whole:
             return (self._whole[word],)
@@ -353,7 +342,7 @@ class GreedyMatcher(Matcher):
         keys = parents << 8 | trie.edges[:, 0]  # an edge's node and byte, as one number
         self._children = dict(zip(keys.tolist(), trie.edges[:, 1].tolist(), strict=True))
 
-    def match_word(self, word: bytes) -> Iterable[int]:
+    def match_word(self, word: bytes) -> Sequence[int]:
         """Return the ids of a word.
 
         A byte at which no token begins gets the unknown token's id, or NO_TOKEN if there is none.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llmgpu.bpe.encoding import encoder_c, encoder_numpy
 from llmgpu.bpe.encoding.encoder_c import CpuEncoder
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
-from llmgpu.bpe.encoding.matching import BpeMatcher, Matches
+from llmgpu.bpe.encoding.matching import BpeMatcher
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.text.corpus import corpus_from_bytes
@@ -204,11 +204,11 @@ class _FailingMatcher(BpeMatcher):
 
     fails = True
 
-    def match(self, words: Sequence[bytes]) -> Matches:
+    def match_word(self, word: bytes) -> Sequence[int]:
         if self.fails:
             self.fails = False
             raise MemoryError("no room")
-        return super().match(words)
+        return super().match_word(word)
 
 
 def test_words_that_could_not_be_matched_are_matched_again(

@@ -134,15 +134,15 @@ RANDOM: Any = partial(np.random.default_rng(4).integers, 97, 123, dtype=np.uint8
 def test_the_memory_of_a_word_is_bounded(make: Any) -> None:
     vocabulary = letters_vocabulary()
     matcher = BpeMatcher(vocabulary)
-    matcher.match([make(100).tobytes()])
+    matcher.match_word(make(100).tobytes())
     word = make(50_000 if make is RANDOM else 4_000_000).tobytes()
     tracemalloc.start()
     try:
-        ids, _ = matcher.match([word])
+        ids = matcher.match_word(word)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert b"".join(vocabulary.tokens[i] for i in ids.tolist()) == word
+    assert b"".join(vocabulary.tokens[i] for i in ids) == word
     assert peak < 3 * len(word) + (8 << 20)
 
 

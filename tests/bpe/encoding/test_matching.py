@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding import matching
+from llmgpu.bpe.encoding.encoder_numpy import Matches, _Table
 from llmgpu.bpe.encoding.matching import BpeMatcher
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -67,10 +69,17 @@ def rank_vocabularies(draw: st.DrawFn) -> Vocabulary:
 
 def check(vocabulary: Vocabulary, words: list[bytes]) -> None:
     expected = [reference.bpe_encode(vocabulary, word) for word in words]
-    ids, counts = BpeMatcher(vocabulary).match(words)
+    matcher = BpeMatcher(vocabulary)
+    assert [[*matcher.match_word(word)] for word in words] == expected
+    ids, counts = encode(matcher, words)
     assert (ids.dtype, counts.dtype) == (np.uint32, np.int64)
     ends = np.concatenate([[0], np.cumsum(counts)]).tolist()
     assert [ids[a:b].tolist() for a, b in pairwise(ends)] == expected
+
+
+def encode(matcher: BpeMatcher, words: list[bytes]) -> Matches:
+    padded = np.frombuffer(b"".join(words) + bytes(PADDING), np.uint8)
+    return _Table().encode(matcher, padded, np.cumsum([0, *map(len, words)]))
 
 
 @settings(deadline=None, max_examples=examples(150))
@@ -118,5 +127,5 @@ def test_several_long_words() -> None:
 
 def test_no_words() -> None:
     vocabulary = make_vocabulary(BYTES, [], ignore_merges=True)
-    ids, counts = BpeMatcher(vocabulary).match([])
+    ids, counts = encode(BpeMatcher(vocabulary), [])
     assert (len(ids), len(counts)) == (0, 0)
