@@ -139,16 +139,8 @@ def as_asked(ids: NDArray[np.uint32], dtype: Any) -> Any:
     return ids.astype(wanted)
 
 
-def check_dtype(dtype: Any) -> None:
-    """Raise TypeError for a type that `as_asked` can't return."""
-    if dtype is not None and dtype is not list:
-        import numpy as np
-
-        as_asked(np.empty(0, np.uint32), dtype)
-
-
 def holds(dtype: Any, number: int) -> bool:
-    """Whether an id fits into a type that `check_dtype` accepts."""
+    """Whether an id fits into a type; TypeError for a type that `as_asked` can't return."""
     if dtype is None or dtype is list:
         return True
     import numpy as np

@@ -26,7 +26,6 @@ from llmgpu.tokenizer.arguments import (
     SpecialArguments,
     Token,
     as_asked,
-    check_dtype,
     holds,
     names_of,
     several,
@@ -99,7 +98,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
             raise TypeError("Tokenizer() takes a Vocabulary; use Tokenizer.load to open a file")
         opening = device if isinstance(device, Opening) else Opening(device, encodes=True)
         self._vocabulary, self._device, self._dtype = vocabulary, opening.wanted, dtype
-        check_dtype(dtype)
+        holds(dtype, 0)  # TypeError for a type without integers
         self._encoders = ProcessEncoders(vocabulary, opening)
         self._encoders.open()
         # Bind the methods before a caller can keep a bound method of the first tokenizer.

@@ -6,7 +6,9 @@ the sums are exact however the corpus was divided for counting.
 
 from __future__ import annotations
 
+import itertools
 import operator
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, starmap
@@ -163,19 +165,6 @@ def _dot(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
     return sum(map(operator.mul, left.tolist(), right.tolist()))
 
 
-class Numbers(dict[bytes, int]):
-    """Numbers of words. A word gets the next number, from 0, when it is looked up first."""
-
-    def __missing__(self, word: bytes) -> int:
-        """Assign the next number to a new word."""
-        number = self[word] = len(self)
-        return number
-
-    def of(self, words: Iterable[bytes], count: int) -> NDArray[np.int64]:
-        """Return the numbers of `words`, int64 (count,); count: number of words."""
-        return np.fromiter(map(self.__getitem__, words), np.int64, count)
-
-
 def number_words(
     padded: NDArray[np.uint8], bounds: NDArray[np.int64]
 ) -> tuple[list[bytes], NDArray[np.int64]]:
@@ -186,6 +175,7 @@ def number_words(
     """
     text = padded[: bounds[-1]].tobytes()
     spans = starmap(slice, pairwise(bounds.data))
-    known = Numbers()
-    numbers = known.of(map(text.__getitem__, spans), len(bounds) - 1)
+    known = defaultdict[bytes, int](itertools.count().__next__)
+    found = map(known.__getitem__, map(text.__getitem__, spans))
+    numbers = np.fromiter(found, np.int64, len(bounds) - 1)
     return [*known], numbers
