@@ -16,8 +16,9 @@ A line that begins with ``//!`` is a directive. All other lines are WGSL.
 - ``//!block NAME``, ``//!end`` store lines. Every ``//!include NAME`` inserts these lines.
 
 In WGSL and in directives, ``{name}`` is replaced by the text of a name, and ``{4 * i + 1}`` by a
-number. Braces that belong to WGSL have blanks or line ends inside. A kernel's file has one entry
-point.
+number. Braces that belong to WGSL have blanks or line ends inside. Conditions and other expressions
+are spelled as in Python (``not a and b``), but ``/`` divides whole numbers, and a number may end in
+``u`` as in WGSL. A kernel's file has one entry point.
 
 The host reads bindings, fields of structs (`struct_dtype`) and constants (`constant`) from the
 text, so that every name is declared once. Reading needs no GPU.
@@ -27,12 +28,12 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from dataclasses import field as dataclass_field
-from functools import cache, lru_cache
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from types import CodeType
 
 import numpy as np
 
@@ -56,27 +57,12 @@ _ATOMIC = re.compile(r"^atomic<\s*(\w+)\s*>$")
 _VECTOR = re.compile(r"^vec([234])<\s*(\w+)\s*>$")
 _ARRAY = re.compile(r"^array<\s*(.+?)\s*,\s*([^,]+)>$")
 _SCALARS = {"f16": "<f2", "u32": "<u4", "i32": "<i4", "f32": "<f4"}
-_TOKEN = re.compile(r"0x[0-9a-fA-F]+u?|[0-9]+u?|\w+|[=!<>]=|&&|\|\||\S")  # tokens of an expression
-# Operators of expressions: precedence (larger numbers bind more closely) and function.
-_OPERATORS: dict[str, tuple[int, Callable[[int, int], int]]] = {
-    "||": (0, lambda left, right: bool(left or right)),
-    "&&": (1, lambda left, right: bool(left and right)),
-    "==": (2, operator.eq),
-    "!=": (2, operator.ne),
-    "<": (2, operator.lt),
-    "<=": (2, operator.le),
-    ">": (2, operator.gt),
-    ">=": (2, operator.ge),
-    "+": (3, operator.add),
-    "-": (3, operator.sub),
-    "*": (4, operator.mul),
-    "/": (4, operator.floordiv),
-    "%": (4, operator.mod),
-}
-_NO_OPERATOR = (-1, operator.add)
+_SUFFIX = re.compile(r"\b(0x[0-9a-fA-F]+|[0-9]+)u\b")  # a number of WGSL
+_BODIED = ("for", "if", "block")  # directives with a body, which ``//!end`` ends
 
 
 Line = tuple[str, str, int]  # a line of a kernel's text, its file and its line number
+_Read = tuple[Line, re.Match[str] | None]  # a line of a file, and its directive
 
 
 @dataclass(frozen=True)
@@ -161,59 +147,26 @@ def _declared(file: str) -> _Declared:
 
 
 @cache
-def _tokens(expression: str) -> tuple[str, ...]:
-    return tuple(_TOKEN.findall(expression))
+def _compiled(expression: str) -> CodeType:
+    return compile(_SUFFIX.sub(r"\1", expression).replace("/", "//").strip(), "wgsl", "eval")
 
 
-def _evaluate(expression: str, names: Mapping[str, int | str]) -> int:
-    """Return the value of u32 arithmetic or of a condition; 1 is true and 0 false.
+def _evaluate(expression: str, names: Mapping[str, int]) -> int:
+    """Return the value of arithmetic of whole numbers or of a condition; 1 is true and 0 false.
 
-    Raises ValueError for anything but names, numbers, parentheses, ``!`` and the keys of
-    _OPERATORS.
+    Raises ValueError for any other expression. The text is part of this package, as Python is.
     """
-    return _value_of(expression, tuple(map(names.get, _tokens(expression))))
-
-
-@lru_cache(1 << 13)  # loops and similar kernels have the same expressions with the same values
-def _value_of(expression: str, known: tuple[int | str | None, ...]) -> int:
-    """Evaluate an expression; known: the value of each token that is a name, None for the others.
-
-    Python's own parser, `ast`, is not used: several threads compile kernels at a time, and `ast`
-    sometimes fails when several threads use it.
-    """
-    names = dict(zip(_tokens(expression), known, strict=True))
-    tokens = [*_tokens(expression), ""]  # the functions below remove tokens from the front
-
-    def operand() -> int:
-        token = tokens.pop(0)
-        if token == "!":
-            return int(not operand())
-        if token == "(":
-            value = chain(0)
-            if tokens.pop(0) != ")":
-                raise ValueError("a parenthesis is not closed")
-            return value
-        named = names.get(token)
-        return int(token.removesuffix("u"), 0) if named is None else int(named)
-
-    def chain(least: int) -> int:
-        """Evaluate an operand and all following operators with a precedence of at least `least`."""
-        value = operand()
-        while True:
-            closeness, function = _OPERATORS.get(tokens[0], _NO_OPERATOR)
-            if closeness < least:
-                return value
-            tokens.pop(0)
-            value = int(function(value, chain(closeness + 1)))
-
-    # Evaluate all tokens except the "" at the end.
     try:
-        value = chain(0)
-        if tokens != [""]:
-            raise ValueError(f"{tokens[0]} is not expected")
-    except (IndexError, ValueError, ZeroDivisionError) as error:
+        return int(operator.index(eval(_compiled(expression), {}, names)))
+    except (ArithmeticError, NameError, SyntaxError, TypeError, ValueError) as error:
         raise ValueError(f"the host can't compute {expression!r} in WGSL: {error}") from error
-    return value
+
+
+class _Texts(dict[str, str]):
+    """Texts by name, which are numbers in expressions."""
+
+    def __getitem__(self, name: str) -> int:  # type: ignore[override]
+        return int(super().__getitem__(name).removesuffix("u"), 0)
 
 
 class _Declared:
@@ -301,50 +254,26 @@ def kernel_source(
     return KernelSource(entries[0][1], text, tuple(bindings), places, settings)
 
 
-@dataclass
-class _Directive:
-    """A line that begins with ``//!``.
-
-    body: the lines up to ``//!else`` or ``//!end``. otherwise: the lines after ``//!else``.
-    """
-
-    verb: str
-    rest: str
-    place: tuple[str, int]  # file and line of the directive
-    body: list[Line | _Directive] = dataclass_field(default_factory=list)
-    otherwise: list[Line | _Directive] = dataclass_field(default_factory=list)
-
-
 @cache
-def _parse(file: str, text: str) -> list[Line | _Directive]:
-    """Return the lines of a file's text; each directive contains the lines of its body."""
-    lines: list[Line | _Directive] = []
-    # Stack of directives that have no ``//!end`` yet, each with the list of lines around it.
-    begun: list[tuple[_Directive, list[Line | _Directive]]] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        found = _DIRECTIVE.match(line)
-        if found is None:
-            lines.append((line, file, number))
-            continue
-        # A directive with a body collects the lines up to its ``//!end``.
-        directive = _Directive(found[1], found[2], (file, number))
-        match directive.verb:
-            case "for" | "if" | "block":
-                lines.append(directive)
-                begun.append((directive, lines))
-                lines = directive.body
-            case "else" if begun and begun[-1][0].verb == "if":
-                lines = begun[-1][0].otherwise
-            case "end" if begun:
-                lines = begun.pop()[1]
-            case "include" | "let" | "override":
-                lines.append(directive)
-            case _:
-                raise DeviceError(f"wgsl/{file}:{number}: {line.strip()} has no meaning here")
-    if begun:
-        last = begun[-1][0]
-        raise DeviceError(f"wgsl/{file}:{last.place[1]}: //!{last.verb} has no //!end")
-    return lines
+def _read(file: str, text: str) -> list[_Read]:
+    lines = enumerate(text.splitlines(), 1)
+    return [((line, file, number), _DIRECTIVE.match(line)) for number, line in lines]
+
+
+def _take_body(verb: str, lines: Iterator[_Read]) -> tuple[list[_Read], list[_Read]]:
+    """Take the lines of a directive's body: those before ``//!else``, and those after it."""
+    body: list[_Read] = []
+    chosen, otherwise, depth = body, list[_Read](), 1
+    for line in lines:
+        if found := line[1]:
+            depth += (found[1] in _BODIED) - (found[1] == "end")
+            if depth == 0:
+                return body, otherwise
+            if (verb, found[1], depth) == ("if", "else", 1):
+                chosen = otherwise
+                continue
+        chosen.append(line)
+    raise ValueError(f"//!{verb} has no //!end")
 
 
 class _Expansion:
@@ -361,8 +290,8 @@ class _Expansion:
             name: value if isinstance(value, str) else str(int(value))
             for name, value in given.items()
         }
-        self._names: dict[str, int | str] = {}
-        self._blocks: dict[str, list[Line | _Directive]] = {}
+        self._names = _Texts()
+        self._blocks: dict[str, list[_Read]] = {}
         self._included: set[str] = set()
 
     def include(self, name: str) -> None:
@@ -373,22 +302,23 @@ class _Expansion:
         file = self._given.get(name, name)
         if file not in self._included:
             self._included.add(file)
-            self._write(_parse(file, read_wgsl(file)))
+            self._write(_read(file, read_wgsl(file)))
 
-    def _write(self, lines: Sequence[Line | _Directive]) -> None:
-        for line in lines:
-            place = line.place if isinstance(line, _Directive) else line[1:]
+    def _write(self, lines: Iterable[_Read]) -> None:
+        following = iter(lines)
+        for (line, file, number), found in following:
+            written = line
             try:
-                if isinstance(line, _Directive):
-                    self._obey(self._filled(line.rest) if "{" in line.rest else line.rest, line)
-                elif line[0].startswith("override "):
-                    self.lines.append((_OVERRIDE.sub(self._overridden, line[0]), *line[1:]))
-                elif "{" not in line[0] or line[0].lstrip().startswith("//"):
-                    self.lines.append(line)
-                else:
-                    self.lines.append((self._filled(line[0]), *line[1:]))
+                if found:
+                    self._obey(found[1], self._filled(found[2]), following)
+                    continue
+                if line.startswith("override "):
+                    written = _OVERRIDE.sub(self._overridden, line)
+                elif "{" in line and not line.lstrip().startswith("//"):
+                    written = self._filled(line)
             except ValueError as error:
-                raise DeviceError(f"wgsl/{place[0]}:{place[1]}: {error}") from error
+                raise DeviceError(f"wgsl/{file}:{number}: {error}") from error
+            self.lines.append((written, file, number))
 
     def _overridden(self, declared: re.Match[str]) -> str:
         """Return a declaration of WGSL's ``override`` with the given value, if any."""
@@ -396,8 +326,14 @@ class _Expansion:
         self.settings.add(name)
         return f"override {name}: u32 = {self._given.get(name, default)}"
 
-    def _obey(self, rest: str, directive: _Directive) -> None:
-        match directive.verb:
+    def _obey(self, verb: str, rest: str, following: Iterator[_Read]) -> None:
+        """Carry out a directive.
+
+        rest: the text after the verb. following: the lines after the directive; those of its body
+        are taken.
+        """
+        body, otherwise = _take_body(verb, following) if verb in _BODIED else ([], [])
+        match verb:
             case "let":
                 name, value = _NAMED.split(rest, 1)
                 value, _, condition = value.partition(" if ")
@@ -410,13 +346,15 @@ class _Expansion:
             case "include":
                 self.include(rest)
             case "block":
-                self._blocks[rest] = directive.body
+                self._blocks[rest] = body
             case "if":
-                self._write(directive.body if self._number(rest) else directive.otherwise)
+                self._write(body if self._number(rest) else otherwise)
             case "for":
                 for values in self._rounds(rest):
                     self._names.update(values)
-                    self._write(directive.body)
+                    self._write(body)
+            case _:
+                raise ValueError(f"//!{verb} {rest}".rstrip() + " has no meaning here")
 
     def _rounds(self, rest: str) -> Iterator[dict[str, str]]:
         """Yield the values of a loop's variables in each round of the loop.
@@ -425,11 +363,9 @@ class _Expansion:
         """
         variables, _, values = rest.partition(" in ")
         first, dots, end = values.partition("..")
+        rows = [row.split() for row in values.split(",")]
         if dots:
-            numbers = range(self._number(first), self._number(end))
-            rows = [[str(number)] for number in numbers]
-        else:
-            rows = [row.split() for row in values.split(",")]
+            rows = [[str(number)] for number in range(self._number(first), self._number(end))]
         for row in rows:
             yield dict(zip(variables.split(), row, strict=True))
 

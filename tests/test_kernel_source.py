@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -216,14 +217,11 @@ def joined(parts: tuple[tuple[str, str], str, tuple[str, str]]) -> tuple[str, st
     """Return two operands in parentheses with an operator between them, in WGSL and in Python."""
     (left, python_left), operator, (right, python_right) = parts
     spelled = "//" if operator == "/" else operator
-    python = f"int(({python_left}) {spelled} ({python_right}))"
-    if operator in ("&&", "||"):
-        python = f"int((({python_left}) != 0) {operator[0]} (({python_right}) != 0))"
-    return f"(({left}) {operator} ({right}))", python
+    return f"(({left}) {operator} ({right}))", f"int(({python_left}) {spelled} ({python_right}))"
 
 
 NUMBERS = {"0": "0", "1": "1", "7u": "7", "0x2Fu": "0x2F", "ROWS": "ROWS", "4096u": "4096"}
-OPERATORS = ("+", "-", "*", "/", "%", "==", "!=", "<", "<=", ">", ">=", "&&", "||")
+OPERATORS = ("+", "-", "*", "/", "%", "==", "!=", "<", "<=", ">", ">=", "and", "or")
 ARITHMETIC = st.recursive(
     st.sampled_from(sorted(NUMBERS.items())),
     lambda parts: (
@@ -234,7 +232,7 @@ ARITHMETIC = st.recursive(
                 three[0][1] + three[1] + three[2][1],
             )
         )
-        | parts.map(lambda part: (f"!({part[0]})", f"int(({part[1]}) == 0)"))
+        | parts.map(lambda part: (f"(not ({part[0]}))", f"int(({part[1]}) == 0)"))
     ),
 )
 
@@ -254,20 +252,37 @@ def test_arithmetic_is_that_of_python(expression: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("expression", "value"),
-    [("1 + 2 * 3 < 7 == 0", 1), ("1 || 0 && 0", 1), ("2 - 1 - 1", 0), ("!1 + 1", 1)],
+    [
+        ("1 + 2 * 3 < 7 + 1", 1),
+        ("1 or 0 and 0", 1),
+        ("2 - 1 - 1", 0),
+        ("not 0 and 2 == 2", 1),
+        ("not 1 == 1", 0),
+        ("1 << 2", 4),
+        ("7 / 2 * 2", 6),
+    ],
 )
-def test_operators_bind_as_in_wgsl(expression: str, value: int) -> None:
+def test_operators_bind_as_in_python(expression: str, value: int) -> None:
     assert sources._Declared("").evaluate(expression) == value
 
 
 @pytest.mark.parametrize(
     "expression",
-    ["", "1 +", "(1", "1)", "1 2", "ROW", "1 << 2", "f(1)", "-1", "1.5", "1 / 0", "()"],
+    ["", "1 +", "(1", "1)", "1 2", "ROW", "!1", "1 && 1", "f(1)", "1.5", "1 / 0", "()", "'1'"],
 )
 def test_what_is_no_plain_arithmetic_is_an_error(expression: str) -> None:
     declared = sources._Declared("const ROWS: u32 = 3u;")
     with pytest.raises(DeviceError, match=f"compute {re.escape(repr(expression))} in WGSL"):
         declared.evaluate(expression)
+
+
+def test_several_threads_evaluate_at_a_time() -> None:
+    expressions = [
+        f"({number} + 2u) * 3 == {3 * number + 6} and not {number}" for number in range(99)
+    ]
+    with ThreadPoolExecutor(8) as threads:
+        values = [*threads.map(sources._Declared("").evaluate, expressions * 20)]
+    assert values == ([1] + [0] * 98) * 20
 
 
 def test_what_a_file_does_not_declare_is_an_error(declared: str) -> None:
@@ -311,7 +326,7 @@ fn {name}() {
   //!let kind_{side} = a {other}
     let {side} = {kind_{side}} { x };
 //!end
-//!if rows == 2 && size != 1
+//!if rows == 2 and size != 1
 //!let sum = first
 //!include terms
 //!else

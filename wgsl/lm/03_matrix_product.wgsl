@@ -64,7 +64,7 @@
 //!let threads_down = {rows / thread_rows}
 //!let threads_across = {columns / thread_columns}
 //!let threads = {threads_down * threads_across}
-//!if left_half || right_half
+//!if left_half or right_half
 enable f16;
 //!end
 //!let sides = left x row0 {rows}, right y column0 {columns}
@@ -151,17 +151,17 @@ fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {
       //!include load_place
       //!if {side}_contiguous
         //!let column = {start} + 4u * ({at_inner})
-        //!let column = min({column}, dims.z - 4u) if {side}_vectors && !whole_inner
+        //!let column = min({column}, dims.z - 4u) if {side}_vectors and not whole_inner
         {side}_{q} = load_{side}({side}_row_{q}, {column});
       //!else
         //!let row = ({start} + {at_inner})
-        //!let row = min({start} + {at_inner}, dims.z - 1u) if !whole_inner
+        //!let row = min({start} + {at_inner}, dims.z - 1u) if not whole_inner
         //!let row = ({row} + part * dims.z) if stacked
         {side}_{q} = load_{side}({row} * dims.{outer}, {side}_column_{q});
       //!end
     //!end
   //!end
-  //!if !whole_inner
+  //!if not whole_inner
         // Replace elements beyond the last term by zeros.
         if ({start} + {inner}u > dims.z) {
     //!for side outer first width in {sides}

@@ -72,22 +72,22 @@
 //!let threads = {subgroups * lanes}
 //!let down = {subgroup_rows / unit_rows}
 //!let across = {subgroup_columns / unit_columns}
-//!let edges = {!(whole_rows && whole_columns)}
+//!let edges = {not (whole_rows and whole_columns)}
 //!let addend =
 //!if accumulate
   //!let addend = product
 //!else
   //!let addend = residual if residual
 //!end
-//!let adds = {accumulate || residual}
+//!let adds = {accumulate or residual}
 // If the product is aligned, the matrices of sums start with the addends in tiles that are inside
 // the product. Tiles that reach beyond its edge add the addends when they store their sums.
-//!let adds_late = {aligned && edges && adds}
+//!let adds_late = {aligned and edges and adds}
 // If both factors are contiguous along the inner dimension and need no bounds checks, threads load
 // two steps at once, and eight threads load one line of 128 bytes.
-//!let whole_lines = {left_contiguous && left_vectors && right_contiguous && right_vectors}
-//!let whole_steps = {!edges && whole_inner && 2 * inner == 64 && threads % 64 == 0}
-//!let pairs = {long_sums && whole_lines && whole_steps && !stacked}
+//!let whole_lines = {left_contiguous and left_vectors and right_contiguous and right_vectors}
+//!let whole_steps = {not edges and whole_inner and 2 * inner == 64 and threads % 64 == 0}
+//!let pairs = {long_sums and whole_lines and whole_steps and not stacked}
 //!let sides = left x row0 {rows} {whole_rows}, right y column0 {columns} {whole_columns}
 // lines: lines of a factor in workgroup memory. line_vectors: vectors of 8 halves in a line.
 // stride: vectors from the start of a line to the start of the next.
@@ -119,7 +119,7 @@ var<workgroup> right_tile: array<vec4<u32>, {right_size}>;
 
 //!include lm/matrix_product_sums.wgsl
 
-//!if !pairs
+//!if not pairs
 // Loads eight adjacent halves of a row of a factor in memory, from `column` on. line_start is the
 // index of the row's first element.
   //!for side outer in left x, right y
@@ -166,18 +166,18 @@ fn load_{side}(line_start: u32, column: u32) -> vec4<u32> {
       //!if {side}_contiguous
         //!let column = {start} + {vector} * 8u
         //!let inside = {column} < dims.z
-        //!let column = min({column}, dims.z - 8u) if {side}_vectors && !whole_inner
+        //!let column = min({column}, dims.z - 8u) if {side}_vectors and not whole_inner
             {side}_{q} = load_{side}({side}_start_{q}, {column});
       //!else
         //!let row = ({start} + {line})
         //!let inside = {start} + {line} < dims.z
-        //!let row = min({start} + {line}, dims.z - 1u) if !whole_inner
+        //!let row = min({start} + {line}, dims.z - 1u) if not whole_inner
         //!let row = ({row} + part * dims.z) if stacked
             {side}_{q} = load_{side}({row} * dims.{outer}, {side}_start_{q});
       //!end
-      //!if !whole_inner
+      //!if not whole_inner
             {side}_{q} = select(vec4<u32>(), {side}_{q}, {inside});
-        //!if {side}_contiguous && !{side}_vectors
+        //!if {side}_contiguous and not {side}_vectors
             // If the inner dimension ends inside the vector, the halves beyond its end become 0.
           //!let column = {start} + {vector} * 8u
           //!for j component in 0 x, 1 y, 2 z, 3 w
@@ -391,7 +391,7 @@ fn {name}(
   //!for side in left, right
     //!let vectors = {{side}_line_vectors}
     //!let line = local_index / {vectors}u
-    //!if vectors <= 4 && threads % (vectors * 8) == 0
+    //!if vectors <= 4 and threads % (vectors * 8) == 0
       //!let turned = {line} % {8 / vectors}u * {vectors}u + {line} / {8 / vectors}u % {vectors}u
       //!let line = {line} / 8u * 8u + {turned}
     //!end
@@ -405,12 +405,12 @@ fn {name}(
         var {side}_{q} = vec4<u32>();
       //!if {side}_contiguous
         //!let row = ({first} + {line})
-        //!let row = min({row}, dims.{outer} - 1u) if !whole
+        //!let row = min({row}, dims.{outer} - 1u) if not whole
         //!let row = ({row} + part * dims.{outer}) if stacked
         let {side}_start_{q} = {row} * dims.z;
       //!else
         //!let column = {first} + {vector} * 8u
-        //!let column = min({column}, dims.{outer} - 8u) if {side}_vectors && !whole
+        //!let column = min({column}, dims.{outer} - 8u) if {side}_vectors and not whole
         let {side}_start_{q} = {column};
       //!end
     //!end

@@ -79,7 +79,7 @@ fn attention_backward_q(
             own_delta += dot(unpack2x16float(out_{n}[word]), unpack2x16float(gradient_{n}[word]));
         }
 //!end
-//!if !stores
+//!if not stores
         if (row < params.seq && lane % {row_threads}u == 0u) { kept[number] = own_delta; }
 //!end
 //!include load_own

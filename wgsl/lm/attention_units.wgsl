@@ -183,7 +183,7 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
 
 // Declares the variables for a thread's vectors of the next step's rows.
 //!block declare_rows
-  //!for side name from in {others}
+  //!for side name begin in {others}
     //!for j in 0..loads
         var next_{side}_{j} = vec4<u32>();
     //!end
@@ -192,10 +192,10 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
 
 // Loads a thread's vectors of the rows of a step.
 //!block load_rows
-  //!for side name from in {others}
+  //!for side name begin in {others}
     //!for j in 0..loads
       //!let n = (local_index + {j * threads}u)
-      //!let place = {from} + {n} / VECTORS, {n} % VECTORS
+      //!let place = {begin} + {n} / VECTORS, {n} % VECTORS
             next_{side}_{j} = load_{name}(sequence, other_head, {place});
     //!end
   //!end
@@ -203,7 +203,7 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
 
 // Stores the loaded vectors in `tiles`.
 //!block store_rows
-  //!for side name from in {others}
+  //!for side name begin in {others}
     //!for j in 0..loads
       //!let n = (local_index + {j * threads}u)
       //!let place = ({side * step}u + {n} / VECTORS) * STRIDE + {n} % VECTORS
@@ -255,9 +255,9 @@ fn packed(first: vec4<f32>, second: vec4<f32>) -> vec4<u32> {
                 let w{i} = subgroupMatrixLoad<Left, {order}>({weights});
     //!end
     //!for j in 0..width / unit_columns
-      //!let from = {j * unit_columns}
-      //!let from = {from + gap} if from >= width / 2
-      //!let place = {side * step + column}u * STRIDE + {first_vector} {from / 8}u
+      //!let begin = {j * unit_columns}
+      //!let begin = {begin + gap} if begin >= width / 2
+      //!let place = {side * step + column}u * STRIDE + {first_vector} {begin / 8}u
                 let r{j} = subgroupMatrixLoad<Right, row_major>(&tiles, {place}, STRIDE);
       //!for i in 0..down
         //!let sum = {sums}_{i}_{j}

@@ -66,9 +66,9 @@
     //!end
             let {sums}_first = params.{grads} + (sequence + row) * params.{stride} + head * VECTORS;
     //!for n in 0..width / 8
-      //!let from = {8 * n}
-      //!let from = {from + gap} if from >= width / 2
-            gradients[{sums}_first + {first_vector} {from / 8}u] =
+      //!let begin = {8 * n}
+      //!let begin = {begin + gap} if begin >= width / 2
+            gradients[{sums}_first + {first_vector} {begin / 8}u] =
                 vec4<u32>({sums}_half_{2 * n}, {sums}_half_{2 * n + 1});
     //!end
         }

@@ -12,7 +12,7 @@
 //!let sum_stride = {together * unit_columns / 4 + 2}
 //!let sum_size = {unit_rows * sum_stride}
 //!let at_once = 4
-//!let at_once = 8 if half && aligned
+//!let at_once = 8 if half and aligned
 
 //!block store
   //!if half
@@ -77,7 +77,7 @@ fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {
 // Loads the addends into the matrices of sums if the whole tile is inside the product. The kernel
 // has this branch even if all tiles are inside: without it, products were 3 % slower.
 //!block start_sums
-  //!if aligned && adds
+  //!if aligned and adds
         let whole = row0 + {rows}u <= dims.x && column0 + {columns}u <= dims.y;
         if (whole) {
     //!for i in 0..down
@@ -107,7 +107,7 @@ fn store(part: u32, row: u32, column: u32, sums: vec4<f32>) {
       //!if has_room
         //!let tile = right_tile if (i * (across / together) + turn) % 2
       //!else
-        //!if i || turn
+        //!if i or turn
         workgroupBarrier();
         //!end
       //!end
