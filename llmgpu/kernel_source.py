@@ -34,6 +34,7 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from types import CodeType
+from typing import Any
 
 import numpy as np
 
@@ -162,10 +163,10 @@ def _evaluate(expression: str, names: Mapping[str, int]) -> int:
         raise ValueError(f"the host can't compute {expression!r} in WGSL: {error}") from error
 
 
-class _Texts(dict[str, str]):
+class _Texts(dict[str, Any]):
     """Texts by name, which are numbers in expressions."""
 
-    def __getitem__(self, name: str) -> int:  # type: ignore[override]
+    def __getitem__(self, name: str) -> int:
         return int(super().__getitem__(name).removesuffix("u"), 0)
 
 

@@ -69,8 +69,8 @@ def in_order(
     try:
         if reader_thread:
             pipeline.start_reader()
-        while (task := pipeline.next_task()) is not None:
-            yield task.take_result()
+        while (box := pipeline.next_box()) is not None:
+            yield _take(box)
             if os.getpid() != process:
                 raise RuntimeError("the threads of this generator are in the process that forked")
     finally:
@@ -199,47 +199,19 @@ def _close(jobs: Iterable[object]) -> None:
                 raise
 
 
-class _Task(Generic[Job, Result]):
-    """A job, and the result or error of the job when it is done."""
+# Receives the outcome of a job: its result, or None and its error.
+_Box = SimpleQueue[tuple[Result | None, BaseException | None]]
 
-    def __init__(self, job: Job | None, number: int) -> None:
-        self.number = number
-        self._job = job
-        self._result: Result | None = None
-        self._error: BaseException | None = None
-        self._undone = threading.Lock()
-        self._undone.acquire()
 
-    @property
-    def is_done(self) -> bool:
-        return not self._undone.locked()
-
-    def run(self, do: Callable[[Job], Result]) -> bool:
-        """Run the job; return whether the job succeeded."""
-        job, self._job = cast(Job, self._job), None
-        succeeds = True
-        try:
-            self._result = do(job)
-        except BaseException as error:
-            self._error, succeeds = error, False
-        self._undone.release()
-        return succeeds
-
-    def fail(self, error: BaseException) -> None:
-        self._error = error
-        self._undone.release()
-
-    def take_result(self) -> Result:
-        """Wait for the job; return the result without keeping it, or raise the error."""
-        with self._undone:
-            result, self._result = cast(Result, self._result), None
-            error, self._error = self._error, None
-        try:
-            if error is not None:
-                raise error
-            return result
-        finally:
-            del error  # breaks the cycle of the error, its traceback and this frame
+def _take(box: _Box[Result]) -> Result:
+    """Wait for the outcome of a job; return the result without keeping it, or raise the error."""
+    result, error = box.get()
+    try:
+        if error is not None:
+            raise error
+        return cast(Result, result)
+    finally:
+        del error  # breaks the cycle of the error, its traceback and this frame
 
 
 class _Pipeline(Generic[Job, Result]):
@@ -249,17 +221,17 @@ class _Pipeline(Generic[Job, Result]):
         self, jobs: Iterator[Job], do: Callable[[Job], Result], ahead: int, most_threads: int
     ) -> None:
         self._jobs, self._do, self._ahead = jobs, do, ahead
-        # Tasks that no thread has started. None ends a thread, which first puts None back to end
-        # the next thread.
-        self._waiting: SimpleQueue[_Task[Job, Result] | None] = SimpleQueue()
-        # All tasks in the order of the jobs; None after the last.
-        self._order: SimpleQueue[_Task[Job, Result] | None] = SimpleQueue()
-        self._undone: list[_Task[Job, Result]] = []
+        # Jobs that no thread has started, with their numbers and boxes. None ends a thread, which
+        # first puts None back to end the next thread.
+        self._waiting: SimpleQueue[tuple[Job, int, _Box[Result]] | None] = SimpleQueue()
+        # The boxes of all jobs in their order; None after the last.
+        self._order: SimpleQueue[_Box[Result] | None] = SimpleQueue()
+        self._undone: SimpleQueue[None] = SimpleQueue()  # an entry for each job that is not done
         # Receives an error of `jobs`. Created now, because the error may be a lack of memory.
-        self._last: _Task[Job, Result] = _Task(None, 0)
+        self._last: _Box[Result] = SimpleQueue()
         self._is_last_taken = self._is_closed = False
-        self._count = 0  # number of tasks created
-        self._failed: float = inf  # number of the first task known to have failed
+        self._count = 0  # number of jobs taken
+        self._failed: float = inf  # number of the first job known to have failed
         self._threads: list[threading.Thread] = []
         self._most_threads = most_threads
         self._readers: list[threading.Thread] = []  # at most one thread
@@ -271,8 +243,8 @@ class _Pipeline(Generic[Job, Result]):
         for _ in range(self._ahead - 1):
             self._room.put(None)
 
-    def next_task(self) -> _Task[Job, Result] | None:
-        """Drop the result of the previous task. Return the next task, None after the last."""
+    def next_box(self) -> _Box[Result] | None:
+        """Drop the result of the previous job. Return the box of the next, None after the last."""
         if self._readers:
             self._room.put(None)
         else:
@@ -281,11 +253,11 @@ class _Pipeline(Generic[Job, Result]):
         return self._order.get()
 
     def close(self) -> None:
-        """Drop tasks that have not begun; wait for running tasks."""
+        """Drop jobs that have not begun; wait for running jobs."""
         self._is_closed = True
         self._waiting.put(None)
         self._room.put(None)
-        # A thread whose start was interrupted may not be alive yet. It will find no task.
+        # A thread whose start was interrupted may not be alive yet. It will find no job.
         for thread in filter(threading.Thread.is_alive, self._readers):
             thread.join(PATIENCE_SECONDS)
         for thread in filter(threading.Thread.is_alive, [*self._threads]):
@@ -307,13 +279,13 @@ class _Pipeline(Generic[Job, Result]):
             _close(self._jobs)
 
     def _take_job(self) -> None:
-        """Take a job and queue its task. An error of `jobs` is queued in place of a task."""
+        """Take a job and queue its box. The box of an error of `jobs` is queued as the last."""
         try:
             job = next(self._jobs)
-            task: _Task[Job, Result] = _Task(job, self._count)
+            box: _Box[Result] = SimpleQueue()
             self._count += 1
-            self._begin(task)
-            self._order.put(task)
+            self._begin(job, self._count, box)
+            self._order.put(box)
         except StopIteration:
             self._is_last_taken = True
             self._order.put(None)
@@ -322,30 +294,38 @@ class _Pipeline(Generic[Job, Result]):
 
     def _fail(self, error: BaseException) -> None:
         self._is_last_taken = True
-        self._last.fail(error)
+        self._last.put((None, error))
         self._order.put(self._last)
         self._order.put(None)
 
-    def _begin(self, task: _Task[Job, Result]) -> None:
-        """Queue a task. Start one more thread if all threads are busy."""
-        self._undone = [other for other in self._undone if not other.is_done]
-        self._undone.append(task)
-        most = min(len(self._undone), self._most_threads)
+    def _begin(self, job: Job, number: int, box: _Box[Result]) -> None:
+        """Queue a job. Start one more thread if all threads are busy."""
+        self._undone.put(None)
+        most = min(self._undone.qsize(), self._most_threads)
         if len(self._threads) < most and not start_thread(self._work, self._threads):
             self._most_threads = len(self._threads)
         if self._threads:
-            self._waiting.put(task)
+            self._waiting.put((job, number, box))
         else:
-            self._run(task)
+            self._run(job, number, box)
 
     def _work(self) -> None:
-        """Run queued tasks until None ends the thread."""
+        """Run queued jobs until None ends the thread."""
         while (task := self._waiting.get()) is not None:
-            self._run(task)
+            self._run(*task)
             del task
         self._waiting.put(None)
 
-    def _run(self, task: _Task[Job, Result]) -> None:
-        """Run a task, unless the pipeline is closed or an earlier task has failed."""
-        if not (self._is_closed or task.number > self._failed or task.run(self._do)):
-            self._failed = min(self._failed, task.number)
+    def _run(self, job: Job, number: int, box: _Box[Result]) -> None:
+        """Run a job, unless the pipeline is closed or an earlier job has failed."""
+        if self._is_closed or number > self._failed:
+            return
+        outcome: tuple[Result | None, BaseException | None]
+        try:
+            outcome = self._do(job), None
+        except BaseException as error:
+            outcome = None, error
+            self._failed = min(self._failed, number)
+        self._undone.get()
+        box.put(outcome)
+        del outcome  # breaks the cycle of an error, its traceback and this frame

@@ -13,6 +13,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
@@ -428,15 +430,14 @@ def test_no_memory_for_a_job_is_an_error_in_its_place(
 
     made = 0
 
-    class Task(pipeline._Task[int, int]):
-        def __init__(self, job: int | None, number: int) -> None:
-            nonlocal made
-            made += 1
-            if made == 5:  # one is made in advance
-                raise MemoryError
-            super().__init__(job, number)
+    def make_queue() -> SimpleQueue[Any]:
+        nonlocal made
+        made += 1
+        if made == 5 + 4:  # five are made in advance
+            raise MemoryError
+        return SimpleQueue()
 
-    monkeypatch.setattr(pipeline, "_Task", Task)
+    monkeypatch.setattr(pipeline, "SimpleQueue", make_queue)
     found: list[int] = []
     with pytest.raises(MemoryError):
         for number in in_order(range(9), square, 3, reader_thread=reader_thread):
