@@ -126,8 +126,14 @@ def cli() -> None:
 
 
 _OUT_OF_MEMORY = "out of memory; use less text or a smaller model, or raise `ulimit -v`"
-# Texts that are in dlopen's messages about a lack of memory.
-_NO_ROOM_FOR_LIBRARY = "failed to map segment", "annot allocate memory"
+# Messages by texts that are in errors about a lack of memory. An import may turn a MemoryError into
+# "error return without exception set"; the next two texts are dlopen's.
+_LACKS = {
+    "without": _OUT_OF_MEMORY,
+    "failed to map segment": _OUT_OF_MEMORY,
+    "annot allocate memory": _OUT_OF_MEMORY,
+    "new thread": "can't start another thread; use fewer (--threads) or raise `ulimit`",
+}
 
 
 def main() -> None:
@@ -151,19 +157,11 @@ def main() -> None:
         say_interrupted(code)
     except MemoryError:
         code = _fail(_OUT_OF_MEMORY, 1)
-    except SystemError as error:
-        # An import may turn a MemoryError into "error return without exception set".
-        if debug or "without" not in str(error):
+    except (ImportError, RuntimeError, SystemError) as error:
+        messages = [message for text, message in _LACKS.items() if text in str(error)]
+        if debug or not messages:
             raise
-        code = _fail(_OUT_OF_MEMORY, 1)
-    except ImportError as error:
-        if debug or not any(text in str(error) for text in _NO_ROOM_FOR_LIBRARY):
-            raise
-        code = _fail(_OUT_OF_MEMORY, 1)
-    except RuntimeError as error:
-        if debug or "new thread" not in str(error):
-            raise
-        code = _fail("can't start another thread; use fewer (--threads) or raise `ulimit`", 1)
+        code = _fail(messages[0], 1)
     _close_stdout()
     sys.exit(code if isinstance(code, int) else 0)
 
