@@ -1,10 +1,10 @@
 """The command ``llmgpu run``: run a command in parts on the workers of a Ray cluster.
 
 Each part is a command with ``--part``, as a user would run it by hand, in a process of Ray. The
-commands that merge the parts run in this process. There is an actor for each device, or for each
-`cpus` processors. An actor runs one part after the other: the device stays open, and the encoder
-keeps the words of earlier parts. If an actor is lost, its part is started again, and the command of
-the part resumes from the finished files.
+commands that merge the parts run in this process. Ray starts a task for each part, as soon as a
+device or `cpus` processors are free. Its processes run one task after the other: the device stays
+open, and the encoder keeps the words of earlier parts. If a process is lost, its part is started
+again, and the command of the part resumes from the finished files.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ from llmgpu.input_files import number_of, quote
 from llmgpu.text.parts import Part
 
 PARTS_OF_WORKER = 4  # parts for each worker: small parts keep all workers busy until the end
-_RETRIES = 3  # new attempts at a part whose actor was lost
+_RETRIES = 3  # new attempts at a part whose process was lost
 _REFUSED = ("part", "decode", "count", "from_counts", "split", "shuffle", "max_tokens", "limit")
 # Options that apply to counting only, not to training from counts.
 _COUNTING = (*READING_OPTIONS, *FILE_OPTIONS)
 _SHOWN = ("as_json", "quiet")
 _TRAINING = ("output", "vocab_size", "counts_output", "counts_only", "checkpoint", "resume")
+# Devices and encoders that a process of Ray keeps open for later parts.
+_openings: dict[str, Opening] = {}
 
 
 @dataclass(frozen=True)
@@ -185,71 +187,47 @@ def _carry_out(
     ray: Any, job: Job, parts: Sequence[Part], cpus: int, report: Reporter
 ) -> list[dict[str, Any]]:
     """Run all parts; return their summaries. LlmgpuError for the first part that fails."""
-    # Start the actors.
+    # Ray queues the tasks, and starts each when its resources are free.
     found = ray.cluster_resources()
     on_gpus = job.device in ("auto", "gpu") and found.get("GPU", 0) >= 1
     resources: dict[str, Any] = {"num_cpus": cpus, **({"num_gpus": 1} if on_gpus else {})}
-    most = int(found["GPU"]) if on_gpus else len(parts)
-    actor = ray.remote(**resources, max_restarts=_RETRIES, max_task_retries=_RETRIES)(Worker)
+    # With max_calls=0 a process with a GPU runs several tasks, too.
+    task = ray.remote(**resources, max_retries=_RETRIES, max_calls=0)(do_part)
     device = None if on_gpus else job.device
-    left, summaries = [*reversed(parts)], dict[Part, dict[str, Any]]()
-    workers = [actor.remote() for _ in range(min(most, int(found["CPU"]) // cpus, len(parts)))]
-    # An actor may have to wait for processors, so it gets its first part only when `begin` returns.
-    running: dict[Any, tuple[Any, Part | None]] = {
-        each.begin.remote(): (each, None) for each in workers
-    }
-    # When an actor has finished a part, store the summary and send the actor the next part.
-    while len(summaries) < len(parts):
+    running = {task.remote(os.getcwd(), job.arguments_of(part), device): part for part in parts}
+    summaries: dict[Part, dict[str, Any]] = {}
+    while running:
         (done,), _ = ray.wait([*running], num_returns=1)
-        worker, part = running.pop(done)
+        part = running.pop(done)
         try:
             summary, error = ray.get(done)
         except ray.exceptions.RayError as lost:
             summary, error = {}, f"its worker was lost: {' '.join(str(lost).split())}"
-        if error:
-            for each in workers:
-                ray.kill(each)
-            raise LlmgpuError(f"part {part}: {error}" if part else error)
-        if part is not None:
-            summaries[part] = summary
-            amount = (
-                f"{summary['text_bytes']:,} bytes in {number_of(summary['documents'], 'document')}"
-            )
-            report.line(f"part {part}: {amount}; {len(summaries)} of {len(parts)} parts done")
-        if left:
-            part = left.pop()
-            begun = worker.do_part.remote(os.getcwd(), job.arguments_of(part), device)
-            running[begun] = worker, part
+        if error:  # the end of the connection also ends the other tasks
+            raise LlmgpuError(f"part {part}: {error}")
+        summaries[part] = summary
+        amount = f"{summary['text_bytes']:,} bytes in {number_of(summary['documents'], 'document')}"
+        report.line(f"part {part}: {amount}; {len(summaries)} of {len(parts)} parts done")
     return [summaries[part] for part in parts]
 
 
-class Worker:
-    """The class of Ray's actors. An actor runs one part after the other."""
+def do_part(
+    folder: str, arguments: list[str], device: str | None
+) -> tuple[dict[str, Any], str | None]:
+    """Run the command of a part; return the summary, and the error message of a failed command.
 
-    def __init__(self) -> None:
-        self._openings: dict[str, Opening] = {}  # devices and encoders, kept open for later parts
-
-    def begin(self) -> tuple[dict[str, Any], str | None]:
-        """Return an empty result at once, so that the caller notices that the actor has started."""
-        return {}, None
-
-    def do_part(
-        self, folder: str, arguments: list[str], device: str | None
-    ) -> tuple[dict[str, Any], str | None]:
-        """Run the command of a part; return the summary, and the error message of a failed command.
-
-        device: None for the GPU that Ray has assigned to this actor.
-        """
-        if device is None:
-            device = f"gpu:{importlib.import_module('ray').get_gpu_ids()[0]}"
-        try:
-            os.chdir(folder)
-            command, *others = arguments
-            arguments = [command, "--device", device, "--quiet", "--json", *others]
-            return _call(arguments, self._openings), None
-        except (LlmgpuError, OSError, click.ClickException) as error:
-            said = error.format_message() if isinstance(error, click.ClickException) else str(error)
-            return {}, said
+    device: None for the GPU that Ray has assigned to this task.
+    """
+    if device is None:
+        device = f"gpu:{importlib.import_module('ray').get_gpu_ids()[0]}"
+    try:
+        os.chdir(folder)
+        command, *others = arguments
+        arguments = [command, "--device", device, "--quiet", "--json", *others]
+        return _call(arguments, _openings), None
+    except (LlmgpuError, OSError, click.ClickException) as error:
+        said = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        return {}, said
 
 
 def _call(arguments: list[str], openings: dict[str, Opening] | None = None) -> dict[str, Any]:

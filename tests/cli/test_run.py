@@ -15,7 +15,7 @@ import click
 import pytest
 
 from llmgpu.bpe.encoding.encoder import Encoder
-from llmgpu.cli.run import Worker, make_job
+from llmgpu.cli.run import _openings, do_part, make_job
 from llmgpu.text.generated import generate_text
 from llmgpu.text.parts import Part
 from tests.cli.conftest import Run, fails
@@ -67,7 +67,7 @@ def test_files_are_those_of_parts_by_hand_after_a_worker_was_killed(
     while not list(data.glob("t-?-of-3-000000.bin")):
         assert process.poll() is None
         time.sleep(0.01)
-    working = [pid for pid in below(process.pid) if command_of(pid).startswith("ray::Worker")]
+    working = [pid for pid in below(process.pid) if command_of(pid).startswith("ray::do_part")]
     for pid in working:
         os.kill(pid, signal.SIGKILL)
     _, said = process.communicate(timeout=120)
@@ -120,18 +120,18 @@ def test_parts_of_a_worker_share_an_encoder(data: Path, llmgpu: Run) -> None:
     assert llmgpu(*TRAIN, "-o", "v.bin", "-q").returncode == 0
     for number in (1, 2):
         assert llmgpu(*TOKENIZE, "-o", "h-%P.bin", "--part", f"{number}/3", "-q").returncode == 0
-    job, worker = make_job([*TOKENIZE, "-o", "t.bin"], 1), Worker()
+    job = make_job([*TOKENIZE, "-o", "t.bin"], 1)
     encoders: list[Encoder] = []
     for number in (1, 2):
-        summary, error = worker.do_part(str(data), job.arguments_of(Part(number, 3)), "cpu")
+        summary, error = do_part(str(data), job.arguments_of(Part(number, 3)), "cpu")
         assert error is None and summary["tokens"] > 0
-        encoders += (worker._openings["cpu"].backend().encoders or {}).values()
+        encoders += (_openings["cpu"].backend().encoders or {}).values()
     assert encoders == 2 * encoders[:1]
     shards = sorted(data.glob("h-?-of-3-??????.bin"))
     assert len(shards) > 6
     for shard in shards:
         assert shard.read_bytes() == (data / ("t" + shard.name[1:])).read_bytes()
-    assert worker.do_part(str(data), ["tokenize", "--vocab", "none.bin"], "cpu")[1]
+    assert do_part(str(data), ["tokenize", "--vocab", "none.bin"], "cpu")[1]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
