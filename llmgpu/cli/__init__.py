@@ -83,16 +83,12 @@ class LazyGroup(click.Group):
         """Find the command; raise UsageError with suggestions for a mistyped name."""
         if args[0] in COMMANDS:
             return super().resolve_command(ctx, args)
-        from difflib import get_close_matches
+        from llmgpu.cli.options import suggest
+        from llmgpu.spelling import COMMAND_NAMES
 
-        from llmgpu.spelling import COMMAND_NAMES, names_here
-
-        near = names_here(COMMAND_NAMES, args[0].replace("_", "-"))
-        near = near or get_close_matches(args[0], COMMANDS)
-        near = near or [name for name in COMMANDS if name.startswith(args[0])]
-        if near:
-            names = " or ".join(repr(name) for name in near)
-            raise click.UsageError(f"No such command {quote(args[0])}. Did you mean {names}?", ctx)
+        known = {*COMMANDS, *COMMAND_NAMES}
+        if advice := suggest(args[0].replace("_", "-"), known, COMMAND_NAMES):
+            raise click.UsageError(f"No such command {quote(args[0])}.{advice}", ctx)
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

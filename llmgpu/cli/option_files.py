@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from llmgpu.cli.options import SectionedCommand, was_asked
+from llmgpu.cli.options import SectionedCommand, suggest, was_asked
 from llmgpu.errors import InputError, arguments_of_file
 from llmgpu.files import atomic_output
 from llmgpu.input_files import quote, read_whole
@@ -169,18 +169,15 @@ def _read(command: ConfiguredCommand, path: Path) -> dict[str, Any]:
 
 def _advice(command: click.Command, key: str, value: object, known: Iterable[str]) -> str:
     """Return the end of the error for an unknown key of a file, with advice if possible."""
-    from difflib import get_close_matches
-
-    from llmgpu.spelling import OPTION_NAMES, names_here
+    from llmgpu.spelling import OPTION_NAMES
 
     flag = f"--{key.replace('_', '-')}"
     if any(flag in parameter.opts for parameter in command.params):
         return f"which only the command line may have: {flag}"
     if isinstance(value, dict):
         return f"a table: write options without [{key}] above them"
-    meant = [ours.removeprefix("--") for ours in names_here(OPTION_NAMES, flag.removeprefix("--"))]
-    near = [each for each in meant if each in known] or get_close_matches(key, known, 1)
-    return "which is not an option" + (f": did you mean {near[0]!r}?" if near else "")
+    advice = suggest(flag, (f"--{each}" for each in known), OPTION_NAMES)
+    return "which is not an option" + advice.replace(" Did", ": did").replace("--", "")
 
 
 def _names(parameter: click.Parameter) -> list[str]:

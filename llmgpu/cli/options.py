@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -256,9 +256,25 @@ def flags_given(names: Container[str]) -> list[str]:
     ]
 
 
+def suggest(name: str, known: Iterable[str], table: Mapping[str, str]) -> str:
+    """Return a sentence that names what an unknown name may mean, with a blank before it, or "".
+
+    known: all names. table: names of other tools by names of llmgpu, see `llmgpu.spelling`.
+    """
+    from difflib import get_close_matches
+
+    from llmgpu.spelling import names_here
+
+    known, ours = sorted(known), names_here(table, name.removeprefix("--"))
+    longer = (each for each in known if each.startswith(name))
+    near = [each for each in known if each == name or each in ours]
+    near = near or [*dict.fromkeys([*longer, *get_close_matches(name, known, cutoff=_NEAR)])]
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
 def explain_value(error: click.BadParameter) -> str:
     """Return a sentence of advice for the message about an invalid value, or ""."""
-    from llmgpu.spelling import NO_VALUES, VALUE_NAMES, names_here
+    from llmgpu.spelling import NO_VALUES, VALUE_NAMES
 
     # Find the given value in click's message.
     given, is_unknown, _ = error.message.partition("' is not one of ")
@@ -268,39 +284,24 @@ def explain_value(error: click.BadParameter) -> str:
     value = given[1:].lower()
     if value in NO_VALUES:
         return f" {NO_VALUES[value]}."
-    meant = [each for each in (value, *names_here(VALUE_NAMES, value)) if each in kind.choices]
-    return f" Did you mean {meant[0]!r}?" if meant else ""
+    return suggest(value, kind.choices, VALUE_NAMES)
 
 
 def suggest_option(error: click.NoSuchOption) -> click.UsageError:
     """Return the error for an unknown option, with advice if possible."""
-    from difflib import get_close_matches
+    from llmgpu.spelling import FILES, NO_OPTIONS, OPTION_NAMES
 
-    from llmgpu.spelling import FILES, NO_OPTIONS, OPTION_NAMES, names_here
-
-    command = error.ctx.command if error.ctx else None
-    known = {name for parameter in command.params for name in parameter.opts} if command else set()
+    parameters = error.ctx.command.params if error.ctx else []
     name = error.option_name.lstrip("-").replace("_", "-")
-    no_such = f"No such option {error.option_name!r}"
-    # Options of the command that have this name here or in other tools.
-    meant = [each for each in (f"--{name}", *names_here(OPTION_NAMES, name)) if each in known]
-    if meant:
-        hint = f"Did you mean {' or '.join(map(repr, meant))}?"
-        return click.UsageError(f"{no_such}. {hint}", error.ctx)
-    if name in NO_OPTIONS:
-        return click.UsageError(f"{no_such}: {NO_OPTIONS[name]}", error.ctx)
-    parameters = command.params if command else []
     arguments = {str(each.name) for each in parameters if isinstance(each, click.Argument)}
     takes_files = name in FILES and not arguments.isdisjoint(("corpus", "files"))
     takes_vocabulary = name == "vocab" and not arguments.isdisjoint(("file", "vocab"))
-    if (takes_files or takes_vocabulary) and error.ctx:
-        hint = f"files need no option: {error.ctx.command_path} FILE"
-        return click.UsageError(f"{no_such}; {hint}", error.ctx)
-    if error.option_name.startswith("-") and not error.option_name.startswith("--"):
-        return error
-    # Options with similar names. click's own suggestions may be far off.
-    longer = (ours for ours in sorted(known) if ours.startswith(f"--{name}"))
-    near = get_close_matches(f"--{name}", sorted(known), cutoff=_NEAR)
-    return click.NoSuchOption(
-        error.option_name, possibilities=[*dict.fromkeys([*longer, *near])], ctx=error.ctx
-    )
+    advice = "."
+    if name in NO_OPTIONS:
+        advice = f": {NO_OPTIONS[name]}"
+    elif (takes_files or takes_vocabulary) and error.ctx:
+        advice = f"; files need no option: {error.ctx.command_path} FILE"
+    elif error.option_name.startswith("--"):
+        known = {each for parameter in parameters for each in parameter.opts}
+        advice += suggest(f"--{name}", known, OPTION_NAMES)
+    return click.UsageError(f"No such option {error.option_name!r}{advice}", error.ctx)
