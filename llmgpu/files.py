@@ -108,21 +108,12 @@ def remove_unfinished() -> None:
 
 def _remove_left(path: str) -> bool:
     """Remove a file that a killed process left; return whether the name is free."""
-    if not os.path.lexists(path):
-        return True
-    try:
+    with suppress(OSError):
         descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
-    except OSError:
-        return False
-    try:
-        is_left = os.name != "nt" and try_lock(descriptor) and has_name(descriptor, path)
-        if is_left:
-            os.unlink(path)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return is_left
+        with os.fdopen(descriptor, "rb"):
+            if os.name != "nt" and try_lock(descriptor) and has_name(descriptor, path):
+                os.unlink(path)
+    return not os.path.lexists(path)
 
 
 def has_name(descriptor: int, path: str) -> bool:

@@ -36,7 +36,6 @@ _LEAST_COLUMN, _LEAST_NAME = 8, 20
 _LITTLE = 10  # an estimate below 1 / _LITTLE of the free memory is not reported
 LINE_SECONDS = 5.0  # time between two progress lines when there is no bar
 _WIDEST_TEXT = 64  # width, in columns, of a phase's name and `progress_text`
-_LEAST_BAR, _MOST_BAR = 8, 40  # width of a bar, in columns
 LEFT_OUT = {
     "left_out_files": ("hidden or special file", "skipped"),
     "left_out_rows": ("row", "without text skipped"),
@@ -197,14 +196,10 @@ class Reporter(Closing):
 
 def _make_bars() -> Progress:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    console = Console(stderr=True)
-    room = console.width - _WIDEST_TEXT
-    columns: list[ProgressColumn] = [TextColumn("{task.description}")]
-    if room >= _LEAST_BAR:
-        columns.append(BarColumn(min(room, _MOST_BAR)))
-    return Progress(*columns, TextColumn("{task.fields[text]}"), console=console, transient=True)
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}")
+    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 def progress_text(
