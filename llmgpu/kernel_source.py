@@ -66,7 +66,7 @@ Line = tuple[str, str, int]  # a line of a kernel's text, its file and its line 
 _Read = tuple[Line, re.Match[str] | None]  # a line of a file, and its directive
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Binding:
     """One entry of a kernel's bind group; access is "read", "read_write" or "uniform"."""
 
@@ -246,11 +246,10 @@ def kernel_source(
     entries = _ENTRY.findall(text)
     if len(entries) != 1:
         raise DeviceError(f"wgsl/{file} has {len(entries)} entry points instead of one")
-    bindings = [
+    bindings = sorted(
         Binding(int(index), name, "uniform" if space == "uniform" else access or "read")
         for index, space, access, name in _BINDING.findall(text)
-    ]
-    bindings.sort(key=lambda binding: binding.index)
+    )
     places = tuple((name, number) for _, name, number in lines)
     return KernelSource(entries[0][1], text, tuple(bindings), places, settings)
 

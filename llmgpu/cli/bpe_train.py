@@ -56,9 +56,9 @@ class _Job:
     """The job of the command: checked options, and the files that they name.
 
     resumed: the folder of the checkpoint to resume from, None without --resume. sources: the text;
-    None if `loaded` has counts. read: all files that the command reads. options, reading: the
-    library's options of training and of reading. outputs: names of the vocabularies by size. key:
-    the options of reading for the resume key.
+    None if `loaded` has counts. paths: the names of the text or counts. read: all files that the
+    command reads. options, reading: the library's options of training and of reading. outputs:
+    names of the vocabularies by size. key: the options of reading for the resume key.
     """
 
     def __init__(self, asked: BpeTrainCommand, report: Reporter) -> None:
@@ -84,7 +84,9 @@ class _Job:
         self.sources = resolve_texts(corpus, selection) if corpus else None
         seed = asked.training["seed"]
         of_seed = find_vocabulary(seed).inputs if seed else ()
-        self.read = [*asked.from_counts, *of_seed, *self._paths(), *asked.files.lists]
+        texts = [source.path for source in self.sources.files] if self.sources else ()
+        self.paths = [*asked.from_counts, *texts]
+        self.read = [*self.paths, *of_seed, *asked.files.lists]
         self.loaded = self._load_counts() if asked.from_counts else None
         self.options, self.reading = self._library_options()
         self.outputs = {} if asked.counts_only else self._name_outputs()
@@ -118,9 +120,6 @@ class _Job:
                 )
         if asked.from_counts:
             refuse_given((*READING_OPTIONS, *FILE_OPTIONS), "can't be combined with --from-counts")
-
-    def _paths(self) -> list[str]:
-        return [source.path for source in self.sources.files] if self.sources else []
 
     def _load_counts(self) -> WordCounts:
         """Add up files of word counts; the pattern of the options is for counts without pattern."""
@@ -188,14 +187,13 @@ class _Job:
         text = Corpus(self.sources, self.reading) if self.sources else nullcontext(self.loaded)
         with text as source:
             assert source is not None
-            paths = self._paths() or asked.from_counts
             read = self.sources.files if self.sources else ()
             files = [each.facts for each in read] or [*map(file_facts, asked.from_counts)]
             run = {**options.facts(), FILES: files, **self.key}
             made = [*self.outputs.values(), *filter(None, [self.counts_output])]
             if (
                 self.resumed
-                and STANDARD_INPUT not in paths
+                and STANDARD_INPUT not in self.paths
                 and Checkpoint.is_done(self.resumed, run, made)
             ):
                 return self._tell_done()

@@ -8,7 +8,7 @@ import re
 import stat
 import sys
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import MISSING, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -220,19 +220,19 @@ class FileOptions:
         """
         from llmgpu.text.sources import Selection
 
-        found = Selection(
-            input_format=self.input_format,
-            exclude=self.exclude,
-            gitignore=self.gitignore,
-            subset=self.subset,
-            skips_binaries=True,
-            lists_skipped=self.list_skipped,
-        )
         has_fields = was_given("text_field") or was_given("template")
         asked = any(map(was_asked, ("text_field", "template", "bad_rows", "chat")))
-        found = replace(found, usual_field=None if asked else _USUAL_FIELD)
-        # --text-field and --template need fields: read standard input as JSON lines, not as text.
-        return replace(found, of_input="jsonl") if has_fields else found
+        return Selection(
+            input_format=self.input_format,
+            # --text-field and --template need fields: read standard input as JSON lines.
+            of_input="jsonl" if has_fields else Selection.of_input,
+            exclude=self.exclude,
+            gitignore=self.gitignore,
+            skips_binaries=True,
+            lists_skipped=self.list_skipped,
+            usual_field=None if asked else _USUAL_FIELD,
+            subset=self.subset,
+        )
 
 
 _USUAL_FIELD = "text"  # the default of `text_field` in `llmgpu.text.corpus.CorpusOptions`

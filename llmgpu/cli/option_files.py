@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from llmgpu.cli.options import SectionedCommand, suggest, was_asked
+from llmgpu.cli.values import Parsed
 from llmgpu.errors import InputError, arguments_of_file
 from llmgpu.files import atomic_output
 from llmgpu.input_files import quote, read_whole
@@ -123,8 +124,8 @@ def keep_options(folder: Path) -> None:
         value = context.params.get(name)
         if name in command.not_kept or not was_asked(name) or value is None:
             continue
-        # A type with a method `spell` has its own spelling of values on the command line.
-        value = getattr(parameter.type, "spell", lambda value: value)(value)
+        if isinstance(parameter.type, Parsed):
+            value = parameter.type.spell(value)
         lines.append(f"{_names(parameter)[0]} = {_toml(value)}")
     kept = [line for line in lines if not re.search("[\ud800-\udfff]", line)]
     with atomic_output(str(folder / OPTIONS_NAME)) as file:

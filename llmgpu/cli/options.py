@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from llmgpu.cli.help_formatter import HelpContext
-from llmgpu.cli.values import KINDS, PatternExpression
+from llmgpu.cli.values import KINDS
 from llmgpu.input_files import quote
 from llmgpu.option_fields import (
     COMMON,
@@ -32,7 +32,7 @@ _NEAR = 0.8  # similarity of spellings that differ by one or two letters; 1 mean
 _ASKED = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
 _EXPRESSION = Option(
     ("--pattern-regex",),
-    PatternExpression(),
+    "expression",
     "Split by this regular expression instead (CPU only; needs the regex package).",
     metavar="EXPRESSION",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,9 +26,15 @@ _SIZES = {"": 1, "K": 1000, "KI": 1024, "M": 10**6}
 class Parsed(click.ParamType[Value]):
     """A type whose values are parsed by a function, which raises InputError for an invalid text."""
 
-    def __init__(self, name: str, parse: Callable[[str], Value]) -> None:
-        """Store the function; name: the name of a value in messages."""
+    def __init__(
+        self, name: str, parse: Callable[[str], Value], spell: Callable[[Value], Any] | None = None
+    ) -> None:
+        """Store the functions; name: the name of a value in messages.
+
+        spell: returns a value as written on the command line; None if it is written unchanged.
+        """
         self.name, self.parse = name, parse
+        self.spell = spell or (lambda value: value)
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -139,41 +145,25 @@ class PatternName(Aliased):
         return super().convert(value, param, ctx)
 
 
-class PatternExpression(click.ParamType[str]):
-    """A regular expression. The value is the name of the pattern made from it."""
+def _parse_expression(text: str) -> str:
+    """Return the name of the pattern that cuts by a regular expression."""
+    from llmgpu.bpe.pretokens.pattern import pattern_of_expression
 
-    name = "expression"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the pattern's name."""
-        from llmgpu.bpe.pretokens.pattern import pattern_of_expression
-
-        return pattern_of_expression(TEXT.convert(value, param, ctx))
-
-    def spell(self, value: str) -> str:
-        """Return the expression of a pattern, as written on the command line."""
-        from llmgpu.bpe.pretokens.pattern import get_pattern
-
-        return get_pattern(value).expression
+    return pattern_of_expression(_parse_text(text))
 
 
-class VocabularySizes(Parsed[tuple[int, ...]]):
-    """One or more sizes of a vocabulary, separated by commas: 8192,32Ki."""
+def _spell_expression(pattern: str) -> str:
+    from llmgpu.bpe.pretokens.pattern import get_pattern
 
-    def __init__(self) -> None:
-        super().__init__("sizes", self._parse_all)
+    return get_pattern(pattern).expression
 
-    @staticmethod
-    def _parse_all(text: str) -> tuple[int, ...]:
-        """Return the sizes, ascending."""
-        parts = text.split(",")
-        if len(parts) > 1 and "" in map(str.strip, parts):
-            raise InputError(f"{quote(text)} is not a vocabulary size; write 32768, or 8192,32768")
-        return tuple(sorted({VOCABULARY_SIZE.parse(part) for part in parts}))
 
-    def spell(self, value: Sequence[int]) -> str:
-        """Return sizes as written on the command line."""
-        return ",".join(map(str, value))
+def _parse_sizes(text: str) -> tuple[int, ...]:
+    """Parse sizes of a vocabulary, separated by commas: 8192,32Ki; return them ascending."""
+    parts = text.split(",")
+    if len(parts) > 1 and "" in map(str.strip, parts):
+        raise InputError(f"{quote(text)} is not a vocabulary size; write 32768, or 8192,32768")
+    return tuple(sorted({VOCABULARY_SIZE.parse(part) for part in parts}))
 
 
 # Types by the names that declared options use, see `llmgpu.option_fields.Option`.
@@ -181,12 +171,13 @@ KINDS: dict[str, click.ParamType[Any]] = {
     "above 0": click.FloatRange(min=0, min_open=True),
     "bytes": _amounts("size", "byte", BYTE_UNITS, BYTE_EXAMPLES),
     "count": _amounts("number", "", _SIZES, "500, 8k or 1Ki"),
+    "expression": Parsed("expression", _parse_expression, _spell_expression),
     "file weight": Parsed("file weight", _parse_file_weight),
     "part": Parsed("part", _parse_part),
     "pattern": PatternName(),
     "percentage": Parsed("percentage", _parse_percentage),
     "share": Parsed("share", _parse_share),
-    "sizes": VocabularySizes(),
+    "sizes": Parsed("sizes", _parse_sizes, lambda sizes: ",".join(map(str, sizes))),
     "special token": Parsed("special token", _parse_special_token),
     "text": TEXT,
     "threads": click.IntRange(min=1, max=1024),
