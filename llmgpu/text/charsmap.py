@@ -35,7 +35,7 @@ MARK = "\u2581"
 _SEARCHED, _FIRST, _SECOND = np.uint8(1), np.uint8(2), np.uint8(4)  # see `_tables`
 _SPACE = np.uint32(0x20)
 # Separates documents. No text contains it: invalid bytes become the surrogates U+DC80 to U+DCFF.
-_STOP = "\ud800"
+STOP = "\ud800"
 
 
 class CharsMap:
@@ -249,12 +249,12 @@ class SentencePieceRules:
 
     def normalize_all(self, documents: Sequence[str]) -> list[str]:
         """Normalize documents, each as the step `SentencePiece` does; the rules have no suffix."""
-        joined = _STOP.join(documents)
+        joined = STOP.join(documents)
         mapped, _, _ = self.map(joined, len(joined))
         if self.removes:
             mapped = collapse(mapped)
         found = []
-        for document, text in zip(documents, mapped.split(_STOP), strict=True):
+        for document, text in zip(documents, mapped.split(STOP), strict=True):
             if self.removes:
                 text = text.removeprefix(" ")
                 prefix = self.prefix if text.strip(" ") else ""

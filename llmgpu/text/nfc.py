@@ -15,16 +15,13 @@
 
 from __future__ import annotations
 
-import codecs
 from functools import cache
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from llmgpu.text.documents import Piece
 
 _LONG = 100  # marks in a run of more characters are sorted before Python composes the run
 
@@ -108,63 +105,3 @@ def _tables() -> _Tables:
             table[first : first + more + 1] = True
         tables.append(table)
     return _Tables(*tables)
-
-
-_ERRORS = "surrogateescape"  # decodes invalid bytes to lone surrogates, which are starters
-_LONGEST = 4  # most bytes of a character
-
-
-class NfcFilter:
-    """Normalizes a text that comes in blocks; see `llmgpu.text.documents.TextFilter`."""
-
-    def __init__(self) -> None:
-        self._held = b""  # bytes from the last document start or safe cut on
-        self._held_starts = np.empty(0, np.int64)
-
-    def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
-        """Normalize up to the last safe cut, or all of the text if `final`; hold back the rest."""
-        before = len(self._held)
-        data = self._held + text.tobytes()
-        starts = np.concatenate([self._held_starts, starts + before])
-        decided, own = len(data), len(starts)
-        if not final:
-            # Any cut in the held bytes is unsafe, except perhaps at their incomplete last
-            # character.
-            last = int(starts[-1]) if len(starts) else 0
-            first = max(last, before - _LONGEST + 1)
-            last_first = range(len(data) - 1, first - 1, -1)
-            decided = next((place for place in last_first if _is_safe(data, place)), last)
-            own = int(np.searchsorted(starts, decided))
-        self._held, self._held_starts = data[decided:], starts[own:] - decided
-        normalized, places = _normalize_documents(data[:decided], starts[:own])
-        return Piece(np.frombuffer(normalized, np.uint8), places, final)
-
-
-def _normalize_documents(data: bytes, starts: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
-    """Normalize each document.
-
-    data: the bytes of all documents. starts: int64 (documents,), where they begin. Returns the
-    normalized bytes, and the starts in them.
-    """
-    text = data.decode(errors=_ERRORS)
-    # Usually the whole text is normalized already, and so is each of its documents.
-    if normalize(text) == text:
-        return data, starts
-    parts = [
-        normalize(data[begin:end].decode(errors=_ERRORS)).encode(errors=_ERRORS)
-        for begin, end in pairwise([0, *starts.tolist(), len(data)])
-    ]
-    lengths = np.fromiter(map(len, parts), np.int64, len(parts))
-    return b"".join(parts), np.cumsum(lengths)[:-1]
-
-
-def _is_safe(data: bytes, position: int) -> bool:
-    """Whether the data before a position and the data after it normalize independently."""
-    if data[position] < 0x80:
-        return True
-    # A continuation byte after three others is invalid UTF-8, which composes with nothing.
-    if data[position] < 0xC0:
-        before = data[max(0, position - _LONGEST + 1) : position]
-        return len(before) == _LONGEST - 1 and all(0x80 <= byte < 0xC0 for byte in before)
-    text, _ = codecs.utf_8_decode(data[position : position + _LONGEST], _ERRORS, False)
-    return bool(text) and starts_unit(text[0])

@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any, AnyStr, Generic
 
@@ -33,10 +33,10 @@ from numpy.typing import NDArray
 
 from llmgpu.errors import VocabularyError
 from llmgpu.input_files import quote
-from llmgpu.text.charsmap import MARK, SentencePieceRules, collapse
+from llmgpu.text.charsmap import MARK, STOP, SentencePieceRules, collapse
 from llmgpu.text.documents import Piece, TextFilter
-from llmgpu.text.nfc import NfcFilter, starts_unit
 from llmgpu.text.nfc import normalize as compose
+from llmgpu.text.nfc import starts_unit
 
 NFC = "NFC"
 STEPS = {"Lowercase", "NFC", "Prepend", "Replace", "Strip"}
@@ -47,6 +47,7 @@ MOST_BYTES = 1 << 22  # most bytes that a step may make of a block
 _Whole = Callable[[Sequence[bytes]], Iterable[bytes | None]]
 
 _ERRORS = "surrogateescape"
+_new_decoder = codecs.getincrementaldecoder("utf-8")
 _MOST_STEPS = 100
 _MOST_ADDED = 1 << 16  # most bytes of a text that Prepend or Replace inserts
 _SPACES = map(chr, range(0x2000, 0x200B))  # spaces of several widths
@@ -158,6 +159,17 @@ class Compose(Step[str]):
         return compose(decided)
 
 
+class ComposeBytes(Step[bytes]):
+    """Normalizes UTF-8 to Unicode's form NFC."""
+
+    def __init__(self) -> None:
+        self._decoder, self._step = _new_decoder(_ERRORS), Compose()
+
+    def feed(self, text: bytes, final: bool) -> bytes:
+        decoded = self._decoder.decode(text, final)
+        return self._step.feed(decoded, final).encode(errors=_ERRORS)
+
+
 class Metaspace(Step[str]):
     """Inserts a space at the start of a document that does not begin with a space."""
 
@@ -228,10 +240,19 @@ class Normalizer:
         steps = steps_of(text)
         self._makers = list(map(_read_step, steps))
         self.name = ", ".join(step["type"] for step in steps)
-        self._whole = _all_mapped(self._makers)
-        # If all steps can be done on bytes, with the same result, text is not decoded.
+        whole = _all_mapped(self._makers)
+        self._make_filter: Callable[..., TextFilter]
+        self._make_filter = partial(_StepsFilter, self._makers, whole=whole)
+        # Steps that give the same result on bytes get bytes, if all steps do.
         pairs = [pair for step in steps if (pair := _byte_pair(step)) is not None]
-        self._pairs = pairs if len(pairs) == len(steps) and len(text) < BLOCK_BYTES else []
+        if text == NFC:
+            self._make_filter = partial(_BytesFilter, [ComposeBytes], whole=_compose_all)
+        elif len(pairs) == len(steps) and len(text) < BLOCK_BYTES:
+            makers = [
+                partial(Replace, *pair) if pair[0] else partial(Prepend, pair[1]) for pair in pairs
+            ]
+            whole = partial(map, partial(_replace_all, pairs))
+            self._make_filter = partial(_BytesFilter, makers, whole=whole)
 
     def apply(self, text: str, *, follows: bool = False) -> str:
         """Return a normalized document; follows: whether the document follows a special token."""
@@ -255,11 +276,7 @@ class Normalizer:
         follows: a queue with one bool for each document start: True if a special token was removed
         there. The caller appends to the queue before it feeds the text.
         """
-        if self._text == NFC:
-            return NfcFilter()
-        if self._pairs:
-            return _BytesFilter(self._pairs, follows)
-        return _StepsFilter(self._makers, follows, self._whole)
+        return self._make_filter(follows=follows)
 
 
 @cache
@@ -359,6 +376,22 @@ def _byte_pair(step: dict[str, Any]) -> tuple[bytes, bytes] | None:
     return None
 
 
+def _replace_all(pairs: Sequence[tuple[bytes, bytes]], document: bytes) -> bytes:
+    """Normalize a whole document by the pairs in order; see `_byte_pair`."""
+    for old, new in pairs:
+        document = document.replace(old, new) if old else document and new + document
+    return document
+
+
+def _compose_all(documents: Sequence[bytes]) -> Iterable[bytes]:
+    """Normalize whole documents to NFC at once: no character composes with a lone surrogate."""
+    text = b"".join(documents).decode(errors=_ERRORS)
+    if compose(text) == text:  # usually so, and then each document is normalized already
+        return documents
+    joined = STOP.join(document.decode(errors=_ERRORS) for document in documents)
+    return [text.encode(errors=_ERRORS) for text in compose(joined).split(STOP)]
+
+
 def _all_mapped(makers: Sequence[Callable[[], Any]]) -> _Whole | None:
     """Return a function that normalizes whole documents if SentencePiece is the only step.
 
@@ -431,23 +464,19 @@ class _StepsFilter:
 
     def feed(self, text: NDArray[np.uint8], starts: NDArray[np.int64], final: bool) -> Piece:
         """Return the normalized text that no later text can change."""
-        # places: document starts in the normalized text. length: bytes of normalized text so far.
-        data, found, places, length = text.tobytes(), [], [], 0
-        bounds = pairwise([0, *starts.tolist(), len(data)])
-        documents = [data[begin:end] for begin, end in bounds]
+        data = text.tobytes()
+        documents = [data[begin:end] for begin, end in pairwise([0, *starts.tolist(), len(data)])]
         # The first document began in earlier data, and the last may go on in later data.
         end = len(documents) if final else len(starts)
-        whole = iter(self._whole(documents[1:end]) if self._whole and end > 1 else ())
-        for number, document in enumerate(documents):
-            if number:
-                places.append(length)
-                if self._follows is not None and self._follows.popleft():
-                    self.follow_special_token()
-            done = next(whole, None) if 0 < number < end else None
+        whole = self._whole(documents[1:end]) if self._whole and end > 1 else ()
+        found = []
+        results = chain([None], whole, repeat(None))
+        for number, (document, done) in enumerate(zip(documents, results, strict=False)):
+            if number and self._follows is not None and self._follows.popleft():
+                self.follow_special_token()
             found.append(self._feed(document, final=number < end) if done is None else done)
-            length += len(found[-1])
         joined = np.frombuffer(b"".join(found), np.uint8)
-        return Piece(joined, np.array(places, np.int64), final)
+        return Piece(joined, np.cumsum([*map(len, found)])[:-1], final)
 
     def follow_special_token(self) -> None:
         """Record that the next text comes after a special token of its document."""
@@ -457,7 +486,7 @@ class _StepsFilter:
 
     def _begin(self) -> None:
         self._steps = [make() for make in self._makers]
-        self._decoder = codecs.getincrementaldecoder("utf-8")(_ERRORS)
+        self._decoder = _new_decoder(_ERRORS)
         self._held = b""
 
     def _feed(self, data: bytes, *, final: bool) -> bytes:
@@ -495,25 +524,10 @@ class _StepsFilter:
 
 
 class _BytesFilter(_StepsFilter):
-    """Normalizes UTF-8 bytes by steps that lengthen no text except by a prefix.
+    """Normalizes UTF-8 bytes by NFC, or by steps that lengthen no text except by a prefix.
 
     Blocks need no limit, and the bytes of a block in which no step finds its string are not copied.
     """
-
-    def __init__(
-        self, pairs: Sequence[tuple[bytes, bytes]], follows: deque[bool] | None = None
-    ) -> None:
-        """Replace by the pairs in order; see `_byte_pair`."""
-        self._pairs = pairs
-        makers = [
-            partial(Replace, *pair) if pair[0] else partial(Prepend, pair[1]) for pair in pairs
-        ]
-        super().__init__(makers, follows, partial(map, self._normalize))
-
-    def _normalize(self, document: bytes) -> bytes:
-        for old, new in self._pairs:
-            document = document.replace(old, new) if old else document and new + document
-        return document
 
     def _feed(self, data: bytes, *, final: bool) -> bytes:
         for step in self._steps:

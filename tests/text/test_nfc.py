@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tokenizers.normalizers import NFC
 
 from llmgpu.text.corpus import FilteredSource, corpus_from_bytes
-from llmgpu.text.nfc import NfcFilter
+from llmgpu.text.normalizing import NFC as FORM
+from llmgpu.text.normalizing import get_normalizer
 from tests.conftest import examples
 
 # Marks that compose, reorder or do neither; Hangul letters; singletons; exclusions; a stray half.
@@ -35,7 +36,7 @@ def normalize(data: bytes) -> bytes:
 
 def read(documents: list[bytes], block: int, room: int) -> list[bytes]:
     """Return normalized documents, read in blocks through a buffer of `room` bytes."""
-    source = FilteredSource(corpus_from_bytes(documents), NfcFilter(), block)
+    source = FilteredSource(corpus_from_bytes(documents), get_normalizer(FORM).filter(), block)
     buffer = np.empty(room, np.uint8)
     text, starts, end = b"", [], False
     while not end:
@@ -62,7 +63,7 @@ def test_every_cut_of_a_text(final: bool) -> None:
     for cut in range(len(data) + 1):
         halves = [data[:cut], data[cut:]]
         documents = halves if final else [data]
-        nfc, found, starts = NfcFilter(), b"", 0
+        nfc, found, starts = get_normalizer(FORM).filter(), b"", 0
         for i, half in enumerate(halves):
             begins = np.zeros(int(i == 0 or final), np.int64)
             chunk = nfc.feed(np.frombuffer(half, np.uint8), begins, final or i == 1)
@@ -73,13 +74,17 @@ def test_every_cut_of_a_text(final: bool) -> None:
 
 def test_long_texts_are_not_held_back() -> None:
     for repeated in ("漢字", "각", "한", "a\u0301\u0323", "क़"):
-        nfc = NfcFilter()
+        nfc = get_normalizer(FORM).filter()
         data = (repeated * 5000).encode()
         chunk = nfc.feed(np.frombuffer(data, np.uint8), np.zeros(1, np.int64), False)
         rest = nfc.feed(np.empty(0, np.uint8), np.empty(0, np.int64), True)
         assert chunk.text.tobytes() + rest.text.tobytes() == normalize(data)
         assert len(rest.text) < 16
-    stray = NfcFilter().feed(np.full(5000, 0x80, np.uint8), np.zeros(1, np.int64), False)
+    stray = (
+        get_normalizer(FORM)
+        .filter()
+        .feed(np.full(5000, 0x80, np.uint8), np.zeros(1, np.int64), False)
+    )
     assert len(stray.text) > 4990
 
 
