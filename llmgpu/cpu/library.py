@@ -288,13 +288,6 @@ class CPattern(EngineObject):
         arrays = np.ascontiguousarray(text), len(text), np.ascontiguousarray(starts), len(starts)
         return None if self._call("mark_expressions", *arrays, marks) else marks
 
-    def first_end(self, text: NDArray[np.uint8]) -> int:
-        """Return the end of the first pre-token of a document.
-
-        text: uint8, the document, which is not empty, and TEXT_PADDING more bytes.
-        """
-        return int(self._call("first_end", text, len(text) - TEXT_PADDING))
-
 
 class CVocabulary(EngineObject):
     """The tokens and merges of a vocabulary.

@@ -496,12 +496,3 @@ API int64_t llmgpu_pretoken_ends(const Pattern *pattern, const uint8_t *text, in
         count += pretoken_ends(pattern, text, NULL, at, length, length, ends + count, length - count);
     return count;
 }
-
-/* Return the end of the first pre-token of a document of `length` > 0 bytes. */
-API int64_t llmgpu_first_end(const Pattern *pattern, const uint8_t *text, int64_t length)
-{
-    int64_t end = length;
-
-    pretoken_ends(pattern, text, NULL, 0, length, length, &end, 1);
-    return end;
-}

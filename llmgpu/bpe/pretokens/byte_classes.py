@@ -9,11 +9,8 @@ belong to the word or number after them.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Marks, Pattern, Positions, Text
-
-_BLOCK = 1 << 17  # bytes marked at once, so that the temporary arrays fit in the processor's cache
 
 
 def _continuation_table() -> bytes:
@@ -37,30 +34,19 @@ def _continuation_table() -> bytes:
 _CONTINUATION = _continuation_table()
 
 
-def _class_changes(text: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Mark the starts of pre-tokens of pattern ``class`` in one document."""
-    mask = np.empty(len(text), np.bool_)
-    before = 0
-    for first in range(0, len(text), _BLOCK):
-        piece = text[first : first + _BLOCK].tobytes()
-        # bytes.translate is faster than indexing in NumPy, which turns bytes into indices of 8
-        # bytes.
-        here = np.frombuffer(piece.translate(_CONTINUATION), np.uint8)
-        out = mask[first : first + len(here)]
-        out[0] = (before >> 4) & int(here[0]) == 0
-        np.equal((here[:-1] >> 4) & here[1:], 0, out=out[1:])
-        before = int(here[-1])
-    return mask
-
-
 class _ClassPattern(Pattern):
     def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
-        mask = _class_changes(text)
+        # bytes.translate is faster than indexing in NumPy, which turns bytes into indices of 8
+        # bytes.
+        codes = np.frombuffer(text.tobytes().translate(_CONTINUATION), np.uint8)
+        mask = np.ones(len(text), np.bool_)
+        np.equal((codes[:-1] >> 4) & codes[1:], 0, out=mask[1:])
         mask[inner] = True
         return mask
 
     def certain_starts(self, data: Text) -> Positions:
-        return np.flatnonzero(_class_changes(data)[1:]) + 1
+        marks = self.mark(data, np.empty(0, np.int64), continues=False, closed=False)
+        return np.flatnonzero(marks[1:]) + 1
 
 
 # The expression over characters. Its letters include all characters beyond ASCII, because the bytes

@@ -15,10 +15,9 @@ run is its length (omitted: 1) and a letter for the class.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from codecs import getincrementaldecoder
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,45 +67,11 @@ def code_point_classes(version: str) -> NDArray[np.uint8]:
 
 
 LETTERS = (UPPERCASE, LOWERCASE, OTHER_LETTER)
-_FIRST_LEAD = 0xC2  # lowest first byte of a character of several bytes
-# Lowest first bytes of characters of 3 bytes, of characters of 4 bytes, and of invalid bytes.
-_LEADS = (0xE0, 0xF0, 0xF5)
-# The smallest valid code point, by number of bytes.
-_LEAST = np.array([0, 0, 0x80, 0x800, 0x10000], np.uint32)
+# Codes of bytes, see `byte_codes`. The code of a class is CLASS_CODE plus its number.
+CLASS_CODE, LONG_S_CODE, CONTINUES = 0x80, 0x8F, 0x90
+_LONG_S = 0x17F  # the only letter beyond ASCII that equals a letter "s" if case is ignored
+_BLOCK = 1 << 16  # bytes decoded at once
 _SURROGATES = (0xD800, 0xE000)
-
-
-class CodeTable(NamedTuple):
-    """A code for each character of a text, by one version of Unicode.
-
-    of_code_points: uint8 (0x110000,), the code of every code point.
-    of_bytes: by byte, the code of an ASCII character or of a byte that is not part of valid UTF-8.
-    """
-
-    of_code_points: NDArray[np.uint8]
-    of_bytes: bytes
-
-
-def code_tables(
-    other: int, by_class: Mapping[int, int], own: Mapping[str, int]
-) -> Callable[[str], CodeTable]:
-    """Return a function that makes the `CodeTable` of a version of Unicode once.
-
-    by_class: the code of each class of `unicode_classes`. other: code of the classes that
-    `by_class` lacks. own: codes of single characters, used in place of the codes of their classes.
-    """
-
-    @cache
-    def table(version: str) -> CodeTable:
-        code_of = np.array([by_class.get(number, other) for number in range(7)], np.uint8)
-        codes: NDArray[np.uint8] = code_of[code_point_classes(version)]
-        for character, code in own.items():
-            codes[ord(character)] = code
-        of_bytes = np.full(256, code_of[OTHER])
-        of_bytes[:128] = codes[:128]
-        return CodeTable(codes, of_bytes.tobytes())
-
-    return table
 
 
 def code_points(characters: str) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
@@ -120,33 +85,28 @@ def code_points(characters: str) -> tuple[NDArray[np.uint32], NDArray[np.int64]]
     return points, sizes
 
 
-def decode(
-    data: NDArray[np.uint8], table: CodeTable
-) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Decode UTF-8 to the positions and codes of its characters.
+@cache
+def _character_codes(version: str) -> NDArray[np.uint8]:
+    codes = code_point_classes(version) + np.uint8(CLASS_CODE)
+    codes[: 1 << 7], codes[_LONG_S] = np.arange(1 << 7), LONG_S_CODE
+    return codes
 
-    Returns the starts of characters, int64 (m,), and their codes, uint8 (m,).
+
+def byte_codes(text: NDArray[np.uint8], version: str) -> NDArray[np.uint8]:
+    """Return a code for each byte of a text: uint8 (n,).
+
+    An ASCII character is its own code. The first byte of any other character has the code of the
+    character's class, or LONG_S_CODE. Its other bytes have the code CONTINUES.
     """
-    codes = np.frombuffer(data.tobytes().translate(table.of_bytes), np.uint8).copy()
-    padded = np.concatenate([data, np.zeros(3, np.uint8)])
-    # Compute the code points of characters of several bytes, and drop invalid sequences.
-    at = np.flatnonzero(data >= _FIRST_LEAD)
-    lead = padded[at]
-    lengths = 2 + (lead >= _LEADS[0]).astype(np.int8) + (lead >= _LEADS[1])
-    points = (lead & (0x7F >> lengths)).astype(np.uint32)
-    valid = lead < _LEADS[2]
-    for k in range(1, 4):
-        has_byte = lengths > k
-        byte = padded[k:][at]
-        valid &= (byte & 0xC0 == 0x80) | ~has_byte
-        points = np.where(has_byte, points << np.uint32(6) | byte & np.uint32(0x3F), points)
-    valid &= (points >= _LEAST[lengths]) & (points < CODE_POINTS)
-    valid &= (points < _SURROGATES[0]) | (points >= _SURROGATES[1])
-    at, lengths = at[valid], lengths[valid]
-    codes[at] = table.of_code_points[points[valid]]
-    # A continuation byte of a valid character does not begin a character.
-    begins = np.ones(len(data), np.bool_)
-    for k in range(1, 4):
-        begins[at[lengths > k] + k] = False
-    positions = np.flatnonzero(begins)
-    return positions, codes[positions]
+    if text.max(initial=0) < 1 << 7:
+        return text.copy()
+    codes = np.full(len(text), CONTINUES, np.uint8)
+    decoder = getincrementaldecoder("utf-8")("surrogateescape")
+    done = 0
+    for first in range(0, len(text), _BLOCK):
+        block = text[first : first + _BLOCK].tobytes()
+        points, sizes = code_points(decoder.decode(block, first + _BLOCK >= len(text)))
+        ends = done + np.cumsum(sizes)
+        codes[ends - sizes] = _character_codes(version)[points]
+        done += int(sizes.sum())
+    return codes

@@ -1,4 +1,4 @@
-"""Pre-tokens that are longer than the blocks of a rule, with blocks of a few bytes."""
+"""Pre-tokens that are longer than the blocks that are decoded, with blocks of a few bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgpu.bpe.pretokens import blocks, expressions
+from llmgpu.bpe.pretokens import blocks, expressions, unicode_classes
 from llmgpu.bpe.pretokens.blocks import RulePattern
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import last_start, start_mask
@@ -28,10 +28,10 @@ TEXTS = st.lists(st.tuples(PARTS, st.integers(1, 12)), min_size=1, max_size=5).m
 @pytest.fixture(scope="module", autouse=True)
 def small_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for name, size in {"_BLOCK": 18, "_LONGEST_BLOCK": 18, "_WINDOW": 4}.items():
+        for name, size in {"_LONGEST_BLOCK": 18, "_WINDOW": 4}.items():
             patch.setattr(blocks, name, size)
-        patch.setattr(expressions, "_FIRST", 5)
-        patch.setattr(expressions, "_BLOCK", 8)
+        patch.setattr(expressions, "_BLOCK", 3)
+        patch.setattr(unicode_classes, "_BLOCK", 8)
         yield
 
 
@@ -59,13 +59,12 @@ def test_the_last_start_does_not_depend_on_what_follows(
 def test_a_character_that_is_cut_off_may_be_any() -> None:
     """White space before the first bytes of U+2028 goes with the newline after it."""
     text = b"\n" + b" " * 100 + "\u2028".encode()
-    expression = PATTERNS["cl100k"].expression
     for size in range(len(text) - 3, len(text) + 1):
         data = np.frombuffer(text[:size], np.uint8)
-        assert expressions.long_pretoken_end(data, expression, "16.0", closed=False) is None
-        assert expressions.mark_starts(data, data[:0], expression, "16.0")[1] == 1
+        assert last_start(data, "cl100k", np.zeros(1, np.int64)) == 0
     data = np.frombuffer(text + b"\nab!!!!!!!!", np.uint8)
-    assert expressions.long_pretoken_end(data, expression, "16.0", closed=False) == len(text) + 1
+    starts = np.flatnonzero(start_mask(data, "cl100k", np.zeros(1, np.int64)))
+    assert starts.tolist() == [0, len(text) + 1, len(text) + 3]
 
 
 def test_a_start_is_found_after_a_long_pretoken() -> None:
@@ -87,8 +86,7 @@ def peak_of(work: Callable[[], object]) -> int:
 def test_memory_is_a_small_multiple_of_the_length(
     name: str, character: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (blocks, expressions):
-        monkeypatch.setattr(module, "_BLOCK", 1 << 12)
+    monkeypatch.setattr(unicode_classes, "_BLOCK", 1 << 12)
     monkeypatch.setattr(blocks, "_LONGEST_BLOCK", 1 << 14)
     text = np.frombuffer((character * 400_000).encode(), np.uint8)
     start = np.zeros(1, np.int64)

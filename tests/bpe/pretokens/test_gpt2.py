@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pretokens import blocks as pattern_blocks
+from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.words.count_host import count_words
@@ -124,7 +124,7 @@ def test_any_bytes(documents: list[bytes]) -> None:
 def test_blocks_of_every_size(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = reference.pre_token_starts([text.encode()], "gpt2")
     for block in range(1, len(text.encode())):
-        monkeypatch.setattr(pattern_blocks, "_BLOCK", block)
+        monkeypatch.setattr(unicode_classes, "_BLOCK", block)
         assert mask_of([text.encode()]).tolist() == expected
 
 
@@ -132,7 +132,7 @@ def test_blocks_of_every_size(text: str, monkeypatch: pytest.MonkeyPatch) -> Non
 @given(DOCUMENTS, st.integers(1, 50))
 def test_blocks_of_any_size(documents: list[bytes], block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pattern_blocks, "_BLOCK", block)
+        patch.setattr(unicode_classes, "_BLOCK", block)
         mask = mask_of(documents)
     assert mask.tolist() == reference.pre_token_starts(documents, "gpt2")
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Regex, pre_tokenizers
 
 from llmgpu.bpe.pretokens import blocks as pattern_blocks
-from llmgpu.bpe.pretokens import unicode_classes
+from llmgpu.bpe.pretokens import expressions, unicode_classes
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.pattern import last_start, start_mask
 from tests.reference import bpe as reference
@@ -120,7 +120,7 @@ LONG = {
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.parametrize("block", [1 << 17, 1000])
 def test_long_runs(monkeypatch: pytest.MonkeyPatch, pattern: str, name: str, block: int) -> None:
-    monkeypatch.setattr(pattern_blocks, "_BLOCK", block)
+    monkeypatch.setattr(unicode_classes, "_BLOCK", block)
     documents = [LONG[name].encode(), LONG[name].encode() + b"x"]
     np.testing.assert_array_equal(mask_of(documents, pattern), expected_mask(documents, pattern))
 
@@ -129,7 +129,8 @@ def test_long_runs(monkeypatch: pytest.MonkeyPatch, pattern: str, name: str, blo
 @given(documents=DOCUMENTS, block=st.integers(1, 40))
 def test_blocks_of_any_size(pattern: str, documents: list[bytes], block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pattern_blocks, "_BLOCK", block)
+        patch.setattr(unicode_classes, "_BLOCK", block)
+        patch.setattr(expressions, "_BLOCK", block)
         found = mask_of(documents, pattern)
     np.testing.assert_array_equal(found, expected_mask(documents, pattern))
 
@@ -175,16 +176,16 @@ def test_the_last_start_is_near_the_end_of_plain_text(pattern: str, sentence: st
 def test_starts_are_certain_without_letters(pattern: str, line: str) -> None:
     data = np.frombuffer((line * 5000).encode() + b"!" * 100, np.uint8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pattern_blocks, "decode", decode_at_most(9000))
+        patch.setattr(pattern_blocks, "byte_codes", byte_codes_of_at_most(9000))
         assert len(data) - last_start(data, pattern, np.zeros(1, np.int64)) <= 120
 
 
-def decode_at_most(limit: int) -> Callable[..., Any]:
-    """Return `decode` that refuses more bytes than a window or two."""
+def byte_codes_of_at_most(limit: int) -> Callable[..., Any]:
+    """Return `byte_codes` that refuses more bytes than a window or two."""
 
     def checked(text: NDArray[np.uint8], *others: Any) -> Any:
         assert len(text) <= limit
-        return unicode_classes.decode(text, *others)
+        return unicode_classes.byte_codes(text, *others)
 
     return checked
 
