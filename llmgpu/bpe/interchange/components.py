@@ -34,9 +34,10 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmgpu.bpe.interchange.token_tables import (
     GPT2,
@@ -56,6 +57,26 @@ from llmgpu.errors import LlmgpuError, VocabularyError
 from llmgpu.input_files import Note, quote
 from llmgpu.text.normalizing import NFC, get_normalizer
 
+Steps = list[tuple[str, dict[str, Any]]]  # the type and content of each component of one kind
+
+
+class Model(NamedTuple):
+    """The content of a tokenizer.json.
+
+    content: of its model. ids: ids by text of the model's tokens. merges: uint32 (M, 3). unknown:
+    the unknown token's id. added: ids by text of the added tokens. plain: texts of the added tokens
+    that are not special. parts: components by kind.
+    """
+
+    content: Mapping[str, Any]
+    ids: dict[str, int]
+    merges: NDArray[np.uint32]
+    unknown: int | None
+    added: dict[str, int]
+    plain: Sequence[str]
+    parts: Mapping[str, Steps]
+
+
 PRE_TOKENIZERS = frozenset({"Split", "ByteLevel", "Digits"})
 
 _ESCAPED = r"\\(?:p\{[A-Z][a-z]?\}|[sSdrnt]|\W)"
@@ -68,7 +89,7 @@ _PORTABLE = re.compile(
 )
 
 
-def read_pattern(steps: list[tuple[str, dict[str, Any]]], note: Note) -> str:
+def read_pattern(steps: Steps, note: Note) -> str:
     """Return the name of the pattern by which a pre-tokenizer cuts text.
 
     steps: types and contents of the pre-tokenizer's components; the types are in PRE_TOKENIZERS.
@@ -196,7 +217,7 @@ POST_PROCESSORS = {_PROCESSING, "ByteLevel"} | _NAMED
 Around = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def read_around(steps: Sequence[tuple[str, Mapping[str, Any]]], note: Note) -> Around:
+def read_around(steps: Steps, note: Note) -> Around:
     """Return the ids that post-processors add before and after a text.
 
     steps: types and content of the post-processors. The types are in POST_PROCESSORS. note: called

@@ -44,6 +44,7 @@ from llmgpu.bpe.interchange.tekken import EXPRESSION
 from llmgpu.bpe.interchange.token_tables import (
     GPT2,
     MAX_IDS,
+    check_distinct,
     check_id,
     find_end_of_text,
     imported_vocabulary,
@@ -364,13 +365,6 @@ def _read_bytes(content: Content, texts: list[str], kinds: list[int], note: Note
     # only.
     if differs := _DIFFERENCES.get("o200k" if name == "tekken" else cut.pattern):
         note(f"{_TOOL} gives different ids for {differs}")
-    merges = _list(content, "tokenizer.ggml.merges", str)
-    pairs = []
-    for number, merge in enumerate(merges, 1):
-        place = merge.find(" ", 1)
-        if not 0 < place < len(merge) - 1:
-            raise VocabularyError(f"merge {number} of the list is not two tokens: {quote(merge)}")
-        pairs.append((merge[:place], merge[place + 1 :]))
     special_kinds = (CONTROL, USER, UNKNOWN)
     special = {text: n for n, text in enumerate(texts) if kinds[n] in special_kinds}
     named = {text: n for n, text in enumerate(texts) if kinds[n] != UNUSED}
@@ -379,7 +373,7 @@ def _read_bytes(content: Content, texts: list[str], kinds: list[int], note: Note
         "gguf",
         place_tokens(ordinary, special),
         special,
-        number_merges(pairs, named),
+        number_merges(enumerate(_list(content, "tokenizer.ggml.merges", str), 1), named),
         pattern,
         ignore_merges=cut.whole,
         **_around(content, texts, note, adds_bos=cut.whole),
@@ -406,10 +400,7 @@ def _tokens(content: Content) -> tuple[list[str], list[int]]:
     texts = _list(content, "tokenizer.ggml.tokens", str)
     if not 0 < len(texts) <= MAX_IDS:
         raise VocabularyError(f"{len(texts)} tokens: use 1 to {MAX_IDS}")
-    first: dict[str, int] = {}
-    for number, text in enumerate(texts):
-        if first.setdefault(text, number) != number:
-            raise VocabularyError(f"ids {first[text]} and {number} are both {quote(text)}")
+    check_distinct(dict(enumerate(texts)), "ids {} and {} are both {}")
     kinds = [NORMAL] * len(texts)
     if "tokenizer.ggml.token_type" in content:
         kinds = _list(content, "tokenizer.ggml.token_type", int)

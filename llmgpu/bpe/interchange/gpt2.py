@@ -11,9 +11,8 @@
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from llmgpu.bpe.interchange.token_tables import (
@@ -72,7 +71,7 @@ def read(
     with naming(path):
         ids = check_vocabulary_map(parse_json(read_limited(path)))
     with naming(merges_path):
-        merges = number_merges(_parse_merges(decode_text(read_limited(merges_path))), ids)
+        merges = number_merges(_merges(decode_text(read_limited(merges_path))), ids, "line {}")
     with naming(path):
         if len(merges) == 0 and max(map(len, ids)) > 1:
             raise VocabularyError("its tokens need merges, and there are none")
@@ -159,12 +158,7 @@ def _find_special(
     return found | dict(given)
 
 
-def _parse_merges(text: str) -> Iterator[tuple[str, str]]:
-    for number, ended in enumerate(io.StringIO(text, newline="\n"), 1):
-        line = ended.rstrip("\r\n")
-        if not line or (number == 1 and line.startswith("#version")):
-            continue
-        left, space, right = line.partition(" ")
-        if not (left and right and space) or " " in right:
-            raise VocabularyError(f"line {number}: a merge is two tokens with a space between them")
-        yield left, right
+def _merges(text: str) -> list[tuple[int, str]]:
+    """Return the lines of a merges.txt that are merges, with their numbers."""
+    lines = enumerate((line.rstrip("\r") for line in text.split("\n")), 1)
+    return [(n, line) for n, line in lines if line and (n > 1 or not line.startswith("#version"))]

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ from llmgpu.bpe.interchange import piece_files
 from llmgpu.bpe.interchange.components import (
     POST_PROCESSORS,
     PRE_TOKENIZERS,
+    Model,
+    Steps,
     check_added_ids,
     check_unmerged,
     describe_around,
@@ -61,6 +63,7 @@ from llmgpu.bpe.interchange.piece_files import (
     unused_characters,
 )
 from llmgpu.bpe.interchange.token_tables import (
+    check_distinct,
     check_id,
     check_vocabulary_map,
     find_end_of_text,
@@ -90,6 +93,7 @@ from llmgpu.input_files import (
     parse_json,
     quote,
     read_limited,
+    require_known,
 )
 from llmgpu.outputs import (
     SPECIAL_TOKENS_MAP,
@@ -117,10 +121,10 @@ _SEQUENCES = {  # key of the list of components in each kind of Sequence
     "post_processor": "processors",
     "decoder": "decoders",
 }
-_PARTS = {"version", "truncation", "padding", "added_tokens", "model", *_SEQUENCES}
-_MODEL_PARTS = {"type", "vocab", "merges", "unk_token", "ignore_merges"}
+_PARTS = ("version", "truncation", "padding", "added_tokens", "model", *_SEQUENCES)
 _MODEL_REFUSED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
 _BYTES_REFUSED = (*_MODEL_REFUSED, "fuse_unk", "byte_fallback")  # refused in byte-level models
+_MODEL_PARTS = ("type", "vocab", "merges", "unk_token", "ignore_merges", *_BYTES_REFUSED)
 _ADDED_FLAGS = {  # for each flag in the file, the field of a vocabulary that lists the tokens
     "single_word": "single_word_tokens",
     "lstrip": "lstrip_tokens",
@@ -139,7 +143,6 @@ _PIECES_COMPONENTS = {
     "pre_tokenizer": piece_files.PRE_TOKENIZERS,
     "decoder": piece_files.DECODERS,
 }
-_Steps = list[tuple[str, dict[str, Any]]]  # the type and content of each component of one kind
 
 
 def read(path: str | Path, *, note: Note = no_notes) -> Vocabulary:
@@ -169,10 +172,9 @@ def read_content(
     rules |= {"prefix_ids": prefix_ids, "suffix_ids": suffix_ids, "chat": chat()}
     refused = _MODEL_REFUSED if is_pieces else _BYTES_REFUSED
     ids, merges, unknown = _read_model(model, added, refused)
+    described = Model(model, ids, merges, unknown, added, plain, parts)
     if is_pieces:
-        vocabulary = piece_files.make_vocabulary(
-            ids, merges, added, plain, unknown, model, parts, **rules
-        )
+        vocabulary = piece_files.make_vocabulary(described, **rules)
     else:
         for part in ("truncation", "padding"):
             if content.get(part) is not None:
@@ -182,7 +184,7 @@ def read_content(
                 "added tokens that are not special are matched here only where special tokens are "
                 f"allowed, not in any text: {listed(plain)}"
             )
-        vocabulary = _read_bytes(ids, merges, added, unknown, model, parts, note, **rules)
+        vocabulary = _read_bytes(described, note, **rules)
         note_missing_bytes(vocabulary, note)
     _check_different(vocabulary)
     return vocabulary
@@ -362,12 +364,6 @@ def _as_list(what: str, content: object) -> list[Any]:
     return content
 
 
-def _refuse_unknown(what: str, content: Iterable[str], known: set[str]) -> None:
-    for name in content:
-        if name not in known:
-            raise VocabularyError(f"unknown {what} {quote(name)}")
-
-
 def _typed(what: str, component: object) -> tuple[str, dict[str, Any]]:
     """Return the type and the content of a component."""
     content = _as_map(what, component)
@@ -376,7 +372,7 @@ def _typed(what: str, component: object) -> tuple[str, dict[str, Any]]:
     return content["type"], content
 
 
-def _steps(what: str, component: object, supported: Set[str]) -> _Steps:
+def _steps(what: str, component: object, supported: Set[str]) -> Steps:
     """Return the type and content of a component, or of each component of a Sequence.
 
     component: content of the file; None gives no components. Raises VocabularyError for a type that
@@ -400,7 +396,8 @@ def _steps(what: str, component: object, supported: Set[str]) -> _Steps:
 def _model_of(content: Mapping[str, Any]) -> dict[str, Any]:
     if "model" not in content:
         raise VocabularyError("not a tokenizer.json: no model (a vocab.json needs merges)")
-    _refuse_unknown("part", content, _PARTS)
+    for part in content:
+        require_known("part", part, _PARTS, VocabularyError)
     model = _as_map("model", content["model"])
     kind, _ = _typed("model", {"type": "BPE"} | model)
     if kind != "BPE":
@@ -439,16 +436,15 @@ def _check_different(vocabulary: Vocabulary) -> None:
     if vocabulary.normalizer is None:
         return
     normalize = get_normalizer(vocabulary.normalizer).apply
-    late, found = set(vocabulary.normalized_tokens), dict[str, str]()
-    for text, number in vocabulary.special_tokens.items():
-        if number in late and not normalize(text):
-            raise VocabularyError(f"the added token {quote(text)} is empty once it is normalized")
-        if number in late and found.setdefault(normalize(text), text) != text:
-            other = quote(found[normalize(text)])
-            raise VocabularyError(
-                f"the added tokens {other} and {quote(text)} are the same text once it is "
-                "normalized, and the library takes either: remove one of them"
-            )
+    late, special = set(vocabulary.normalized_tokens), vocabulary.special_tokens
+    found = {text: normalize(text) for text, number in special.items() if number in late}
+    for text in (text for text, normalized in found.items() if not normalized):
+        raise VocabularyError(f"the added token {quote(text)} is empty once it is normalized")
+    check_distinct(
+        found,
+        "the added tokens {} and {} are the same text once it is normalized, and the library takes "
+        "either: remove one of them",
+    )
 
 
 def _read_model(
@@ -458,12 +454,13 @@ def _read_model(
 
     Merges are uint32 (M, 3). refused: parts of the model that raise VocabularyError.
     """
-    _refuse_unknown("part of the model", model, _MODEL_PARTS | set(_BYTES_REFUSED))
+    for part in model:
+        require_known("part of the model", part, _MODEL_PARTS, VocabularyError)
     for name in refused:
         if model.get(name):
             raise VocabularyError(f"model BPE with {name} is not supported")
     ids = check_vocabulary_map(model.get("vocab"))
-    merges = number_merges(_parse_merges(model.get("merges")), ids)
+    merges = number_merges(enumerate(_as_list("merges", model.get("merges")), 1), ids)
     check_added_ids(added, ids)
     unknown = model.get("unk_token")
     if unknown is not None and (not isinstance(unknown, str) or unknown not in ids):
@@ -472,36 +469,28 @@ def _read_model(
     return ids, merges, None if unknown is None else ids[unknown]
 
 
-def _read_bytes(
-    ids: dict[str, int],
-    merges: NDArray[np.uint32],
-    added: dict[str, int],
-    unknown: int | None,
-    model: Mapping[str, Any],
-    parts: Mapping[str, _Steps],
-    note: Note,
-    **rules: Any,
-) -> Vocabulary:
+def _read_bytes(model: Model, note: Note, **rules: Any) -> Vocabulary:
     """Return the vocabulary of a byte-level model; see `piece_files.make_vocabulary`."""
-    cut = read_pattern(parts["pre_tokenizer"], note)
-    normalizer = spell_normalizer([step for _, step in parts["normalizer"]])
+    ids, added = model.ids, model.added
+    cut = read_pattern(model.parts["pre_tokenizer"], note)
+    normalizer = spell_normalizer([step for _, step in model.parts["normalizer"]])
     if normalizer is None and len(rules["normalized_tokens"]) == len(added):
         rules["normalized_tokens"] = ()  # without a normalizer, both searches see the same text
-    ignore_merges = bool(model.get("ignore_merges"))
-    _check_apart(merges, added, ids, unknown)
+    ignore_merges = bool(model.content.get("ignore_merges"))
+    _check_apart(model)
     # Separate the added tokens from the tokens that represent bytes.
     ordinary = {number: to_bytes(text) for text, number in ids.items() if text not in added}
-    if len(merges) == 0:
+    if len(model.merges) == 0:
         check_unmerged(set(ordinary.values()), ignore_merges)
     vocabulary = imported_vocabulary(
         "huggingface",
         place_tokens(ordinary, added),
         added,
-        merges,
+        model.merges,
         cut,
-        ignore_merges=len(merges) == 0 or ignore_merges,
+        ignore_merges=len(model.merges) == 0 or ignore_merges,
         normalizer=normalizer,
-        unknown_token=unknown,
+        unknown_token=model.unknown,
         **rules,
     )
     both = {text: number for text, number in added.items() if ignore_merges and text in ids}
@@ -509,33 +498,19 @@ def _read_bytes(
     return replace(vocabulary, whole_tokens=tuple(sorted(whole))) if whole else vocabulary
 
 
-def _check_apart(
-    merges: NDArray[np.uint32], added: dict[str, int], ids: dict[str, int], unknown: int | None
-) -> None:
+def _check_apart(model: Model) -> None:
     """Check that added and unknown tokens are in no merge, and no added token is one byte."""
-    merged = set(merges.reshape(-1).tolist())
-    unknowns = {text: number for text, number in ids.items() if number == unknown}
-    for text, number in (added | unknowns).items():
+    merged = set(model.merges.reshape(-1).tolist())
+    unknowns = {text: number for text, number in model.ids.items() if number == model.unknown}
+    for text, number in (model.added | unknowns).items():
         if number in merged:
             raise VocabularyError(f"the token {quote(text)} is added or unknown, and in a merge")
-    for text in added:
-        if text in ids and len(text) == 1 and stands_for_bytes(text):
+    for text in model.added:
+        if text in model.ids and len(text) == 1 and stands_for_bytes(text):
             raise VocabularyError(
                 f"the added token {quote(text)} is also the byte 0x{to_bytes(text)[0]:02x} of the "
                 "model, and can't be both here: remove it from added_tokens"
             )
-
-
-def _parse_merges(content: object) -> Iterator[tuple[str, str]]:
-    for k, merge in enumerate(_as_list("merges", content)):
-        parts = merge.split(" ") if isinstance(merge, str) else merge
-        if (
-            not isinstance(parts, list)
-            or len(parts) != 2
-            or not all(isinstance(part, str) and part for part in parts)
-        ):
-            raise VocabularyError(f"merge {k + 1} of the list is not two tokens")
-        yield parts[0], parts[1]
 
 
 _CHAT_TEMPLATE = "chat_template.jinja"

@@ -45,9 +45,10 @@ from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from llmgpu.bpe.interchange.components import Model, Steps
 from llmgpu.bpe.interchange.token_tables import (
+    WRITTEN_ALIKE,
     check_distinct,
     imported_vocabulary,
     name_pairs,
@@ -78,7 +79,6 @@ _CHANGES_STARTS = {"NFC", "Lowercase", "Strip"}
 
 PRE_TOKENIZERS = {"Metaspace", "Split"}
 DECODERS = {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"}
-Step = tuple[str, dict[str, Any]]
 
 
 def is_of_pieces(content: Mapping[str, Any]) -> bool:
@@ -91,7 +91,7 @@ def is_of_pieces(content: Mapping[str, Any]) -> bool:
 
 
 def _read_steps(
-    parts: Mapping[str, Sequence[Step]], added: Mapping[str, int], normalized: tuple[int, ...]
+    model: Model, normalized: tuple[int, ...]
 ) -> tuple[list[dict[str, Any]], bool, tuple[int, ...]]:
     """Return the steps of llmgpu's normalizer, `PieceRules.splits` and the normalized tokens' ids.
 
@@ -99,13 +99,13 @@ def _read_steps(
     give, with spaces in place of U+2581. The library searches for all added tokens before a
     Metaspace adds its prefix. With a prefix, no ids of normalized tokens are therefore returned.
 
-    parts: components by kind. added: ids by text. normalized: ids of the normalized tokens in the
-    file.
+    normalized: ids of the normalized tokens in the file.
 
     Raises VocabularyError if a text may still have spaces after the library's steps, and if the ids
     could differ from the library's ids.
     """
     # Find the step of type Metaspace. All other steps must be Splits at spaces.
+    parts = model.parts
     steps = [{name: step[name] for name in sorted(step)} for _, step in parts["normalizer"]]
     metaspace: dict[str, Any] | None = None
     for kind, step in parts["pre_tokenizer"]:
@@ -134,7 +134,7 @@ def _read_steps(
     scheme, splits = _scheme_of(metaspace), bool(metaspace and metaspace.get("split", True) is True)
     if scheme == "never":
         return steps, splits, normalized
-    _check_prefix(steps, added, normalized, has_normalizer=bool(parts["normalizer"]))
+    _check_prefix(model, steps, set(normalized))
     return [*steps, {"prepend_scheme": scheme, "type": "Metaspace"}], splits, ()
 
 
@@ -153,15 +153,9 @@ def _scheme_of(metaspace: Mapping[str, Any] | None) -> str:
     return str(scheme)
 
 
-def _check_prefix(
-    steps: Sequence[Mapping[str, Any]],
-    added: Mapping[str, int],
-    normalized: tuple[int, ...],
-    *,
-    has_normalizer: bool,
-) -> None:
+def _check_prefix(model: Model, steps: Sequence[Mapping[str, Any]], normalized: Set[int]) -> None:
     """Raise VocabularyError if ids could differ from the library's ids because of a prefix."""
-    if normalized and has_normalizer:
+    if normalized and model.parts["normalizer"]:
         raise VocabularyError(
             "normalized added tokens together with a normalizer and Metaspace are not supported"
         )
@@ -169,9 +163,8 @@ def _check_prefix(
         raise VocabularyError("Metaspace after a normalizer other than Replace is not supported")
     # Hugging Face's library searches for normalized tokens after the other tokens, llmgpu for all
     # at once. Both find the same tokens unless a normalized token overlaps another token.
-    ids = set(normalized)
-    late = [text for text, number in added.items() if number in ids]
-    early = [text for text, number in added.items() if number not in ids]
+    late = [text for text, number in model.added.items() if number in normalized]
+    early = [text for text, number in model.added.items() if number not in normalized]
     for text in late if early else ():
         for other in early:
             if _overlap(text, other):
@@ -186,7 +179,7 @@ def _overlap(one: str, other: str) -> bool:
     return one in other or other in one or any(ends)
 
 
-def _read_decoder(steps: Sequence[Step]) -> str:
+def _read_decoder(steps: Steps) -> str:
     """Return the value of `PieceRules.decoder` for a decoder's steps."""
     decoder = ""
     for kind, step in steps:
@@ -197,39 +190,25 @@ def _read_decoder(steps: Sequence[Step]) -> str:
     return decoder
 
 
-def make_vocabulary(
-    ids: dict[str, int],
-    merges: NDArray[np.uint32],
-    added: dict[str, int],
-    plain: Sequence[str],
-    unknown: int | None,
-    model: Mapping[str, Any],
-    parts: Mapping[str, Sequence[Step]],
-    **rules: Any,
-) -> Vocabulary:
-    """Return the vocabulary of a model.
-
-    ids: ids by text of the model's tokens. added: ids by text of the added tokens. plain: texts of
-    the added tokens that are not special. unknown: the unknown token's id. parts: components by
-    kind. rules: further fields of Vocabulary.
+def make_vocabulary(model: Model, **rules: Any) -> Vocabulary:
+    """Return the vocabulary of a model; rules: further fields of Vocabulary.
 
     Raises VocabularyError for a rule of Hugging Face's library that llmgpu does not support.
     """
-    steps, splits, rules["normalized_tokens"] = _read_steps(
-        parts, added, rules["normalized_tokens"]
-    )
-    takes_whole = model.get("ignore_merges") is True
+    added = model.added
+    steps, splits, rules["normalized_tokens"] = _read_steps(model, rules["normalized_tokens"])
+    takes_whole = model.content.get("ignore_merges") is True
     if takes_whole and splits:
         raise VocabularyError(
             "ignore_merges and a Metaspace that splits are not supported together"
         )
     # Read the model's tokens and their kinds, then let added tokens replace some of them.
-    merged, users = set(merges.reshape(-1).tolist()), set(plain)
-    tokens, kinds = _read_tokens(ids, merged, added, unknown, model.get("byte_fallback") is True)
+    merged, users = set(model.merges.reshape(-1).tolist()), set(model.plain)
+    tokens, kinds = _read_tokens(model, merged)
     for text, number in added.items():
         if SPACE_MARK in text and " " in text:
             raise VocabularyError(f"the added token {quote(text)} has spaces and U+2581")
-        if len(text) == 1 and text not in ids:
+        if len(text) == 1 and text not in model.ids:
             raise VocabularyError(f"the added token {quote(text)} is a character without a token")
         kinds[number] = USER if text in users else CONTROL
         tokens[number] = text.replace(SPACE_MARK, " ").encode()
@@ -241,34 +220,26 @@ def make_vocabulary(
         "huggingface",
         placed,
         added,
-        merges,
+        model.merges,
         "none",
         ignore_merges=takes_whole,
         normalizer=spell_normalizer(steps),
-        unknown_token=unknown,
+        unknown_token=model.unknown,
         pieces=PieceRules(
             bytes(kinds.get(number, ABSENT) for number in range(len(placed))),
-            fuses=model.get("fuse_unk") is True,
+            fuses=model.content.get("fuse_unk") is True,
             splits=splits,
-            decoder=_read_decoder(parts["decoder"]),
+            decoder=_read_decoder(model.parts["decoder"]),
             marked=tuple(sorted(n for text, n in added.items() if SPACE_MARK in text)),
         ),
         **rules,
     )
 
 
-def _read_tokens(
-    ids: dict[str, int],
-    merged: Set[int],
-    added: Mapping[str, int],
-    unknown: int | None,
-    has_bytes: bool,
-) -> tuple[dict[int, bytes], dict[int, int]]:
-    """Return the tokens of a model and their kinds, by id.
-
-    ids: the model's ids by text. merged: ids that are in merges. added: ids by text of the added
-    tokens. unknown: the unknown token's id. has_bytes: whether byte_fallback is on.
-    """
+def _read_tokens(model: Model, merged: Set[int]) -> tuple[dict[int, bytes], dict[int, int]]:
+    """Return the tokens of a model and their kinds, by id; merged: ids that are in merges."""
+    ids, added, unknown = model.ids, model.added, model.unknown
+    has_bytes = model.content.get("byte_fallback") is True
     kinds: dict[int, int] = {}
     tokens: dict[int, bytes] = {}
     for text in filter(_BYTE_TOKEN.fullmatch, added if has_bytes else ()):
@@ -386,7 +357,7 @@ def name_pieces(vocabulary: Vocabulary) -> dict[int, str]:
             names[number] = "<unk>"
         elif kind != ABSENT:
             names[number] = token.decode().replace(" ", SPACE_MARK)
-    check_distinct(names)
+    check_distinct(names, WRITTEN_ALIKE)
     return names
 
 

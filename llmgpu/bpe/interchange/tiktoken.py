@@ -406,9 +406,12 @@ _BEGINNINGS = {
     "ft:babbage-002",
     "o200k_harmony": "gpt-oss-",
 }
-_OWN = {"gpt4": "cl100k_base", "gpt4o": "o200k_base"}  # llmgpu's own names of encodings
-
 _DIGESTS = {encoding.name: digest for digest, encoding in ENCODINGS.items()}
+# The encodings by all names that are known in full; gpt4 and gpt4o are llmgpu's own names.
+_BY_NAME = {name: encoding for encoding, models in MODELS.items() for name in models.split()}
+_BY_NAME |= {"gpt4": "cl100k_base", "gpt4o": "o200k_base"}
+for _name in (*_DIGESTS, *_VARIANTS):
+    _BY_NAME |= {_name: _name, _name.removesuffix("_base"): _name}
 # The SHA-1 of this address followed by a file's name is the file's name in tiktoken's cache.
 _ADDRESS = "https://openaipublic.blob.core.windows.net/encodings/"
 
@@ -418,16 +421,8 @@ def encoding_of(name: str) -> str | None:
 
     "cl100k", "cl100k_base" and "gpt-4-turbo" all give cl100k_base. Returns None for any other name.
     """
-    for encoding in (*_DIGESTS, *_VARIANTS):
-        if name in (encoding, encoding.removesuffix("_base")):
-            return encoding
-    for encoding, models in MODELS.items():
-        if name in models.split():
-            return encoding
-    for encoding, beginnings in _BEGINNINGS.items():
-        if name.startswith(tuple(beginnings.split())):
-            return encoding
-    return _OWN.get(name)
+    begun = (e for e, begins in _BEGINNINGS.items() if name.startswith(tuple(begins.split())))
+    return _BY_NAME.get(name) or next(begun, None)
 
 
 def added_tokens(name: str) -> Mapping[str, int]:

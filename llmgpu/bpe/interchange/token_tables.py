@@ -26,7 +26,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -108,15 +107,13 @@ def place_tokens(ordinary: Mapping[int, bytes], special: Mapping[str, int]) -> t
     tokens = [b""] * size
     for number, token in ordinary.items():
         tokens[number] = token
-    taken: dict[int, str] = {}
+    owners: dict[int, bytes | str] = dict(ordinary)
     for text, number in special.items():
-        if number in taken or number in ordinary:
-            other = quote(taken[number] if number in taken else ordinary[number])
+        if (other := owners.setdefault(number, text)) is not text:
             raise VocabularyError(
-                f"special token {quote(text)} and {other} have the same id, {number}: remove one "
-                "of them"
+                f"special token {quote(text)} and {quote(other)} have the same id, {number}: "
+                "remove one of them"
             )
-        taken[number] = text
         try:
             tokens[number] = text.encode()
         except UnicodeEncodeError as error:
@@ -159,26 +156,31 @@ def check_vocabulary_map(content: object) -> dict[str, int]:
         raise VocabularyError("the map of tokens is missing")
     for text, number in content.items():
         check_id(f"token {quote(text)}", number)
-    if len(set(content.values())) < len(content):
-        first: dict[int, str] = {}
-        for text, number in content.items():
-            if first.setdefault(number, text) != text:
-                raise VocabularyError(
-                    f"tokens {quote(first[number])} and {quote(text)} have the same id, {number}"
-                )
+    check_distinct(content, "tokens {} and {} have the same id, {}")
     return content
 
 
-def number_merges(pairs: Iterable[tuple[str, str]], ids: Mapping[str, int]) -> NDArray[np.uint32]:
-    """Convert pairs of texts to merges of ids: uint32 (M, 3), each row (left, right, result).
+def number_merges(
+    listed: Iterable[tuple[int, Any]], ids: Mapping[str, int], place: str = "merge {} of the list"
+) -> NDArray[np.uint32]:
+    """Convert merges of texts to merges of ids: uint32 (M, 3), each row (left, right, result).
 
-    Raises VocabularyError for a text without an id, for a pair that together spells no token, and
-    for a repeated pair.
+    listed: merges with their numbers. A merge is a list of two texts, or one text with a space
+        between the two.
+    place: names a merge in an error, for `str.format`, which gets the number.
+
+    Raises VocabularyError for any other entry, for a text without an id, for a pair that together
+    spells no token, and for a repeated pair.
     """
+    flat: list[int] = []
     try:
-        flat = list(
-            chain.from_iterable((ids[left], ids[right], ids[left + right]) for left, right in pairs)
-        )
+        for number, merge in listed:
+            pair = merge.split(" ") if isinstance(merge, str) else merge
+            are_texts = isinstance(pair, list) and all(isinstance(t, str) and t for t in pair)
+            if not are_texts or len(pair) != 2:
+                where = place.format(number)
+                raise VocabularyError(f"{where} is not two tokens: {quote(merge)}")
+            flat += ids[pair[0]], ids[pair[1]], ids[pair[0] + pair[1]]
     except KeyError as error:
         raise VocabularyError(
             f"a merge needs the token {quote(error.args[0])}, which is missing"
@@ -265,19 +267,22 @@ def name_bytes(vocabulary: Vocabulary, tool: str) -> dict[int, str]:
     special = {number: text for text, number in vocabulary.special_tokens.items()}
     tokens = enumerate(vocabulary.tokens)
     texts = {number: special.get(number) or to_text(token) for number, token in tokens if token}
-    check_distinct(texts)
+    check_distinct(texts, WRITTEN_ALIKE)
     return texts
 
 
-def check_distinct(texts: Mapping[int, str]) -> None:
-    """Raise VocabularyError if two ids have the same text."""
-    ids: dict[str, int] = {}
-    for number, text in texts.items():
-        if ids.setdefault(text, number) != number:
-            raise VocabularyError(
-                f"ids {ids[text]} and {number} would both be written {quote(text)}: "
-                "the format can't hold both"
-            )
+WRITTEN_ALIKE = "ids {} and {} would both be written {}: the format can't hold both"
+
+
+def check_distinct(values: Mapping[Any, Any], message: str) -> None:
+    """Raise VocabularyError if two keys have the same value.
+
+    message: for `str.format`, which gets the two keys and the value.
+    """
+    first: dict[Any, Any] = {}
+    for key, value in values.items():
+        if first.setdefault(value, key) != key:
+            raise VocabularyError(message.format(quote(first[value]), quote(key), quote(value)))
 
 
 def name_pairs(texts: Mapping[int, str], merges: NDArray[np.uint32]) -> list[tuple[str, str]]:
