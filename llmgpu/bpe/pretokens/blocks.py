@@ -32,7 +32,7 @@ from llmgpu.bpe.pretokens.unicode_classes import CONTINUES, byte_codes
 from llmgpu.cpu.library import CPattern
 from llmgpu.text.parts import CutText
 
-_LONGEST_BLOCK = 1 << 22  # bytes that are searched for a certain start
+_LONGEST_BLOCK = 1 << 20  # bytes that are searched for a certain start
 _WINDOW = 1 << 8  # bytes at the end of a text that are searched for a start first
 _PLAIN_START = re.compile(rb" (?=[A-Za-z])")  # matches reversed text: a space after a letter
 _OVERLAP = 16  # bytes that a window shares with the next: more than two characters
@@ -155,7 +155,7 @@ class RulePattern(Pattern):
             return last
         codes = byte_codes(text[begin:], self.unicode)
         last, most = 0, decided(codes)
-        for starts in pretoken_starts(codes, self.expression, [0, len(codes)]):
+        for starts in pretoken_starts(codes, self.expression, [0, len(codes)]) if most else ():
             if starts[0] > most:
                 break
             last = int(starts[starts <= most].max())
