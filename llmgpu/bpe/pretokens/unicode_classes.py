@@ -93,13 +93,13 @@ def _character_codes(version: str) -> NDArray[np.uint8]:
 
 
 def byte_codes(text: NDArray[np.uint8], version: str) -> NDArray[np.uint8]:
-    """Return a code for each byte of a text: uint8 (n,).
+    """Return a code for each byte of a text: uint8 (n,), the text itself if it is ASCII.
 
     An ASCII character is its own code. The first byte of any other character has the code of the
     character's class, or LONG_S_CODE. Its other bytes have the code CONTINUES.
     """
     if text.max(initial=0) < 1 << 7:
-        return text.copy()
+        return text
     codes = np.full(len(text), CONTINUES, np.uint8)
     decoder = getincrementaldecoder("utf-8")("surrogateescape")
     done = 0
