@@ -198,22 +198,13 @@ class ChatEncoder:
         # template.
         self._opened: dict[str | None, tuple[Conversations, Callable[[], object]]] = {}
 
-    def encode(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Any] | None,
-        prompt: bool,
-        template: str | None = None,
-    ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    def encode(self, *conversation: Any) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
         """Return the ids of a conversation, uint32 (n,), and a mask, bool (n,).
 
-        The mask is True for the ids that the assistant wrote.
-
-        prompt: whether to append the prompt of an assistant message. template: a template in Jinja;
-        None for the vocabulary's own.
+        The mask is True for the ids that the assistant wrote. Takes the arguments of `_read`.
         """
         with self._lock:
-            conversations, read = self._read(messages, tools, prompt, template)
+            conversations, read = self._read(*conversation)
             parts = [(text.encode(), is_reply) for text, is_reply in read]
             before = conversations.text_bytes
             conversations.add(parts)
@@ -223,7 +214,7 @@ class ChatEncoder:
             return ids, conversations.mask(edges)
 
     def render(self, *conversation: Any) -> str:
-        """Return the text of a conversation; takes the arguments of `encode`."""
+        """Return the text of a conversation; takes the arguments of `_read`."""
         with self._lock:
             _, parts = self._read(*conversation)
             return "".join(text for text, _ in parts)
@@ -235,7 +226,11 @@ class ChatEncoder:
         prompt: bool,
         template: str | None = None,
     ) -> tuple[Conversations, Parts]:
-        """Return the renderer of the template, and the texts of a conversation."""
+        """Return the renderer of the template, and the texts of a conversation.
+
+        prompt: whether to append the prompt of an assistant message. template: a template in Jinja;
+        None for the vocabulary's own.
+        """
         given = [dict(m) if isinstance(m, Mapping) else m for m in messages]
         tools = None if tools is None else list(tools)
         conversations = self._open(template)

@@ -101,11 +101,9 @@ def read_bin(
     pipe, or of a file of another tool that does not name its type.
     """
     found, kind, count = get_layout(layout), None, None
-    is_stream = name == STANDARD_INPUT or not os.path.isfile(name)
-    if has_side_file(name):
-        found, kind, count = _side_facts(name, read_side_file(name), dtype, is_stream=is_stream)
-    elif not is_stream:
-        found, kind, count = numbers_of(name, dtype)
+    if name != STANDARD_INPUT and os.path.isfile(name):
+        side = read_side_file(name) if has_side_file(name) else None
+        found, kind, count = _side_facts(name, side, dtype) if side else numbers_of(name, dtype)
     elif not found.parse_header:
         if vocabulary_size is None:
             raise InputError(
@@ -114,8 +112,10 @@ def read_bin(
         kind = np.dtype(dtype).newbyteorder("<") if dtype else id_dtype(vocabulary_size)
     with open_stream(name) as stream:
         buffered = io.BufferedReader(stream, BLOCK_BYTES)
-        if found.parse_header:
-            kind, count = _check_header(buffered.read(found.header_bytes), name, found, kind, count)
+        header = buffered.read(found.header_bytes)
+        if kind is None and found.parse_header:
+            stored, count = found.parse_header(header, name)
+            kind = np.dtype(stored).newbyteorder("<")
         assert kind is not None
         yield from read_numbers(buffered, name, kind, count)
 
@@ -231,9 +231,7 @@ def describe_bin_file(
     if may_be_foreign and not has_side_file(name):
         return BinFile(name, *numbers_of(name, dtype))
     side = read_side_file(name)
-    layout, kind, count = _side_facts(name, side, dtype, is_stream=False)
-    if layout.parse_header:
-        _check_header(read_head(name, layout.header_bytes), name, layout, kind, count)
+    layout, kind, count = _side_facts(name, side, dtype)
     mask = side.get("loss_mask")
     if mask is not None:
         length = HEADER_BYTES + count
@@ -333,29 +331,34 @@ def _check_offsets(name: str, offsets: list[Any], count: int) -> None:
 
 
 def _side_facts(
-    name: str, side: dict[str, Any], asked: str | None, *, is_stream: bool
+    name: str, side: dict[str, Any], asked: str | None
 ) -> tuple[Layout, np.dtype[np.integer], int]:
     """Return the layout, the type of the numbers and the count of ids that a side file states.
 
-    asked: the type that the numbers must have; None for any. is_stream: whether the token file is a
-    pipe or a device, which can't be compared with its side file.
+    asked: the type that the numbers must have; None for any.
 
-    Raises InputError for another type than `asked`, and if any other token file disagrees with its
-    side file.
+    Raises InputError for another type than `asked`, and if the token file disagrees with its side
+    file.
     """
     layout = get_layout(side["layout"])
     dtype = np.dtype(side["dtype"]).newbyteorder("<")
     count, size = side["count"], file_size(name)
-    if not is_stream and size != layout.header_bytes + count * dtype.itemsize:
+    if size != layout.header_bytes + count * dtype.itemsize:
         header = f" after a header of {layout.header_bytes} bytes" if layout.header_bytes else ""
         raise InputError(
             f"{name} has {size} bytes, but by its side file {side_path(name)} it has {count} ids "
             f"of {dtype.itemsize} bytes{header}: they don't belong together, or one is cut short"
         )
-    if not is_stream:
-        _check_samples(name, side, name)
+    _check_samples(name, side, name)
     if asked not in (None, dtype.name):
         raise InputError(f"{name}: by its side file, its numbers are {dtype.name}, not {asked}")
+    if layout.parse_header:
+        kind, number = layout.parse_header(read_head(name, layout.header_bytes), name)
+        if (kind, number) != (dtype.name, count):
+            raise InputError(
+                f"{name}: its header says {number} ids of {np.dtype(kind).itemsize} bytes, but its "
+                f"side file {side_path(name)} does not"
+            )
     return layout, dtype, count
 
 
@@ -371,29 +374,6 @@ def _check_samples(name: str, side: dict[str, Any], tokens: str) -> None:
             f"{name} is not the file that its side file {side_path(tokens)} describes: it was "
             "changed, or they don't belong together"
         )
-
-
-def _check_header(
-    header: bytes,
-    name: str,
-    layout: Layout,
-    known_dtype: np.dtype[np.integer] | None,
-    known_count: int | None,
-) -> tuple[np.dtype[np.integer], int]:
-    """Return the type of the numbers and the count of ids that the header of a file states.
-
-    known_dtype, known_count: the facts of the side file; None without a side file. Raises
-    InputError if they differ from the header.
-    """
-    assert layout.parse_header is not None
-    kind, count = layout.parse_header(header, name)
-    dtype = np.dtype(kind).newbyteorder("<")
-    if known_dtype is not None and (dtype, count) != (known_dtype, known_count):
-        raise InputError(
-            f"{name}: its header says {count} ids of {dtype.itemsize} bytes, but its side file "
-            f"{side_path(name)} does not"
-        )
-    return dtype, count
 
 
 class BinWriter(NumbersWriter):
