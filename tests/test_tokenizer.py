@@ -284,6 +284,8 @@ def test_training_on_counts(tmp_path: Path) -> None:
         Tokenizer.train_from_counts({}, **arguments)
     with pytest.raises(TypeError, match="str or bytes"):
         Tokenizer.train_from_counts({3: 1}, **arguments)  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="expected a list of texts"):
+        Tokenizer.train_from_counts(counts, special_tokens="<|end|>", **arguments)
 
 
 def test_ids_come_in_the_type_that_is_asked_for(tokenizer: Tokenizer) -> None:

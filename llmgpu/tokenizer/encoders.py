@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,10 @@ class ProcessEncoders:
         # it is held. So these are plain attributes.
         self._short: Encoder | None = None
         self._long: dict[object, Any] = {}  # see `Backend.encoders`
-        self._special: dict[tuple[SpecialOptions, Encoder], SpecialEncoder] = {}
+        # Wraps an encoder so that it handles special tokens.
+        self._encoder = lru_cache(_MOST_KEPT)(
+            lambda inner, options: SpecialEncoder(inner, vocabulary, options)
+        )
 
     def renewed(self) -> ProcessEncoders:
         """Return new encoders for the current process."""
@@ -138,10 +142,7 @@ class ProcessEncoders:
         encoder = self._on_host(len(text))
         if encoder is None or (is_normalized and len(text) > HOST_BYTES):
             return None
-        special = self._special.get((options, self._host))
-        if special is None:
-            with self._lock:
-                special = self._encoder(self._host, options)
+        special = self._encoder(self._host, options)
         if coder is not None and not is_normalized:
             return special.encode_document(text, lambda part: coder.encode(bytes(part), True))
         return special.encode_document(text, encoder.encode_document)
@@ -162,15 +163,6 @@ class ProcessEncoders:
             if are_texts and self._on_host(sum(map(len, texts))):
                 found = coder.encode_batch(texts, as_list, True)
         return found
-
-    def _encoder(self, inner: Encoder, options: SpecialOptions) -> SpecialEncoder:
-        """Wrap an encoder so that it handles special tokens. The caller holds the lock."""
-        key = options, inner
-        if key not in self._special:
-            if len(self._special) >= _MOST_KEPT:
-                del self._special[next(iter(self._special))]  # the oldest
-            self._special[key] = SpecialEncoder(inner, self._vocabulary, options)
-        return self._special[key]
 
 
 Message = Mapping[str, Any]

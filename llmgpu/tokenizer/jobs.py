@@ -96,11 +96,16 @@ def train_on_counts_files(names: Sequence[str], opening: Opening, options: Optio
 
 
 def _checked(options: Options) -> TrainingOptions:
-    """Return the options as `TrainingOptions`, with the default pattern if none is given."""
+    """Return the options as `TrainingOptions`, with the default pattern if none is given.
+
+    Raises TypeError for an unknown option, and for special tokens that are a single text.
+    """
     known = {field.name for field in fields(TrainingOptions)}
     if unknown := options.keys() - known:
         raise TypeError(f"unexpected argument {min(unknown)!r}")
-    return TrainingOptions(**{**options, "pattern": options.get("pattern") or DEFAULT_PATTERN})
+    pattern = options.get("pattern") or DEFAULT_PATTERN
+    special = tuple(several(options.get("special_tokens", ())))
+    return TrainingOptions(**{**options, "pattern": pattern, "special_tokens": special})
 
 
 def _train(source: Corpus | WordCounts, opening: Opening, options: TrainingOptions) -> Vocabulary:

@@ -260,7 +260,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
                 "vocab_size": vocab_size,
                 "pattern": pattern,
                 "min_frequency": min_frequency,
-                "special_tokens": tuple(several(special_tokens)),
+                "special_tokens": special_tokens,
                 "tie": tie,
                 "max_token_length": max_token_length,
                 "match": match,
@@ -276,7 +276,6 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         texts: Texts,
         *,
         vocab_size: int,
-        special_tokens: Sequence[str] = (),
         device: str = "auto",
         **options: Any,
     ) -> Self:
@@ -292,8 +291,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         with opening_device(device, encodes=False) as opening:
             from llmgpu.tokenizer.jobs import train_on_texts
 
-            special = tuple(several(special_tokens))
-            options |= {"vocab_size": vocab_size, "special_tokens": special}
+            options["vocab_size"] = vocab_size
             return cls(train_on_texts(several(texts), opening, options), device)
 
     @classmethod
