@@ -40,7 +40,16 @@ from llmgpu.closing import undoing
 from llmgpu.cpu.texts import format_numbers
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.files import OutputFile, file_size, output_errors
-from llmgpu.input_files import STANDARD_INPUT, input_errors, listed, quote, read_head, read_whole
+from llmgpu.input_files import (
+    STANDARD_INPUT,
+    input_errors,
+    listed,
+    naming,
+    quote,
+    read_head,
+    read_whole,
+    require_known,
+)
 from llmgpu.outputs import NPY, TOKEN_INDEX, kind_of
 from llmgpu.spelling import spelled
 from llmgpu.text.jsonl import parse_json_object
@@ -165,13 +174,14 @@ def read_side_file(path: str | Path) -> dict[str, Any]:
         value = side.get(field)
         if type(value) is not kind or (type(value) is int and value < 0):
             raise InputError(f"{name}: field {field!r} is missing or not of type {kind.__name__}")
-    if side["dtype"] not in ("uint16", "uint32"):
-        raise InputError(f"{name}: dtype {quote(side['dtype'])} is neither uint16 nor uint32")
-    if side["layout"] not in LAYOUTS:
+    with naming(name, InputError):
+        require_known("dtype", side["dtype"], _INDEX_CODES)
+        require_known("layout", side["layout"], LAYOUTS)
+    offsets, count = side["document_offsets"], side["count"]
+    if set(map(type, offsets)) - {int} or sorted([0, *offsets, count]) != [0, *offsets, count]:
         raise InputError(
-            f"{name}: layout {quote(side['layout'])} is not one of {', '.join(LAYOUTS)}"
+            f"{name}: document_offsets are not whole numbers from 0 to {count}, ascending"
         )
-    _check_offsets(name, side["document_offsets"], side["count"])
     mask = side.get("loss_mask")
     if mask is not None and (not isinstance(mask, dict) or mask.keys() != {"sample_sha256"}):
         raise InputError(f"{name}: field 'loss_mask' is not an object with a sample_sha256")
@@ -319,15 +329,6 @@ def matched_as(
         f"{name} was made with vocabulary {made_with[:12]}, but {vocabulary_name} is "
         f"{vocabulary.fingerprint[:12]}: use the vocabulary it was made with"
     )
-
-
-def _check_offsets(name: str, offsets: list[Any], count: int) -> None:
-    if set(map(type, offsets)) - {int}:
-        raise InputError(f"{name}: document_offsets are not whole numbers")
-    if sorted(offsets) != offsets:
-        raise InputError(f"{name}: document_offsets are not in ascending order")
-    if offsets and not 0 <= offsets[0] <= offsets[-1] <= count:
-        raise InputError(f"{name}: a document starts beyond the {count} ids")
 
 
 def _side_facts(

@@ -10,7 +10,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
@@ -230,7 +230,7 @@ class ShownTokens(TokenWriter):
         super().__init__(path, vocabulary)
         self._tokens, self._style = vocabulary.tokens, style
         self._special = frozenset(vocabulary.special_tokens.values())
-        self._spelled: dict[int, str] = {}
+        self._readable = cache(lambda token_id: readable(vocabulary.tokens[token_id]))
         self._turn = 0
 
     def _put(self, piece: EncodedSlice) -> None:
@@ -248,9 +248,7 @@ class ShownTokens(TokenWriter):
 
     def _show(self, ids: NDArray[np.uint32]) -> Iterator[str]:
         for token_id in ids.tolist():
-            text = self._spelled.get(token_id)
-            if text is None:
-                text = self._spelled[token_id] = readable(self._tokens[token_id])
+            text = self._readable(token_id)
             line_end = "\n" if self._tokens[token_id].endswith(b"\n") else ""
             if self._style == "lines":
                 yield f"{token_id}\t{text}\n"

@@ -192,17 +192,15 @@ class Reservation:
 
         The file's length does not change.
 
-        At most 1/4 of the free memory is reserved. Raises OSError if the process has no descriptor
-        left, RuntimeError if the process can't start a thread.
+        At most 1/4 of the free memory is reserved, and none if the process can't start a thread.
+        Raises OSError if the process has no descriptor left.
         """
         # A duplicate, because another thread may close the file.
         self._descriptor = os.dup(file.fileno())
         self._has_ended = c_int()
         self._reserved = 0
         self._threads: list[threading.Thread] = []
-        if not start_thread(partial(self._reserve, nbytes), self._threads):
-            os.close(self._descriptor)
-            raise RuntimeError("the system can't start a thread")
+        start_thread(partial(self._reserve, nbytes), self._threads)
 
     def _reserve(self, nbytes: int) -> None:
         free, loaded = free_memory(), library()
@@ -270,7 +268,7 @@ class NumbersWriter(TokenWriter):
         if text_bytes is None or text_bytes < _LEAST_RESERVED or self.is_direct:
             return
         nbytes = text_bytes // _TOKEN_BYTES * self._dtype.itemsize
-        with suppress(OSError, RuntimeError):  # writing also works without a reservation
+        with suppress(OSError):  # writing also works without a reservation
             self._reservation = Reservation(self._numbers, nbytes)
 
     def _content(self, piece: EncodedSlice) -> memoryview:

@@ -148,16 +148,17 @@ def written_bin(folder: Path) -> tuple[Path, dict[str, Any]]:
     [
         ({"format": "other"}, "not a side file"),
         ({"version": 2}, "version 2, but this llmgpu reads 1"),
-        ({"dtype": "float32"}, "neither uint16 nor uint32"),
+        ({"dtype": "float32"}, "unknown dtype 'float32': use one of uint16, uint32"),
         ({"dtype": None}, "'dtype' is missing or not of type str"),
         ({"count": -1}, "'count' is missing or not of type int"),
         ({"count": True}, "'count' is missing or not of type int"),
         ({"count": 4}, "has 12 bytes, but by its side file .* 4 ids of 4 bytes"),
         ({"dtype": "uint16"}, "has 12 bytes, but by its side file .* 3 ids of 2 bytes"),
-        ({"document_offsets": [0, "x"]}, "are not whole numbers"),
-        ({"document_offsets": [2, 0]}, "not in ascending order"),
-        ({"document_offsets": [-1]}, "starts beyond the 3 ids"),
-        ({"document_offsets": [4]}, "starts beyond the 3 ids"),
+        ({"document_offsets": [0, "x"]}, "are not whole numbers from 0 to 3, ascending"),
+        ({"document_offsets": [2, 0]}, "are not whole numbers from 0 to 3, ascending"),
+        ({"document_offsets": [-1]}, "are not whole numbers from 0 to 3, ascending"),
+        ({"document_offsets": [4]}, "are not whole numbers from 0 to 3, ascending"),
+        ({"layout": "x"}, "unknown layout 'x': use one of raw, llmc, megatron, nanogpt"),
     ],
 )
 def test_wrong_side_files(tmp_path: Path, change: dict[str, Any], message: str) -> None:
