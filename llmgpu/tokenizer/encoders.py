@@ -58,7 +58,7 @@ class ProcessEncoders:
         self._short: Encoder | None = None
         self._long: dict[object, Any] = {}  # see `Backend.encoders`
         # Wraps an encoder so that it handles special tokens.
-        self._encoder = lru_cache(_MOST_KEPT)(
+        self._encoder: Any = lru_cache(_MOST_KEPT)(
             lambda inner, options: SpecialEncoder(inner, vocabulary, options)
         )
 
@@ -142,7 +142,7 @@ class ProcessEncoders:
         encoder = self._on_host(len(text))
         if encoder is None or (is_normalized and len(text) > HOST_BYTES):
             return None
-        special = self._encoder(self._host, options)
+        special: SpecialEncoder = self._encoder(self._host, options)
         if coder is not None and not is_normalized:
             return special.encode_document(text, lambda part: coder.encode(bytes(part), True))
         return special.encode_document(text, encoder.encode_document)
