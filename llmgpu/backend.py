@@ -358,31 +358,28 @@ def _may_have_gpu() -> bool:
     return not sys.platform.startswith("linux") or any(map(glob, _GPU_FILES))
 
 
-def list_adapters() -> list[AdapterInfo]:
-    """Return all adapters of the driver that LLMGPU_DRIVER names, or of wgpu, best first.
+def list_adapters(driver: str = "") -> list[AdapterInfo]:
+    """Return all adapters of a driver, best first.
+
+    driver: by default the driver that LLMGPU_DRIVER names, or wgpu.
 
     The list is empty if the driver's package or the system's driver is missing, or if this process
     was forked after its parent had used adapters.
     """
-    from llmgpu.gpu.adapters import chosen_driver
+    from llmgpu.gpu.adapters import chosen_driver, has_dawn, list_adapters, load_driver
 
-    return _adapters(chosen_driver() or "wgpu")
+    driver = driver or chosen_driver() or "wgpu"
+    if not (has_dawn() if driver == "dawn" else _has_wgpu()):
+        return []
+    webgpu = load_driver(driver)
+    return list_adapters(webgpu) if webgpu.is_usable() else []
 
 
 def list_all_adapters() -> list[AdapterInfo]:
     """Return the adapters of all installed drivers, wgpu's first."""
     from llmgpu.gpu.adapters import DRIVERS
 
-    return [info for name in DRIVERS for info in _adapters(name)]
-
-
-def _adapters(driver: str) -> list[AdapterInfo]:
-    from llmgpu.gpu.adapters import has_dawn, list_adapters, load_driver
-
-    if not (has_dawn() if driver == "dawn" else _has_wgpu()):
-        return []
-    webgpu = load_driver(driver)
-    return list_adapters(webgpu) if webgpu.is_usable() else []
+    return [info for name in DRIVERS for info in list_adapters(name)]
 
 
 def auto_adapter() -> AdapterInfo | None:

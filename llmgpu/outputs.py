@@ -203,18 +203,13 @@ def _describe_kept(path: str, kind: str) -> str | None:
 
 
 def _is_terminal(path: str) -> bool:
-    try:
+    with suppress(OSError, ValueError, AttributeError):  # opening the output will raise the error
         if path == STANDARD_OUTPUT:
             return sys.stdout.isatty()
-        if not stat.S_ISCHR(os.stat(path).st_mode):
-            return False
-        descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
-    except (OSError, ValueError, AttributeError):  # opening the output will raise the error
-        return False
-    try:
-        return os.isatty(descriptor)
-    finally:
-        os.close(descriptor)
+        if stat.S_ISCHR(os.stat(path).st_mode):
+            with open(os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK), "wb", 0) as file:
+                return file.isatty()
+    return False
 
 
 def _identity(path: str, *, is_input: bool) -> object:

@@ -67,8 +67,6 @@ class _Job:
         corpus = asked.files.named(asked.corpus)
         corpus = corpus or (() if asked.from_counts else piped_input(report))
         self.resumed = asked.checkpoint if asked.resume else None
-        if asked.resume and not asked.checkpoint:
-            raise click.UsageError("--resume needs --checkpoint FOLDER to resume from")
         has_source = corpus or asked.from_counts
         if self.resumed and not (has_source or os.path.lexists(self.resumed)):
             raise InputError(f"{self.resumed} does not exist, so there is no run to resume")

@@ -21,7 +21,7 @@ from llmgpu.cli.chat import check_chat, with_chat_template
 from llmgpu.cli.commands.models import GenerateCommand
 from llmgpu.cli.console import Reporter, is_terminal, print_result
 from llmgpu.cli.groups import READING_INPUT, piped_input
-from llmgpu.cli.options import refuse_given, refuse_without_effect
+from llmgpu.cli.options import refuse_given
 from llmgpu.errors import CheckpointError, InputError
 from llmgpu.input_files import (
     STANDARD_INPUT,
@@ -141,7 +141,6 @@ def _given_prompts(asked: GenerateCommand, report: Reporter) -> list[Prompt]:
     if asked.prompts is None:
         if not report.as_json:
             refuse_given(("log_probabilities",), "is for --prompts and --json")
-        refuse_without_effect(GenerateCommand)
         text = _single_prompt(asked.prompt, report)
         if asked.chat and not text:
             raise click.UsageError("--chat needs --prompt or --prompts: what the user says")

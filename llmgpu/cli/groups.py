@@ -7,10 +7,10 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -386,20 +386,21 @@ def gpu_from(least: int) -> int:
         raise click.UsageError(str(error)) from error
 
 
-def open_device(device: str, paths: Sequence[str], *, encodes: bool) -> Opening:
+def open_device(reads: str, values: Mapping[str, Any], *, encodes: bool = True) -> Opening:
     """Return a command's `Opening`; begin to open a device that is sure to be used.
 
     With ``auto``, a device is sure to be used if the files are large enough and all of their text
     is read.
 
-    paths: the files that the command reads. encodes: see `Opening`.
+    reads: the parameter that names the files to read. values: of all parameters. encodes: see
+    `Opening`.
     """
-    context = click.get_current_context()
+    context, device = click.get_current_context(), values["device"]
     least = gpu_from(encoding_from(usable_processors()) if encodes else TRAINING_FROM)
-    is_used = not context.params.get("decode")
+    is_used = not values.get("decode")
     if device == "auto":
-        sizes = (os.path.getsize(path) for path in paths if os.path.isfile(path))
-        takes_all = not any(context.params.get(name) for name in _TAKING_LESS)
+        sizes = (os.path.getsize(path) for path in values[reads] if os.path.isfile(path))
+        takes_all = not any(map(values.get, _TAKING_LESS))
         is_used = takes_all and sum(sizes) >= least
     # A worker of ``llmgpu run`` keeps devices open from one command to the next.
     kept: dict[str, Opening] = {} if context.obj is None else context.obj

@@ -20,7 +20,7 @@ import click
 from llmgpu.backend import auto_adapter, list_all_adapters
 from llmgpu.cli.commands.vocabularies import InfoCommand
 from llmgpu.cli.console import Reporter, is_terminal, print_result
-from llmgpu.cli.options import refuse_given, refuse_without_effect
+from llmgpu.cli.options import refuse_given
 from llmgpu.cpu.extension import describe as describe_calls
 from llmgpu.cpu.library import describe as describe_engine
 from llmgpu.errors import InputError, LlmgpuError, VocabularyError
@@ -58,7 +58,6 @@ def info(asked: InfoCommand, report: Reporter) -> None:
     # Check which options can be combined.
     if asked.page:
         refuse_given(_OF_LISTS, "can't be combined with --report")
-    refuse_without_effect(InfoCommand)
     if asked.plot:
         refuse_given((*_OF_LISTS, "page", "as_json"), "can't be combined with --plot")
         if file is None:

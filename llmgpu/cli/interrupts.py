@@ -48,9 +48,6 @@ def handled_signals() -> Iterator[None]:
     these threads at exit. So the watching thread keeps running, and ends the process after
     GRACE_SECONDS.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     former = {number: signal.getsignal(number) for number in SIGNALS}
     handled = {number for number, handler in former.items() if handler != signal.SIG_IGN}
     told, telling = os.pipe()

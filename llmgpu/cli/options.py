@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -26,7 +26,11 @@ from llmgpu.option_fields import (
 )
 from llmgpu.registry import imported
 
+if TYPE_CHECKING:
+    from llmgpu.backend import Opening
+
 T = TypeVar("T")
+Opens = Callable[[Mapping[str, Any]], "Opening"]  # opens the device that a command's options name
 _NEAR = 0.8  # similarity of spellings that differ by one or two letters; 1 means equal
 # Sources of values that the user has chosen. Values from other sources are defaults.
 _ASKED = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP)
@@ -77,18 +81,17 @@ class SectionedCommand(click.Command):
 
 
 def command(
-    name: str, does: str, cls: type[click.Command] = SectionedCommand
+    name: str, does: str, cls: type[click.Command] = SectionedCommand, opens: Opens | None = None
 ) -> Callable[[type[T]], type[T]]:
     """Return a decorator for the class that declares the arguments and options of a command.
 
     The decorator makes the class a dataclass without constructor, and stores the command as its
     attribute `click_command`. The docstring of the class is the help. The command makes an object
-    of the class and a `Reporter`, and calls the function of `does` with both. If the class has a
-    method `open_device`, the method is called before `does` is imported, and its result, the
-    `Opening` of a device, is the third argument.
+    of the class and a `Reporter`, and calls the function of `does` with both. The `Opening` of a
+    command that uses a device is the third argument.
 
     name: the command's name. does: ``module:name`` of the function in `llmgpu.cli` that does the
-    work.
+    work. opens: returns the `Opening` for values of options; called before `does` is imported.
     """
 
     def make(declaring: type[T]) -> type[T]:
@@ -99,7 +102,8 @@ def command(
             if "pattern_regex" in values:
                 values["pattern"] = _pattern_of(values)
             asked = _take(kind, values)
-            opened = [asked.open_device()] if hasattr(kind, "open_device") else []
+            _refuse_without_effect(kind)
+            opened = [opens(values)] if opens else []
             work = imported(f"llmgpu.cli.{does}")
             from llmgpu.cli.console import Reporter  # not needed by --help
 
@@ -238,7 +242,7 @@ def refuse_given(names: Container[str], reason: str) -> None:
         raise click.UsageError(f"{flag} {reason}")
 
 
-def refuse_without_effect(kind: type) -> None:
+def _refuse_without_effect(kind: type) -> None:
     """Raise click.UsageError if an option was given without the options that it needs."""
     values = click.get_current_context().params
     for name, one in own_options(kind).items():

@@ -48,7 +48,7 @@ from llmgpu.cli.groups import (
     SpecialTokenOptions,
     resolve_texts,
 )
-from llmgpu.cli.options import refuse_given, refuse_without_effect
+from llmgpu.cli.options import refuse_given
 from llmgpu.cli.parts import PartJob
 from llmgpu.closing import undoing
 from llmgpu.errors import InputError
@@ -152,7 +152,6 @@ def _check_options(asked: TokenizeCommand, format: str) -> None:
         raise click.UsageError("--layout needs --format bin, or -o NAME.bin")
     if asked.split and not is_named:
         raise click.UsageError("--split needs -o FILE")
-    refuse_without_effect(TokenizeCommand)
     if asked.split_by == "position":
         why = "can't be combined with --split-by position, which keeps the order"
         refuse_given(("shuffle", "seed", "part", "max_tokens", "chunk_tokens"), why)

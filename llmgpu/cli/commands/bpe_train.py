@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmgpu.bpe.training.declared import DeclaredOptions
@@ -12,11 +13,13 @@ from llmgpu.cli.options import command
 from llmgpu.option_fields import argument, group, option
 
 if TYPE_CHECKING:
-    from llmgpu.backend import Opening
     from llmgpu.text.parts import Part
 
 
-@command("bpe-train", "bpe_train:bpe_train", CheckpointedCommand)
+_open_device = partial(groups.open_device, "corpus", encodes=False)
+
+
+@command("bpe-train", "bpe_train:bpe_train", CheckpointedCommand, opens=_open_device)
 class BpeTrainCommand:
     """Train a byte-level BPE vocabulary on CORPUS: files, folders, globs, or a pipe.
 
@@ -51,13 +54,11 @@ class BpeTrainCommand:
         None, str, "Keep progress in this folder until the run is finished, for --resume.",
         metavar="FOLDER")
     resume: bool = option(
-        False, bool, "Resume an interrupted run from its --checkpoint, with its options.")
+        False, bool, "Resume an interrupted run from its --checkpoint, with its options.",
+        needs=("checkpoint",), needs_words="needs --checkpoint FOLDER to resume from")
     part: Part | str | None = groups.part()
     force: bool = groups.force()
     files: FileOptions = group(FileOptions)
     reading: ReadingOptions = group(ReadingOptions)
     device: str = groups.device()
     # fmt: on
-
-    def open_device(self) -> Opening:
-        return groups.open_device(self.device, self.corpus, encodes=False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from llmgpu.backend import Opening
 from llmgpu.cli import groups
 from llmgpu.cli.groups import FileOptions, ReadingOptions
@@ -10,19 +13,15 @@ from llmgpu.lm.options import PRECISIONS, Precision, SamplingOptions
 from llmgpu.option_fields import argument, group, option
 
 
-class _ModelCommand:
-    """A command that runs a model on a device."""
-
-    device: str
-
-    def open_device(self) -> Opening:
-        opening = Opening(self.device, matrices=True)
-        opening.begin()
-        return opening
+def _open_device(values: Mapping[str, Any]) -> Opening:
+    """Open the device that runs a model."""
+    opening = Opening(values["device"], matrices=True)
+    opening.begin()
+    return opening
 
 
-@command("generate", "generate:generate")
-class GenerateCommand(_ModelCommand):
+@command("generate", "generate:generate", opens=_open_device)
+class GenerateCommand:
     """Continue a prompt with the model in FOLDER: a run, a checkpoint or a Hugging Face model.
 
     Writes the prompt and then the text to stdout as it is generated. A character made of several
@@ -73,8 +72,8 @@ class GenerateCommand(_ModelCommand):
     # fmt: on
 
 
-@command("score", "score:score")
-class ScoreCommand(_ModelCommand):
+@command("score", "score:score", opens=_open_device)
+class ScoreCommand:
     """Score documents with the model in FOLDER, a run folder or a Hugging Face checkpoint.
 
     Writes one JSON line per document: number of tokens, log-likelihood (natural logarithm),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING
+from functools import partial
 from typing import TYPE_CHECKING
 
 from llmgpu.bpe.vocabulary import MATCH_RULES
@@ -12,17 +13,17 @@ from llmgpu.cli.groups import (
     FileOptions,
     ReadingOptions,
     SpecialTokenOptions,
+    open_device,
 )
 from llmgpu.cli.options import command
 from llmgpu.option_fields import argument, group, option, output_option
 from llmgpu.tokens.formats import FORMATS, LAYOUTS, SHOWN, describe
 
 if TYPE_CHECKING:
-    from llmgpu.backend import Opening
     from llmgpu.text.parts import Part
 
 
-@command("tokenize", "tokenize:tokenize")
+@command("tokenize", "tokenize:tokenize", opens=partial(open_device, "files"))
 class TokenizeCommand:
     """Tokenize files, folders or globs; reads stdin by default. Each file is a document.
 
@@ -102,11 +103,8 @@ class TokenizeCommand:
     device: str = groups.device()
     # fmt: on
 
-    def open_device(self) -> Opening:
-        return groups.open_device(self.device, self.files, encodes=True)
 
-
-@command("count", "count:count")
+@command("count", "count:count", opens=partial(open_device, "paths"))
 class CountCommand:
     """Count the tokens of files, folders or globs, or of a pipe: wc for tokens.
 
@@ -145,6 +143,3 @@ class CountCommand:
     reading: ReadingOptions = group(ReadingOptions)
     device: str = groups.device()
     # fmt: on
-
-    def open_device(self) -> Opening:
-        return groups.open_device(self.device, self.paths, encodes=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import MISSING
+from functools import partial
 
-from llmgpu.backend import Opening
 from llmgpu.bpe.interchange.formats import ALIASES, READERS, WEIGHT_TYPES, WRITERS
 from llmgpu.cli import groups
 from llmgpu.cli.groups import ReadingOptions
@@ -128,7 +128,9 @@ class ExportVocabularyCommand:
     # fmt: on
 
 
-@command("compare-vocabs", "compare_vocabs:compare_vocabs")
+@command(
+    "compare-vocabs", "compare_vocabs:compare_vocabs", opens=partial(groups.open_device, "texts")
+)
 class CompareVocabsCommand:
     """Compare two vocabularies: tokens by script and length and, with --on, bytes per token.
 
@@ -150,6 +152,3 @@ class CompareVocabsCommand:
     reading: ReadingOptions = group(ReadingOptions)
     device: str = groups.device()
     # fmt: on
-
-    def open_device(self) -> Opening:
-        return groups.open_device(self.device, self.texts, encodes=True)
