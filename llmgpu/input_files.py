@@ -11,6 +11,7 @@ import json
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -204,8 +205,7 @@ def parse_json(data: bytes) -> Any:
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        seen: set[str] = set()
-        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        [(repeated, _)] = Counter(key for key, _ in pairs).most_common(1)
         raise VocabularyError(f"the key {quote(repeated)} is repeated")
     return made
 

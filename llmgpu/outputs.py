@@ -120,17 +120,17 @@ class Output:
 
 
 def check_outputs(
-    outputs: Collection[Output], inputs: Iterable[str] = (), *, force: bool = False
+    outputs: Collection[Output], inputs: Iterable[str | None] = (), *, force: bool = False
 ) -> None:
     """Raise OutputError if writing `outputs` would destroy a file.
 
-    inputs: the files read by the command; "-" is standard input.
+    inputs: the files read by the command; "-" is standard input, and None is skipped.
     force: allow replacing files of another kind, but never an input.
     """
     # An output must be neither an input nor another output. A new file is not an input: for 100 000
     # inputs, examining each takes 0.3 s.
     exist = any(each.path == STANDARD_OUTPUT or os.path.exists(each.path) for each in outputs)
-    known = {_identity(path, is_input=True): path for path in inputs} if exist else {}
+    known = {_identity(path, is_input=True): path for path in inputs if path} if exist else {}
     taken: dict[object, Output] = {}
     for output in outputs:
         require_name(output.path)

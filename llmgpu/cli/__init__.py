@@ -81,14 +81,13 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; raise UsageError with suggestions for a mistyped name."""
-        if args[0] in COMMANDS:
-            return super().resolve_command(ctx, args)
-        from llmgpu.cli.options import suggest
-        from llmgpu.spelling import COMMAND_NAMES
+        if args[0] not in COMMANDS:
+            from llmgpu.cli.options import suggest
+            from llmgpu.spelling import COMMAND_NAMES
 
-        known = {*COMMANDS, *COMMAND_NAMES}
-        if advice := suggest(args[0].replace("_", "-"), known, COMMAND_NAMES):
-            raise click.UsageError(f"No such command {quote(args[0])}.{advice}", ctx)
+            known = {*COMMANDS, *COMMAND_NAMES}
+            if advice := suggest(args[0].replace("_", "-"), known, COMMAND_NAMES):
+                raise click.UsageError(f"No such command {quote(args[0])}.{advice}", ctx)
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

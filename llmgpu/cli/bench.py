@@ -52,7 +52,7 @@ def bench(asked: BenchCommand, report: Reporter) -> None:
     kinds = ((asked.output, RECORD), (asked.page, PAGE), (asked.write_corpus, TEXT))
     written = [Output(path, kind) for path, kind in kinds if path is not None]
     sources = resolve_sources(corpus).files if corpus and GENERATED not in corpus else []
-    read = [*(source.path for source in sources), *filter(None, (asked.record_path, asked.compare))]
+    read = [asked.record_path, asked.compare, *(source.path for source in sources)]
     read += find_vocabulary(vocab).inputs if vocab else []
     check_outputs(written, read, force=asked.force)
     # Read the record to compare with first: a damaged record ends the command at once.

@@ -84,7 +84,7 @@ class _Job:
         of_seed = find_vocabulary(seed).inputs if seed else ()
         texts = [source.path for source in self.sources.files] if self.sources else ()
         self.paths = [*asked.from_counts, *texts]
-        self.read = [*self.paths, *of_seed, *asked.files.lists]
+        self.read = [*self.paths, *of_seed, asked.files.files_from]
         self.loaded = self._load_counts() if asked.from_counts else None
         self.options, self.reading = self._library_options()
         self.outputs = {} if asked.counts_only else self._name_outputs()
@@ -107,8 +107,6 @@ class _Job:
         if bool(corpus) == bool(asked.from_counts):
             what = "files, folders or globs, or - for standard input"
             raise click.UsageError(f"give either CORPUS ({what}) or --from-counts")
-        if asked.counts_only and not asked.counts_output:
-            raise click.UsageError("--counts-only needs --save-counts FILE to write the counts to")
         if asked.counts_only:
             no_effect = "has no effect with --counts-only, which writes no vocabulary"
             refuse_given(("output",), no_effect)
@@ -267,7 +265,6 @@ class _Job:
 
     def _count(self, source: Corpus | WordCounts, training: Training) -> dict[str, Any]:
         """Count words and save the counts; return the summary."""
-        assert self.counts_output is not None
         seconds: dict[str, float] = {}
         text = source if isinstance(source, Corpus) else None
         if isinstance(source, Corpus):
@@ -275,7 +272,7 @@ class _Job:
             with self.report:
                 source = training.count(source, merges=False, may_be_empty=is_part)
             seconds["count words"] = round(time.perf_counter() - start, 3)
-        saved = save_counts(self.counts_output, source)
+        saved = save_counts(str(self.counts_output), source)
         return {**saved, **left_out_of(text), "seconds": seconds}
 
     def _train(

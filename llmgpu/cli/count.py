@@ -131,11 +131,8 @@ def keep_input(
     To be read several times, standard input is first copied to a temporary file, which stands in
     for "-". For one pass the path is "-" itself.
     """
-    if not paths:
-        yield Sources([], 0), ""
-        return
     if STANDARD_INPUT not in paths or passes == 1:
-        yield resolve_texts(paths, selection), STANDARD_INPUT
+        yield resolve_texts(paths, selection) if paths else Sources([], 0), STANDARD_INPUT
         return
     import tempfile
 

@@ -270,9 +270,8 @@ def _continue_all(
     ended: set[int] = set()
     written = total = 0
     for number, token in generator.continue_all(requests()):
-        if token is not None:
-            continue
-        ended.add(number)
+        if token is None:
+            ended.add(number)
         while written in ended:
             one = made.pop(written)
             total += len(one.ids)

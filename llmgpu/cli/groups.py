@@ -208,11 +208,6 @@ class FileOptions:
         listed = data.split(b"\0") if b"\0" in data else [*map(_unquoted, data.splitlines())]
         return tuple(line.decode("utf-8", "surrogateescape") for line in listed if line)
 
-    @property
-    def lists(self) -> list[str]:
-        """The path given by --files-from, in a list; empty without the option."""
-        return [*filter(None, [self.files_from])]
-
     def selection(self) -> Selection:
         """Return the rules by which files in folders are selected.
 

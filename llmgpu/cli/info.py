@@ -128,12 +128,10 @@ def _show(facts: dict[str, Any], report: Reporter) -> None:
     if report.as_json:
         return report.summarize(facts)
     for name, value in facts.items():
-        if isinstance(value, dict):
-            print_result(printable(f"{name}:"))
-            for key, item in value.items():
-                print_result(printable(f"  {key}: {item}"))
-        else:
-            print_result(printable(f"{name}: {value}"))
+        inner = value if isinstance(value, dict) else None
+        print_result(printable(f"{name}: {value}" if inner is None else f"{name}:"))
+        for key, item in (inner or {}).items():
+            print_result(printable(f"  {key}: {item}"))
 
 
 def _adapter_facts() -> dict[str, Any]:

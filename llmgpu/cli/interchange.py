@@ -71,9 +71,8 @@ def export_vocabulary(asked: ExportVocabularyCommand, report: Reporter) -> None:
         raise click.UsageError("--chat-template is only for gguf and huggingface")
     # Check the outputs, and write the model or the vocabulary.
     _check_folder(output, writes_model=model is not None, force=asked.force)
-    named = [chat_template] if chat_template is not None else []
     if model is not None:
-        inputs = [*named, *map(str, model.folder.iterdir())]
+        inputs = [chat_template, *map(str, model.folder.iterdir())]
         vocabulary = with_chat_template(model.vocabulary, chat_template)
         model = replace(model, vocabulary=vocabulary)
         if to_folder:
@@ -89,7 +88,7 @@ def export_vocabulary(asked: ExportVocabularyCommand, report: Reporter) -> None:
     else:
         files = find_vocabulary(asked.vocab)
         vocabulary = with_chat_template(files.read(report.note), chat_template)
-        check_outputs(writer.outputs(output), [*named, *files.inputs], force=asked.force)
+        check_outputs(writer.outputs(output), [chat_template, *files.inputs], force=asked.force)
         writer.write(vocabulary, output, **options)
         _note_model(os.path.dirname(files.path), report)
     what = "" if model is None else f"the model of {model.folder} with "

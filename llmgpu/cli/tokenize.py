@@ -199,8 +199,8 @@ class _Tokenizing:
         vocabulary_files = find_vocabulary(asked.vocab)
         # Check the outputs and their format.
         if not asked.count:
-            named = [*filter(None, [asked.chat.chat_template]), *asked.selection.lists]
-            read = [*vocabulary_files.inputs, *named, *(each.path for each in found.files)]
+            read = [asked.chat.chat_template, asked.selection.files_from, *vocabulary_files.inputs]
+            read += [each.path for each in found.files]
             check_outputs([*self._outputs(), *job.outputs], read, force=asked.force)
             if not asked.format_name:
                 check_ending(name)
@@ -483,7 +483,7 @@ def _decode(asked: TokenizeCommand, report: Reporter) -> dict[str, Any]:
     sources = files_of_ids(names, asked.format_name)
     sides = [side_path(name) for name, format in sources if format == "bin" and name != "-"]
     vocabulary_files = find_vocabulary(asked.vocab)
-    read = [*vocabulary_files.inputs, *asked.selection.lists, *names, *sides]
+    read = [asked.selection.files_from, *vocabulary_files.inputs, *names, *sides]
     read += [name for name, _ in sources]
     check_outputs([Output(asked.output, TEXT)], read, force=asked.force)
     separators = asked.reading.corpus_options().separators  # at most one, between documents

@@ -162,8 +162,8 @@ class _Job:
         texts = (
             text.path for each in (*self.corpora, self.evaluated) if each for text in each.files
         )
-        lists = filter(None, (given.config, given.chat.chat_template))
-        self.inputs = [*texts, *read, *lists, *given.files.lists]
+        options = given.config, given.chat.chat_template, given.files.files_from
+        self.inputs = [*texts, *read, *options]
 
     def _check(self, options: TrainOptions) -> None:
         """Raise InputError for options that contradict the number of workers or the intervals."""

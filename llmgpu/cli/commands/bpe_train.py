@@ -42,7 +42,9 @@ class BpeTrainCommand:
         None, str,
         "Also write the word counts to this file, as a table if it ends in .parquet.",
         "--save-counts", metavar="FILE")
-    counts_only: bool = option(False, bool, "Write the word counts without training.")
+    counts_only: bool = option(
+        False, bool, "Write the word counts without training.", needs=("counts_output",),
+        needs_words="needs --save-counts FILE to write the counts to")
     from_counts: tuple[str, ...] = option(
         (), str,
         "Train on saved word counts instead of CORPUS. Repeatable: the counts are added.",
