@@ -382,11 +382,6 @@ def list_all_adapters() -> list[AdapterInfo]:
     return [info for name in DRIVERS for info in list_adapters(name)]
 
 
-def auto_adapter() -> AdapterInfo | None:
-    """Return the adapter that ``auto`` selects; None if ``auto`` selects NumPy."""
-    return next((info for info in list_adapters() if not info.is_software), None)
-
-
 def _has_wgpu() -> bool:
     with suppress(ImportError, OSError, RuntimeError):  # wgpu's library is missing or unusable
         from llmgpu.gpu.adapters import load_driver

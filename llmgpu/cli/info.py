@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmgpu.backend import auto_adapter, list_all_adapters
+from llmgpu.backend import list_adapters, list_all_adapters
 from llmgpu.cli.commands.vocabularies import InfoCommand
 from llmgpu.cli.console import Reporter, is_terminal, print_result
 from llmgpu.cli.options import refuse_given
@@ -148,8 +148,7 @@ def _adapter_facts() -> dict[str, Any]:
             "matrix products": ", ".join(map(str, adapter.matrix_shapes)) or "none",
             **{name: adapter.limits[name] for name in LIMITS_SHOWN},
         }
-    chosen = auto_adapter()
-    name = "cpu" if chosen is None else chosen.name
+    name = next((each.name for each in list_adapters() if not each.is_software), "cpu")
     return facts | {"--device auto, train": name, "--device auto, tokenize": name}
 
 
