@@ -48,9 +48,6 @@ _SLOTS = 3  # slots, of one bucket each, in the memory that a worker shares
 # Parts of a tensor, and shares of threads, start at multiples of this many numbers (256 bytes).
 _START = 64
 _BLOCK = 1 << 16  # numbers added up at a time, so that they fit in a processor's cache
-# Random bytes by which another worker recognizes this worker's memory; the slots after them start
-# at a line of a processor's cache, which makes copies faster.
-_TOKEN = 64
 _MOST_THREADS = 8  # more threads are no faster, because memory is the limit
 
 # A function that receives a range of an array, and the sums over all workers of each number in it.
@@ -73,10 +70,9 @@ class Workers:
     def __init__(self, communicator: Any = None) -> None:
         """Join the processes of an MPI communicator; None: this process is the only worker."""
         self._mpi = communicator
-        self.number: int = 0 if communicator is None else communicator.rank
-        self.count: int = 1 if communicator is None else communicator.size
-        self.local_number, self.local_count = 0, 1
+        self.number, self.count = self.local_number, self.local_count = 0, 1
         if communicator is not None:
+            self.number, self.count = communicator.rank, communicator.size
             local = communicator.Split_type(importlib.import_module("mpi4py.MPI").COMM_TYPE_SHARED)
             self.local_number, self.local_count = local.rank, local.size
 
@@ -117,8 +113,7 @@ class Workers:
 
     def wait(self) -> None:
         """Wait until all workers have called this method."""
-        if self._mpi is not None:
-            self._mpi.Barrier()
+        self.gather(None)
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
@@ -148,7 +143,13 @@ class Workers:
 
     def open_sums(self) -> Sums:
         """Return the `Sums` over all workers; all workers must call this method."""
-        return open_sums(self._mpi, self.local_count)
+        threads = BlockThreads(self.local_count)
+        if self.count == 1:  # the sum is this worker's array itself
+            return lambda own: lambda use: threads.run(len(own), _pass_on(own, use))
+        memory = share_memory(self._mpi) if self.local_count == self.count else None
+        if memory is None:
+            return partial(collective_sums, self._mpi, threads)
+        return shared_sums(self._mpi, threads, memory)
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
@@ -157,15 +158,12 @@ class Workers:
         After a failure the first worker raises its own error, or else InputError with the error of
         the failed worker. All other workers raise SystemExit and print nothing.
         """
-        if self._mpi is None:
-            yield
-            return
         error: Exception | None = None
         try:
             yield
         except Exception as caught:
             error = caught
-        said = self._mpi.allgather(error and (str(error) or repr(error)))
+        said = self.gather(error and (str(error) or repr(error)))
         failed = [number for number, text in enumerate(said) if text is not None]
         if not failed:
             return
@@ -355,7 +353,7 @@ def shared_sums(communicator: Any, threads: BlockThreads, memory: Sequence[mmap.
 
     memory: the memory of all workers, indexed by worker, as `share_memory` returns it.
     """
-    arrays = [np.frombuffer(each, np.float32, _SLOTS * BUCKET, _TOKEN) for each in memory]
+    arrays = [np.frombuffer(each, np.float32) for each in memory]
     slots = deque(zip(*(array.reshape(_SLOTS, BUCKET) for array in arrays), strict=True))
 
     def begin(own: FloatArray) -> Callable[[Use], None]:
@@ -402,45 +400,28 @@ def collective_sums(
     return add_up
 
 
-def open_sums(communicator: Any, local_count: int) -> Sums:
-    """Return the `Sums` of an MPI communicator; all its workers must call this function.
-
-    communicator: None for a single worker. local_count: number of workers on this machine.
-    """
-    threads = BlockThreads(local_count)
-    if communicator is None:  # the sum is this worker's array itself
-        return lambda own: lambda use: threads.run(len(own), _pass_on(own, use))
-    memory = share_memory(communicator) if local_count == communicator.size else None
-    if memory is None:
-        return partial(collective_sums, communicator, threads)
-    return shared_sums(communicator, threads, memory)
-
-
 def share_memory(communicator: Any) -> list[mmap.mmap] | None:
     """Return one shared memory per worker, which all workers can access; None if impossible.
 
     The memory has no name in a file system, so a worker that dies leaves nothing behind.
     """
-    nbytes = _TOKEN + _SLOTS * 4 * BUCKET
-    # Allocate this worker's memory; random bytes at its start identify it.
-    token = os.urandom(_TOKEN)
-    try:
-        descriptor = os.memfd_create("llmgpu gradients")  # available only on Linux
+    nbytes = _SLOTS * 4 * BUCKET
+    # Allocate this worker's memory, which its inode identifies.
+    descriptor, own = -1, None
+    with suppress(AttributeError, OSError):  # only Linux has `memfd_create`
+        descriptor = os.memfd_create("llmgpu gradients")
         os.ftruncate(descriptor, nbytes)
-        os.pwrite(descriptor, token, 0)
-    except (AttributeError, OSError):
-        descriptor = -1
+        own = os.fstat(descriptor)
     # Map the memory of all workers. Sharing works only if every worker can map all of it.
     memory: list[mmap.mmap] = []
-    descriptors = communicator.allgather((os.getpid(), descriptor, token))
+    descriptors = communicator.allgather((os.getpid(), descriptor, own))
     with suppress(OSError, ValueError):
         for process, number, expected in descriptors:
             with open(f"/proc/{process}/fd/{number}", "r+b") as file:
-                mapped = mmap.mmap(file.fileno(), nbytes)
-            # If a worker is in another container, its process number belongs to another process
-            # here.
-            if mapped[:_TOKEN] == expected:
-                memory.append(mapped)
+                # If a worker is in another container, its process number belongs to another
+                # process here.
+                if expected and os.path.samestat(expected, os.fstat(file.fileno())):
+                    memory.append(mmap.mmap(file.fileno(), nbytes))
     is_shared = all(communicator.allgather(len(memory) == communicator.size))
     if descriptor >= 0:
         os.close(descriptor)

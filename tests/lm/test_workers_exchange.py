@@ -55,7 +55,10 @@ from llmgpu.lm import workers as workers_module
 workers_module.BUCKET = 200_000
 if sys.argv[1] == "separate":
     del workers_module.os.memfd_create
-sums = workers_module.open_sums(workers, 1 if sys.argv[1] == "apart" else workers.size)
+joined = workers_module.Workers(workers)
+if sys.argv[1] == "apart":
+    joined.local_count = 1
+sums = joined.open_sums()
 is_shared = getattr(sums, "__qualname__", "").startswith("shared_sums.")
 assert is_shared == (sys.argv[1] == "shared")
 for turn, count in enumerate((200_000, 1, 2, 131_073, 7, 65_536)):
