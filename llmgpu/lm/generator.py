@@ -448,10 +448,7 @@ class Generator:
     def _check(self, ids: Sequence[int]) -> None:
         if not ids:
             raise InputError("the prompt is empty; give at least one token")
-        try:
-            check_ids(ids, self._ids)
-        except InputError as error:
-            raise InputError(f"the prompt can't be used: {error}") from error
+        check_ids(ids, self._ids, "the prompt can't be used")
 
 
 class StopStrings:

@@ -35,23 +35,18 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.input_files import input_errors
 from llmgpu.lm.options import TrainOptions
-from llmgpu.machine import has_limited_address_space
-from llmgpu.pipeline import in_order
 from llmgpu.progress import Progress, no_progress
 from llmgpu.tokens.bin import BinFile, describe_bin_file, matched_as
 from llmgpu.tokens.formats import mask_path
 from llmgpu.tokens.sinks import HEADER_BYTES
 
 _SCANNED_IDS = 1 << 20  # ids checked at a time
-_CHECKED_AHEAD = 3  # blocks in memory: one in a checksum, and two that threads read
-_NAMED_IDS = 5  # most invalid ids that a message names
 IGNORED_TARGET = 0xFFFFFFFF  # target that the loss ignores; larger than any id
 SEARCHED_SEQUENCES = 8  # sequences near a border that are searched for a separator
 # Least sequences of a stretch that ends with a block for evaluation, so that the block and the
 # searches for separators fit.
 LEAST_PART = 64
 ROUNDS = 8  # rounds of the Feistel network in `permute`
-STARTS_AHEAD = 64  # batches whose starts are computed at a time, which is as fast as one batch
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -152,14 +147,20 @@ class TokenSource:
             for whole in self._pieces
             for begin in range(0, whole.count, _SCANNED_IDS)
         )
-        # Threads read and check pieces while this thread computes the checksums of earlier pieces.
-        ahead = 1 if has_limited_address_space() else _CHECKED_AHEAD
-        for ids, mask in in_order(pieces, self._read_checked, ahead):
-            checksum = zlib.crc32(ids.data, checksum)
+        for piece in pieces:
+            ids = _read_ids(piece)
+            if int(ids.max()) >= self.vocabulary.size:
+                position = int(np.argmax(ids >= self.vocabulary.size))
+                raise InputError(
+                    f"{piece.file.path}: id {ids[position]} at position {piece.begin + position} "
+                    f"is beyond the vocabulary of {self.vocabulary.size} ids: the file is damaged"
+                )
+            checksum = zlib.crc32(ids.astype("<u4", copy=False).data, checksum)
             if self.has_mask:
+                mask = _read_mask(piece)
                 counts |= bool(mask.any())
                 mask_checksum = zlib.crc32(mask.data, mask_checksum)
-            done += len(ids)
+            done += piece.count
             progress("checking tokens", done, len(self))
         if self.has_mask and not counts:
             raise InputError(
@@ -167,18 +168,6 @@ class TokenSource:
                 "conversation has an assistant message"
             )
         self.checksum, self.mask_checksum = checksum, mask_checksum
-
-    def _read_checked(self, piece: _Piece) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-        """Return the ids and the mask of a piece; InputError for an id beyond the vocabulary."""
-        ids = _read_ids(piece)
-        if int(ids.max()) >= self.vocabulary.size:
-            position = int(np.argmax(ids >= self.vocabulary.size))
-            raise InputError(
-                f"{piece.file.path}: id {ids[position]} at position {piece.begin + position} is "
-                f"beyond the vocabulary of {self.vocabulary.size} ids: the file is damaged"
-            )
-        mask = _read_mask(piece) if self.has_mask else np.empty(0, np.bool_)
-        return ids.astype("<u4", copy=False), mask
 
 
 def open_token_files(
@@ -232,45 +221,29 @@ def _read_numbers(
     path: the file of ids or of the mask. offset: bytes before the first number of the file.
     """
     width = dtype.itemsize
-    content = bytearray(piece.count * width)
-    # A read through `open` takes a third of the system calls of `np.fromfile`. A network file
-    # system may return fewer bytes than there are.
-    with input_errors(path), open(path, "rb", buffering=0) as stream:
+    with input_errors(path), open(path, "rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         stream.seek(offset + piece.begin * width)
-        left = memoryview(content)
-        while count := stream.readinto(left):
-            left = left[count:]
-    if size < offset + piece.file.count * width or left:
+        content = stream.read(piece.count * width)
+    if size < offset + piece.file.count * width or len(content) < piece.count * width:
         raise InputError(f"{path} was cut short to {size} bytes while it was read")
     return np.frombuffer(content, dtype)
 
 
-def check_ids(ids: ArrayLike, vocab_size: int) -> NDArray[np.uint32]:
-    """Return ids of any shape and any integer type as uint32.
+def check_ids(ids: ArrayLike, vocab_size: int, what: str) -> None:
+    """Check ids of any shape; what: begin of the message.
 
-    Raises:
-        InputError: the ids are not integers, or some ids are negative or not below `vocab_size`;
-            the message names the first invalid ids with their positions.
+    Raises InputError if the ids are not integers, and for the first id that is negative or not
+    below `vocab_size`.
     """
     numbers = np.asarray(ids)
-    if numbers.size == 0:
-        return np.zeros(numbers.shape, np.uint32)
-    if not np.issubdtype(numbers.dtype, np.integer):
-        raise InputError(f"ids must be whole numbers of up to 64 bits, not {numbers.dtype.name}")
-    bad = (numbers < 0) | (numbers >= vocab_size)
-    if bad.any():
-        raise InputError(_describe(numbers, bad, vocab_size))
-    return numbers.astype(np.uint32)
-
-
-def _describe(ids: NDArray[np.integer], bad: NDArray[np.bool_], vocab_size: int) -> str:
-    positions = [tuple(int(k) for k in index) for index in np.argwhere(bad)[:_NAMED_IDS]]
-    named = ", ".join(f"{ids[position]} at {position}" for position in positions)
-    count = int(np.count_nonzero(bad))
-    more = ", ..." if count > len(positions) else ""
-    verb = "id is" if count == 1 else "ids are"
-    return f"{count} {verb} not in the vocabulary of {vocab_size} tokens: {named}{more}"
+    if numbers.size and numbers.dtype.kind not in "iu":
+        raise InputError(f"{what}: ids of type {numbers.dtype.name} are not whole numbers")
+    bad = np.argwhere((numbers < 0) | (numbers >= vocab_size))
+    if len(bad):
+        at = tuple(bad[0].tolist())
+        found = f"{what}: id {numbers[at]} at {at}"
+        raise InputError(f"{found} is not in the vocabulary of {vocab_size} tokens")
 
 
 def mix(
@@ -344,9 +317,6 @@ class _Corpus:
         return starts
 
 
-_Sequence = tuple[TokenSource, int]  # a source, and the number of ids before the sequence
-
-
 class Batches:
     """The batches of a run.
 
@@ -402,27 +372,17 @@ class Batches:
             self._evaluation_starts = seq_len * np.arange(count, dtype=np.int64)
         self.evaluation_sequences = len(self._evaluation_starts)
         self.training_sequences = sum(corpus.sequences for corpus in self._corpora)
-        # The next sequences, and the number of sequences before them.
-        self._next: list[_Sequence] = []
-        self._before_next = 0
 
     def training(self, position: int) -> Batch:
         """Return the batch that follows `position` sequences: tokens and targets, uint32 (B, T)."""
-        skipped = position - self._before_next
-        if not 0 <= skipped <= len(self._next) - self.batch_size:
-            self._next = self._find(position, self.batch_size * STARTS_AHEAD)
-            self._before_next, skipped = position, 0
-        return self._read(self._next[skipped : skipped + self.batch_size])
-
-    def _find(self, position: int, count: int) -> list[_Sequence]:
-        """Return the `count` sequences after `position` sequences."""
+        count = self.batch_size
         chosen, places = mix(self._weights, np.arange(position, position + count, dtype=np.int64))
         starts = np.empty(count, np.int64)
         for number in np.unique(chosen).tolist():
             of_corpus = chosen == number
             starts[of_corpus] = self._corpora[number].starts(places[of_corpus], self._seed)
         sources = [self._corpora[number].source for number in chosen.tolist()]
-        return [*zip(sources, starts.tolist(), strict=True)]
+        return self._read([*zip(sources, starts.tolist(), strict=True)])
 
     def evaluation(self, limit: int | None = None) -> Iterator[Batch]:
         """Yield the batches for evaluation, in order: tokens and targets, uint32 (B, T).
@@ -438,15 +398,15 @@ class Batches:
             starts = self._evaluation_starts[taken * every // count]
             yield self._read([(self._evaluated, start) for start in starts.tolist()])
 
-    def _read(self, sequences: Sequence[_Sequence]) -> Batch:
-        """Read up to B sequences. Fill the rest of the batch with ignored targets."""
+    def _read(self, sequences: Sequence[tuple[TokenSource, int]]) -> Batch:
+        """Read up to B sequences. Fill the rest of the batch with ignored targets.
+
+        sequences: for each its source, and the number of ids before it.
+        """
         ids = np.zeros((self.batch_size, self.seq_len + 1), np.uint32)
         for k, (source, start) in enumerate(sequences):
             ids[k] = source.read(start, self.seq_len + 1)
-        try:
-            check_ids(ids, self._ids)
-        except InputError as error:
-            raise InputError(f"a token file was changed during the run: {error}") from error
+        check_ids(ids, self._ids, "a token file was changed during the run")
         tokens, targets = ids[:, :-1].copy(), ids[:, 1:].copy()
         targets[len(sequences) :] = IGNORED_TARGET
         for k, (source, start) in enumerate(sequences):
