@@ -8,6 +8,7 @@ resumed jobs by the same fields. This module imports neither NumPy nor click.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, field, fields
 from functools import cache, partial
@@ -143,18 +144,21 @@ def default_of(kind: type, name: str) -> Any:
 
 
 def check_ranges(options: Any) -> None:
-    """Raise InputError for a value outside of its range or choices. None is always allowed."""
+    """Raise InputError for a value outside of its range or choices. None is always allowed.
+
+    An option of kind float must be finite, and at least 0 unless the option has another bound.
+    """
     own = own_options(type(options))
     given = {name: value for name in own if (value := getattr(options, name)) is not None}
     for name, value in given.items():
-        least, below = own[name].least, own[name].below
-        if least is None and own[name].kind == "count":
-            least = 1
-        if least is not None and value < least:
+        kind, least, below = own[name].kind, own[name].least, own[name].below
+        if least is None and kind in ("count", float):
+            least = int(kind == "count")
+        if least is not None and not value >= least:
             raise InputError(f"{own[name].flag} is {value}, but must be at least {least}")
-        if below is not None and value >= below:
-            raise InputError(f"{own[name].flag} is {value}, but must be less than {below}")
-    for name, value in given.items():
+        limit = math.inf if below is None and kind is float else below
+        if limit is not None and not value < limit:
+            raise InputError(f"{own[name].flag} is {value}, but must be less than {limit}")
         if own[name].choices and value not in own[name].choices:
             known = ", ".join(own[name].choices)
             raise InputError(f"{own[name].flag} is {value}; use one of {known}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar
 
@@ -74,6 +75,8 @@ def test_flags() -> None:
     [
         (Sizes(layers=0), "--layers is 0, but must be at least 1"),
         (Sizes(rate=1.0), "--pace is 1.0, but must be less than 1"),
+        (Sizes(rate=-0.5), "--pace is -0.5, but must be at least 0"),
+        (Sizes(rate=math.nan), "--pace is nan, but must be at least 0"),
         (Sizes(kind="c"), "--kind is c; use one of a, b"),
     ],
 )

@@ -177,7 +177,8 @@ class TrainOptions:
         "", "text", "Share of the sequences to draw from each name in CORPUS: 0.7,0.3.",
         "--weights", default_words="")
     seed: int = option(
-        1337, int, "Random seed for the initial weights and the order of the text.", least=0)
+        1337, int, "Random seed for the initial weights and the order of the text.", least=0,
+        below=1 << 63)
     evaluation_fraction: float = option(
         0.01, float, "Share of the text to hold out for evaluation.", "--eval-fraction", below=1)
     evaluation_parts: int = option(
@@ -202,8 +203,6 @@ class TrainOptions:
     def __post_init__(self) -> None:
         """Raise InputError for invalid values, and for values that do not fit together."""
         self._check_types()
-        if not 0 <= self.seed < 1 << 63:
-            raise InputError(f"--seed is {self.seed}, but must be from 0 to 2^63 - 1")
         check_ranges(self)
         if self.driver not in get_args(DriverName):
             known = ", ".join(get_args(DriverName))
@@ -276,18 +275,12 @@ class TrainOptions:
         return tuple(name.strip() for name in self.lora_targets.split(","))
 
     def _check_types(self) -> None:
-        """Raise InputError for values of wrong types, and for numbers below 0 or not finite.
-
-        In a stored run, values may have wrong types.
-        """
+        """Raise InputError for values of wrong types, which a stored run may have."""
         for field in fields(self):
             value, kind = getattr(self, field.name), type(field.default)
             fitting = (int, float) if kind is float else kind
             if not isinstance(value, fitting) or isinstance(value, bool) != (kind is bool):
                 raise InputError(f"{field.name} is of type {type(value).__name__}")
-            if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
-                flag = flag_of(field.name, TrainOptions)
-                raise InputError(f"{flag} is {value}, but must be 0 or more")
 
     @property
     def is_mixed(self) -> bool:
@@ -413,7 +406,7 @@ class SamplingOptions:
         1337, int, "Random seed; the same seed gives the same text on the same device.")
     repetition_penalty: float = option(
         1.0, float,
-        "Penalize tokens that occurred before: 1.1 slightly; 1: no penalty.")
+        "Penalize tokens that occurred before: 1.1 slightly; 1: no penalty.", least=1)
     log_probabilities: bool = option(
         False, bool,
         "Include the log-probability of each token in the output of --prompts or --json.",
@@ -422,16 +415,11 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         """Raise InputError for a value out of range."""
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InputError(f"--temperature is {self.temperature}, but must be 0 or more")
+        check_ranges(self)
         if self.top_k < 0:
             raise InputError(f"--top-k is {self.top_k}, but must be 0 (all) or more")
         if not 0 < self.top_p <= 1:
             raise InputError(f"--top-p is {self.top_p}, but must be above 0 and at most 1")
-        if not 1 <= self.repetition_penalty < math.inf:
-            raise InputError(
-                f"--repetition-penalty is {self.repetition_penalty}, but must be 1 (none) or more"
-            )
         if not 0 <= self.seed < 1 << 63:
             raise InputError(f"--seed is {self.seed}, but must be from 0 to 2^63 - 1")
 

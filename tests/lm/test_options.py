@@ -92,7 +92,7 @@ def test_a_rate_that_is_stable_and_decays_at_the_end() -> None:
     ],
 )
 def test_impossible_schedules(numbers: tuple[float, float, int, int]) -> None:
-    with pytest.raises(InputError, match=r"must be 0 or more|at least 0|must not be above --lr"):
+    with pytest.raises(InputError, match=r"at least 0|less than inf|must not be above --lr"):
         schedule(*numbers)
 
 
@@ -100,7 +100,11 @@ def test_impossible_schedules(numbers: tuple[float, float, int, int]) -> None:
     ("options", "message"),
     [
         ({"batch_size": -1}, "--batch-size is -1, but must be at least 1"),
-        ({"seed": -1}, r"--seed is -1, but must be from 0 to 2\^63 - 1"),
+        ({"seed": -1}, r"--seed is -1, but must be at least 0"),
+        (
+            {"seed": 1 << 63},
+            r"--seed is 9223372036854775808, .* less than 9223372036854775808",
+        ),
         ({"evaluation_fraction": 1.0}, r"--eval-fraction is 1.0, .* less than 1"),
         ({"evaluation_fraction": math.nan}, r"--eval-fraction is nan"),
         ({"schedule": "step"}, "--schedule is step; use one of cosine, linear, wsd"),
