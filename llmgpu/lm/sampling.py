@@ -37,20 +37,14 @@ class Sampler:
         """Apply the repetition penalty also to the ids of the prompt."""
         self._seen.update(ids)
 
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the sampler always chooses the likeliest id; of equally likely ids the smallest.
-
-        False with log-probabilities or a repetition penalty, which need all logits on the host.
-        """
-        options = self._options
-        return not (options.temperature or options.log_probabilities) and (
-            options.repetition_penalty == 1
-        )
-
     def draw(self, logits: NDArray[np.float32]) -> int:
         """Return an id drawn from logits (V,)."""
-        token = self._choose(self._penalised(logits))
+        penalised = self._penalised(logits)
+        if self._options.temperature == 0:
+            token = int(np.argmax(penalised))
+        else:
+            ids, probabilities = self.candidates(penalised)
+            token = int(ids[self._pick(probabilities)])
         self._seen.add(token)
         if self._options.log_probabilities:
             shifted = logits.astype(np.float64) - float(logits.max())
@@ -59,22 +53,17 @@ class Sampler:
             self.log_probabilities.append(float(shifted[token]) - total)
         return token
 
-    def _choose(self, logits: NDArray[np.float32]) -> int:
-        if self._options.temperature == 0:
-            return int(np.argmax(logits))
-        ids, probabilities = self.candidates(logits)
-        return int(ids[self._pick(probabilities)])
-
     def largest_wanted(self, count: int) -> int | None:
         """Return how many of the largest logits are enough to draw an id; None if all are needed.
 
-        0 if the likeliest id is always drawn. count: the number of all logits.
+        0 if the likeliest id is always drawn, of equally likely ids the smallest. count: the number
+        of all logits.
         """
         options = self._options
-        if self.is_greedy:
-            return 0
         if options.repetition_penalty != 1 or options.log_probabilities:
             return None
+        if options.temperature == 0:
+            return 0
         return options.top_k if 0 < options.top_k < count else None
 
     def draw_largest(self, ids: NDArray[np.int64], logits: NDArray[np.float32]) -> int:
@@ -83,7 +72,7 @@ class Sampler:
         logits: the largest logits, at least `largest_wanted` of them, in descending order. ids: the
             ids of these logits; of equal logits the smallest id first.
         """
-        if self.is_greedy:
+        if self._options.temperature == 0:
             return int(ids[0])
         _, probabilities = self._probabilities(-logits[: self._options.top_k])
         return int(ids[self._pick(probabilities)])
@@ -103,7 +92,7 @@ class Sampler:
         """
         options, missing = self._options, skip + count - len(self._uniform)
         draws = np.ones((count, 4))
-        if self.is_greedy:
+        if options.temperature == 0:
             return draws
         if missing > 0:
             self._uniform.extend(self._random.random(missing).tolist())

@@ -118,7 +118,7 @@ def test_a_tiny_temperature_takes_the_likeliest(temperature: float) -> None:
 def test_ids_that_came_up_are_less_likely() -> None:
     logits = np.array([3.0, -2.0, 2.9, 1.0], np.float32)
     sampler = Sampler(SamplingOptions(temperature=0, repetition_penalty=1.5))
-    assert not sampler.is_greedy
+    assert sampler.largest_wanted(4) is None
     sampler.see([1])
     drawn = [sampler.draw(logits) for _ in range(3)]
     # 3 / 1.5 is below 2.9, then 2.9 / 1.5 below 2, and 0 is the likeliest again.
