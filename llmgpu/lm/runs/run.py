@@ -49,7 +49,6 @@ from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.loss_curve import write_loss_curve
 from llmgpu.lm.runs.run_folder import (
     ACTIVITIES,
-    Origin,
     RunFolder,
     StepRecord,
     append_line,
@@ -192,8 +191,8 @@ class TrainingRun:
         self._begun = None if checkpoint is None else read_log(folder.log)
         begun = {} if self._begun is None else self._begun.facts
         # A resumed run keeps the command and the initial model that its log records.
-        init = begun.get("init") if plan.init is None else str(plan.init.folder)
-        self._origin = Origin(begun.get("command", plan.command), plan.data, init)
+        self._command = begun.get("command", plan.command)
+        self._init = begun.get("init") if plan.init is None else str(plan.init.folder)
         started = plan.init if checkpoint is None else checkpoint
         stops = frozenset[int]() if started is None else started.stop_ids
         self._stop_ids = stops | end_of_reply(self._vocabulary.special_tokens)
@@ -252,8 +251,8 @@ class TrainingRun:
             "options": self._options.stored(),
             "intervals": asdict(self._plan.intervals),
             "eos_id": self._plan.eos_id,
-            **({} if self._origin.init is None else {"init": self._origin.init}),
-            "command": self._origin.command,
+            **({} if self._init is None else {"init": self._init}),
+            "command": self._command,
         }
 
     def _load(self, checkpoint: Checkpoint, begun: Mapping[str, Any]) -> None:
@@ -267,7 +266,7 @@ class TrainingRun:
         if trainer.adapters is None:
             trainer.model.load(checkpoint.weights.__getitem__)
         else:
-            self._load_base(checkpoint, str(self._origin.init), trainer.adapters)
+            self._load_base(checkpoint, str(self._init), trainer.adapters)
         trainer.write_state(checkpoint.optimizer)
         trainer.step = self._saved_step = state.step
         if state.sequence_position != self._position(state.step):
@@ -519,7 +518,7 @@ class TrainingRun:
             random_state={},  # the order of sequences depends only on the seed
             options=self._options.stored(),
         )
-        base = str(self._origin.init)
+        base = str(self._init)
         write = partial(
             save_checkpoint,
             self._folder.path,
@@ -533,7 +532,7 @@ class TrainingRun:
             spare=self._decay_start,
             write_adapter=None if adapters is None else partial(adapters.write, read, base),
             stop_ids=self._stop_ids,
-            card=model_card(trainer.model.config, self._origin, self._records[-1]),
+            card=model_card(self._facts(), self._plan.data, self._records[-1]),
             unchanging=self._unchanging,
             note=self._notes_of_saving.append,
             in_memory=self._snapshot is not None,

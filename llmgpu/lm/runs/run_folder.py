@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,13 +33,11 @@ from llmgpu.errors import InputError, OutputError
 from llmgpu.files import FileLock, atomic_output, output_errors, require_name
 from llmgpu.input_files import input_errors, printable, quote, read_whole
 from llmgpu.lm.checkpoints.checkpoint import list_checkpoints
-from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.generator import Continuation, Generator
 from llmgpu.lm.model import Model
 from llmgpu.lm.options import SamplingOptions
 from llmgpu.lm.sampling import Sampler
 from llmgpu.text.jsonl import parse_json_object
-from llmgpu.version import __version__
 
 LOCK_NAME = "run.lock"
 TOKENS_NAME = "tokens"
@@ -304,8 +302,7 @@ def seconds_beside_steps(record: StepRecord) -> dict[str, float]:
     return {name: getattr(record, f"{name}_seconds") or 0.0 for name in ACTIVITIES}
 
 
-@dataclass(frozen=True)
-class LogContent:
+class LogContent(NamedTuple):
     """The content of a log: the facts of the run, and its records in order."""
 
     facts: dict[str, Any]
@@ -401,17 +398,12 @@ def _number(name: str, value: object, where: str) -> Any:
     raise InputError(f"{where}: {name} is missing or not a number")
 
 
-@dataclass(frozen=True)
-class Origin:
-    """The origin of a model: the command, the files of text or tokens, and the initial model."""
+def model_card(facts: Mapping[str, Any], data: Sequence[str], last: StepRecord) -> str:
+    """Return the README.md of a checkpoint.
 
-    command: str
-    data: Sequence[str]
-    init: str | None
-
-
-def model_card(config: ModelConfig, origin: Origin, last: StepRecord) -> str:
-    """Return the README.md of a checkpoint; last: the record of the checkpoint's step."""
+    facts: the facts of the run, see `begin_log`. data: the files of text or tokens. last: the
+    record of the checkpoint's step.
+    """
     losses = {
         "training loss": last.loss,
         "validation loss": last.validation_loss,
@@ -420,19 +412,19 @@ def model_card(config: ModelConfig, origin: Origin, last: StepRecord) -> str:
     numbers = {"steps": f"{last.step:,}", "tokens": f"{last.tokens:,}"}
     numbers |= {name: f"{loss:.4f}" for name, loss in losses.items() if loss is not None}
     rows = (f"| {name} | {value} |" for name, value in numbers.items())
-    base = () if origin.init is None else (f"It began with the weights of `{origin.init}`.",)
-    data = [f"- `{name}`" for name in origin.data[:_LISTED]]
-    more = len(origin.data) - _LISTED
+    base = (f"It began with the weights of `{facts['init']}`.",) if "init" in facts else ()
+    listed = [f"- `{name}`" for name in data[:_LISTED]]
+    more = len(data) - _LISTED
     # Put the paragraphs together, each a list of lines.
     paragraphs = [
         ["---", *_HUB_FACTS, "---"],
-        [f"A language model of {config.parameters:,} parameters, trained by llmgpu {__version__}."],
+        [f"A language model of {facts['parameters']:,} parameters, trained by {facts['tool']}."],
         *([line] for line in base),
         ["| | |", "| --- | --- |", *rows],
         ["Trained on:"],
-        data + [f"- and {more:,} more"] * (more > 0),
+        listed + [f"- and {more:,} more"] * (more > 0),
         ["The command:"],
-        ["```sh", origin.command, "```"],
+        ["```sh", facts["command"], "```"],
     ]
     return "\n\n".join("\n".join(map(printable, lines)) for lines in paragraphs) + "\n"
 
