@@ -81,11 +81,6 @@ class OrthogonalStep(WeightState):
 
     elements = ("direction",)
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """No tensors: the direction is scratch memory."""
-        return ()
-
     def compute(self, update: WeightUpdate) -> None:
         parameter, rate = update.parameter.array, float(update.hyper.array["learning_rate"])
         if update.decays:
