@@ -410,8 +410,7 @@ class Batches:
         tokens, targets = ids[:, :-1].copy(), ids[:, 1:].copy()
         targets[len(sequences) :] = IGNORED_TARGET
         for k, (source, start) in enumerate(sequences):
-            if source.has_mask:
-                targets[k][~source.read_mask(start + 1, self.seq_len)] = IGNORED_TARGET
+            targets[k][~source.read_mask(start + 1, self.seq_len)] = IGNORED_TARGET
         return tokens, targets
 
 

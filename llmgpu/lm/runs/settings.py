@@ -148,9 +148,7 @@ def _shortened(model: ModelConfig, sizes: Mapping[str, Any]) -> ModelConfig:
             )
     longest = model.max_positions or model.seq_len
     length = sizes.get("seq_len") or min(longest, FINE_TUNING_LENGTH)
-    if length == longest:
-        return replace(model, seq_len=length, max_positions=None)
-    return replace(model, seq_len=length, max_positions=longest)
+    return replace(model, seq_len=length, max_positions=None if length == longest else longest)
 
 
 def _with_defaults(
