@@ -76,7 +76,7 @@ def test_a_run_leaves_a_log_a_curve_and_a_model(
     plot = llmgpu("info", "run", "--plot").stdout.decode()
     assert plot.startswith("loss, nats per token") and "at step 8" in plot.splitlines()[-1]
     step = os.path.join("run", "step-00000008")
-    inside = f"{step} is a part of the run run, which has the losses: name run"
+    inside = f"{step} is a folder without a log.jsonl, not the folder of a run: name"
     fails(llmgpu("info", step, "--plot"), 1, inside)
     fails(llmgpu("info", "v.bin", "--plot"), 1, "v.bin is a file, not the folder of a run: name")
     (corpus.parent / "empty").mkdir()

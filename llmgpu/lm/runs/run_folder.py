@@ -144,10 +144,6 @@ def require_log(path: str | Path) -> None:
     folder = Path(path)
     if RunFolder(folder).log.is_file() or not folder.exists():
         return
-    run = folder.absolute().parent
-    if RunFolder(run).log.is_file():
-        shown = os.path.dirname(os.path.normpath(path)) or os.pardir
-        raise InputError(f"{path} is a part of the run {shown}, which has the losses: name {shown}")
     what = "a folder without a log.jsonl" if folder.is_dir() else "a file"
     raise InputError(
         f"{path} is {what}, not the folder of a run: name the folder of train's --output"
