@@ -20,11 +20,11 @@ from __future__ import annotations
 import importlib
 import mmap
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache, partial, reduce
+from itertools import cycle
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -354,19 +354,15 @@ def shared_sums(communicator: Any, threads: BlockThreads, memory: Sequence[mmap.
     memory: the memory of all workers, indexed by worker, as `share_memory` returns it.
     """
     arrays = [np.frombuffer(each, np.float32) for each in memory]
-    slots = deque(zip(*(array.reshape(_SLOTS, BUCKET) for array in arrays), strict=True))
+    slots = cycle(zip(*(array.reshape(_SLOTS, BUCKET) for array in arrays), strict=True))
 
     def begin(own: FloatArray) -> Callable[[Use], None]:
-        slot = slots[0]
-        slots.rotate(-1)
+        slot = next(slots)
         slot[communicator.rank][: len(own)] = own
 
         def add_up(use: Use) -> None:
             def add(block: slice) -> None:
-                sums = slot[0][block] + slot[1][block]
-                for other in slot[2:]:
-                    sums += other[block]
-                use(block, sums)
+                use(block, reduce(np.add, (each[block] for each in slot)))
 
             communicator.Barrier()
             threads.run(len(own), add)
@@ -391,10 +387,7 @@ def collective_sums(
     def add_up(use: Use) -> None:
         taken = np.empty_like(given)
         communicator.Alltoall(given, taken)
-        total = taken[0]
-        for other in taken[1:]:
-            total += other
-        communicator.Allgather(total, given)
+        communicator.Allgather(reduce(np.add, taken), given)
         threads.run(count, _pass_on(given.reshape(-1), use))
 
     return add_up
