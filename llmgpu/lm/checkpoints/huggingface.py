@@ -387,19 +387,20 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
         """Map the weight files of a folder; raise CheckpointError for files that can't be used."""
         self._folder = folder
         self._tensors: dict[str, NDArray[Any]] = {}
+        self._files: dict[str, Path] = {}
         for path, names in _weight_files(folder).items():
             found = read_tensors(path)
             for name in names or found:
                 if name not in found:
                     raise CheckpointError(f"{path}: tensor {quote(name)} is missing")
-                self._tensors[name] = found[name]
+                self._tensors[name], self._files[name] = found[name], path
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
         """Return a weight; raise CheckpointError for numbers that are not finite."""
         values = as_float32(self._tensors[name])
         if not np.isfinite(values).all():
             reason = "has numbers that are not finite"
-            raise CheckpointError(f"{self._folder}: tensor {quote(name)} {reason}")
+            raise CheckpointError(f"{self._files[name]}: tensor {quote(name)} {reason}")
         return values
 
     def __iter__(self) -> Iterator[str]:
@@ -424,7 +425,8 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
             if not (name.endswith(_COMPUTED) or (config.tied and name == OUTPUT))
         }
         expected = {weight.name: (WEIGHT_DTYPES, weight.used_shape) for weight in config.weights()}
-        require_tensors(self._folder, used, expected, f" by the sizes in {CONFIG}")
+        why = f" by the sizes in {CONFIG}; convert tensors of other types"
+        require_tensors(self._folder, used, expected, why, self._files)
 
 
 def has_model(path: str | Path) -> bool:

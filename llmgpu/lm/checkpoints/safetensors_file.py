@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -169,9 +170,7 @@ def read_tensors(path: str | Path) -> dict[str, NDArray[Any]]:
     with naming(path):
         content, data = _open(path)
         metadata = content.pop(METADATA, {})
-        if not isinstance(metadata, dict) or not all(
-            isinstance(text, str) for text in metadata.values()
-        ):
+        if not isinstance(metadata, dict) or {*map(type, metadata.values())} - {str}:
             raise CheckpointError(f"damaged: {METADATA} is not a map of strings")
         return _map_tensors(content, data)
 
@@ -181,11 +180,13 @@ def require_tensors(
     tensors: Mapping[str, NDArray[Any]],
     expected: Mapping[str, tuple[Sequence[np.dtype[Any]], tuple[int, ...]]],
     why: str = "",
+    files: Mapping[str, Path] = MappingProxyType({}),
 ) -> None:
     """Raise CheckpointError for the first tensor that is missing, unexpected or different.
 
-    path: the file or folder of the tensors, and why: the reason for the shapes, for the error.
     expected: possible dtypes, and shape, of each tensor that there must be, by name.
+    path, why, files: for the error: the file or folder of the tensors, the reason for the dtypes
+        and shapes, and the file of each tensor in a folder.
     """
     for name, (dtypes, shape) in expected.items():
         if name not in tensors:
@@ -194,12 +195,12 @@ def require_tensors(
         if found.dtype not in dtypes or found.shape != shape:
             known = " or ".join(_NAMES[dtype] for dtype in dtypes)
             raise CheckpointError(
-                f"{path}: tensor {quote(name)} is {_NAMES[found.dtype]} {list(found.shape)}, "
-                f"but{why} must be {known} {list(shape)}"
+                f"{files.get(name, path)}: tensor {quote(name)} is {_NAMES[found.dtype]} "
+                f"{list(found.shape)}, but must be {known} {list(shape)}{why}"
             )
     for name in tensors:
         if name not in expected:
-            raise CheckpointError(f"{path}: tensor {quote(name)} is unexpected")
+            raise CheckpointError(f"{files.get(name, path)}: tensor {quote(name)} is unexpected")
 
 
 def _open(path: str | Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
@@ -207,13 +208,12 @@ def _open(path: str | Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
     with open(path, "rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         prefix = stream.read(_LENGTH_BYTES)
-        if len(prefix) < _LENGTH_BYTES:
-            raise CheckpointError(f"damaged: {size} bytes are too few for a safetensors file")
         length = int.from_bytes(prefix, "little")
-        limit = min(MAX_HEADER_BYTES, size - _LENGTH_BYTES)
-        if length > limit:
+        limit = max(min(MAX_HEADER_BYTES, size - _LENGTH_BYTES), 0)
+        if length > limit or len(prefix) < _LENGTH_BYTES:
             raise CheckpointError(
-                f"damaged or cut short: the header has {length} bytes, but at most {limit} fit"
+                f"damaged or cut short: the header has {length} bytes, but at most {limit} fit in "
+                f"a file of {size} bytes"
             )
         content = parse_json(stream.read(length))
         data = np.memmap(stream, np.uint8, mode="r")[_LENGTH_BYTES + length :]
@@ -228,45 +228,45 @@ def _map_tensors(content: dict[str, Any], data: NDArray[np.uint8]) -> dict[str, 
     Raises CheckpointError unless the tensors cover the data without gaps and overlaps.
     """
     entries = sorted((_read_entry(name, entry), name) for name, entry in content.items())
-    tensors: dict[str, NDArray[Any]] = {}
-    covered = 0
+    end = 0
     for (offsets, kind, shape), name in entries:
-        begin, end = covered, covered + math.prod(shape) * _READ_DTYPES[kind].itemsize
-        if offsets != (begin, end):
+        begin, end = end, end + math.prod(shape) * _READ_DTYPES[kind].itemsize
+        if offsets != [begin, end]:
             raise CheckpointError(
-                f"damaged: tensor {quote(name)} of {kind} and shape {list(shape)} has the "
-                f"data_offsets {list(offsets)}, but must have {[begin, end]}"
+                f"damaged: tensor {quote(name)} of {kind} and shape {shape} has the data_offsets "
+                f"{offsets}, but must have {[begin, end]}"
             )
-        if end > len(data):
-            raise CheckpointError(
-                f"damaged or cut short: tensor {quote(name)} ends at byte {end} of {len(data)} "
-                "bytes of data"
-            )
-        covered = end
-        tensors[name] = np.asarray(data[begin:end]).view(_READ_DTYPES[kind]).reshape(shape)
-    if covered != len(data):
-        raise CheckpointError(f"damaged: {len(data) - covered} bytes belong to no tensor")
-    return tensors
+    if end != len(data):
+        raise CheckpointError(
+            f"damaged or cut short: the tensors have {end} bytes, but the file has {len(data)}"
+        )
+    return {
+        name: np.asarray(data[begin:end]).view(_READ_DTYPES[kind]).reshape(shape)
+        for ((begin, end), kind, shape), name in entries
+    }
 
 
-def _read_entry(name: str, entry: object) -> tuple[tuple[int, ...], str, tuple[int, ...]]:
+def _read_entry(name: str, entry: object) -> tuple[list[int], str, list[int]]:
     """Return the data_offsets, the name of the dtype and the shape in a header's entry.
 
     Raises CheckpointError for an entry with other keys, types or numbers.
     """
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"damaged: tensor {quote(name)} needs dtype, shape and data_offsets")
-    kind = entry["dtype"]
+    kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(kind, str) or kind not in _READ_DTYPES:
-        shown = quote(kind) if isinstance(kind, str) else type(kind).__name__
         known = ", ".join(_READ_DTYPES)
-        raise CheckpointError(f"tensor {quote(name)} has dtype {shown}; use one of {known}")
-    shape = _read_numbers(name, "shape", entry["shape"])
-    offsets = _read_numbers(name, "data_offsets", entry["data_offsets"])
-    # Count a size of 0 as 1. Otherwise the product would be 0, and the other sizes would have no
-    # limit.
-    if math.prod(max(size, 1) for size in shape) >= _MAX_NUMBER:
-        raise CheckpointError(f"damaged: tensor {quote(name)} has the shape {list(shape)}")
+        raise CheckpointError(f"tensor {quote(name)} has dtype {quote(kind)}; use one of {known}")
+    for what, numbers in (("shape", shape), ("data_offsets", offsets)):
+        if not (
+            isinstance(numbers, list)
+            and len(numbers) <= _MAX_DIMENSIONS
+            and all(type(number) is int and 0 <= number < _MAX_NUMBER for number in numbers)
+        ):
+            raise CheckpointError(
+                f"damaged: {what} of tensor {quote(name)} is {quote(numbers)}, but must be up to "
+                f"{_MAX_DIMENSIONS} whole numbers below {_MAX_NUMBER:,}"
+            )
     return offsets, kind, shape
 
 
@@ -282,19 +282,6 @@ def as_float32(tensor: NDArray[Any]) -> NDArray[np.float32]:
     if tensor.dtype not in (np.float32, np.float16):
         raise ValueError(f"{tensor.dtype} is not a type of weights")
     return tensor.astype(np.float32, copy=False)
-
-
-def _read_numbers(name: str, what: str, content: object) -> tuple[int, ...]:
-    """Return the numbers in a list of a tensor's entry; what: the key of the list.
-
-    Raises CheckpointError unless these are at most 7 whole numbers from 0 to 2^48 - 1.
-    """
-    if not isinstance(content, list) or len(content) > _MAX_DIMENSIONS:
-        raise CheckpointError(f"damaged: {what} of tensor {quote(name)} is not a list of numbers")
-    for number in content:
-        if type(number) is not int or not 0 <= number < _MAX_NUMBER:
-            raise CheckpointError(f"damaged: {what} of tensor {quote(name)} has {quote(number)}")
-    return tuple(content)
 
 
 @contextmanager

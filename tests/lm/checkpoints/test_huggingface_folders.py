@@ -171,17 +171,23 @@ HOSTILE: list[tuple[Callable[[Path], Any], str]] = [
     (edit("config.json", lambda c: c.update(num_hidden_layers=10**12)), "are too few for 10{12}"),
     (edit("config.json", lambda c: c.update(hidden_size=10**15)), r"must be .*, 10{15}\]"),
     (edit("config.json", lambda c: c.update(attention_bias=True)), "json: attention_bias is True"),
-    (edit("config.json", lambda c: c.update(vocab_size=262)), "is F32 .270, 40., but by the sizes"),
+    (
+        edit("config.json", lambda c: c.update(vocab_size=262)),
+        r"is F32 .270, 40., but .* by the sizes",
+    ),
     (edit("config.json", lambda c: c.update(eos_token_id=270)), "eos_token_id is 270, but ids"),
     (lambda f: (f / "config.json").write_text("[]"), "not a JSON object"),
     (lambda f: (f / "config.json").write_bytes(b"\xff"), "config.json: "),
     (lambda f: (f / "model.safetensors").unlink(), "has neither model.safetensors nor"),
     (lambda f: (f / "tokenizer.json").unlink(), "has neither tokenizer.json nor vocab.json"),
-    (cut_short, r"damaged or cut short: tensor .* ends at byte"),
+    (cut_short, r"damaged or cut short: the tensors have .*, but the file has"),
     (change_weights(lambda w: w.pop(NORM)), "tensor 'model.norm.weight' is missing"),
-    (change_weights(lambda w: w.update({NORM: w[NORM][:-1]})), r"is F32 \[39\], but by the sizes"),
+    (
+        change_weights(lambda w: w.update({NORM: w[NORM][:-1]})),
+        r"model.safetensors: .* is F32 \[39\], but",
+    ),
     (change_weights(lambda w: w.update(extra=w[NORM])), "tensor 'extra' is unexpected"),
-    (count_in_weights, "is U32 .*, but by the sizes in config.json must be F32 or F16 or BF16"),
+    (count_in_weights, "is U32 .*, but must be F32 or F16 or BF16 .*; convert tensors"),
     (index([]), "not a JSON object"),
     (index({"weight_map": {}}), "weight_map is missing"),
     (
@@ -234,8 +240,22 @@ def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
     weights = weights_of(config)
     weights[NORM][3] = np.nan
     saved = open_model(write_folder(tmp_path / "m", config, weights, dtype="BF16"))
-    with pytest.raises(CheckpointError, match=r"m: tensor 'model.norm.weight' has"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors: tensor 'model.norm.weight' has"):
         saved.weights[NORM]
+
+
+def test_one_of_several_files_is_named(tmp_path: Path) -> None:
+    config = kind_of_model("llama")
+    weights = weights_of(config)
+    place = sorted(weights).index(NORM) % 3 + 1
+    file = rf"model-{place:05}-of-00003.safetensors: tensor 'model.norm.weight' "
+    weights[NORM][3] = np.inf
+    saved = open_model(write_folder(tmp_path / "inf", config, weights, files=3))
+    with pytest.raises(CheckpointError, match=f"{file}has numbers that are not finite"):
+        saved.weights[NORM]
+    weights[NORM] = weights[NORM][:5]
+    with pytest.raises(CheckpointError, match=rf"{file}is F32 \[5\], but must be .* \[40\] by the"):
+        open_model(write_folder(tmp_path / "short", config, weights, files=3))
 
 
 def test_an_output_layer_that_is_stored_twice_and_frequencies(tmp_path: Path) -> None:
