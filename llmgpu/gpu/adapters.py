@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from llmgpu.errors import CapacityError, DeviceError
-from llmgpu.gpu.driver import MATRIX_FEATURE, BufferMap, BufferUsage, Driver, MatrixShape
+from llmgpu.gpu.driver import MATRIX_FEATURE, BufferMap, Driver, MatrixShape
 from llmgpu.input_files import quote
 from llmgpu.spelling import spelled
 
@@ -266,10 +266,13 @@ class OpenedAdapter:
         size = min(self.limits["max-buffer-size"], self.limits["max-storage-buffer-binding-size"])
         return size // ALIGNMENT * ALIGNMENT
 
-    def create_handle(self, label: str, nbytes: int, usage: BufferUsage) -> Any:
-        """Allocate a buffer of the driver; CapacityError if the device is out of memory."""
+    def create_handle(self, label: str, nbytes: int, usage: str) -> Any:
+        """Allocate a buffer of the driver; CapacityError if the device is out of memory.
+
+        usage: names of WebGPU's buffer usages, such as "MAP_READ | COPY_DST".
+        """
         try:
-            return self.handle.create_buffer(label=label, size=nbytes, usage=int(usage))
+            return self.handle.create_buffer(label=label, size=nbytes, usage=usage)
         except self.webgpu.errors as error:
             reason = " ".join(str(error).split())
             raise self.lost(error) or CapacityError(

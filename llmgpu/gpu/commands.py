@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.adapters import Buffer, OpenedAdapter, aligned
-from llmgpu.gpu.driver import BufferMap, BufferUsage
+from llmgpu.gpu.driver import BufferMap
 from llmgpu.gpu.kernel import BoundKernel
 from llmgpu.machine import usable_processors
 
@@ -151,8 +151,8 @@ class Commands:
 
     def _copy_timestamps(self) -> Download:
         """Record the copy of the timestamps to the host."""
-        count, usage = 2 * len(self._timed_labels), BufferUsage.QUERY_RESOLVE | BufferUsage.COPY_SRC
-        ticks = self._opened.create_handle("ticks", 8 * count, usage)
+        count = 2 * len(self._timed_labels)
+        ticks = self._opened.create_handle("ticks", 8 * count, "QUERY_RESOLVE | COPY_SRC")
         for first, queries in zip(range(0, count, 2 * MAX_TIMED), self._queries, strict=True):
             resolved = min(count - first, 2 * MAX_TIMED)
             self._encoder.resolve_query_set(queries, 0, resolved, ticks, 8 * first)
@@ -191,8 +191,7 @@ class Staging:
         """Allocate `nbytes` bytes, rounded up; the memory is not mapped yet."""
         self.nbytes = aligned(nbytes)
         self._opened = opened
-        usage = BufferUsage.MAP_WRITE | BufferUsage.COPY_SRC
-        self._buffer = opened.create_handle("staging", self.nbytes, usage)
+        self._buffer = opened.create_handle("staging", self.nbytes, "MAP_WRITE | COPY_SRC")
         self._map: BufferMap | None = None
 
     def is_mapped(self) -> bool:
@@ -316,5 +315,5 @@ class Download:
         if nbytes > self._capacity:
             self._buffer = None
             self._capacity = aligned(max(nbytes, int(self._capacity * 1.5)))
-            usage = BufferUsage.MAP_READ | BufferUsage.COPY_DST
-            self._buffer = self._opened.create_handle("download", self._capacity, usage)
+            create = self._opened.create_handle
+            self._buffer = create("download", self._capacity, "MAP_READ | COPY_DST")

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from llmgpu.errors import CapacityError, DeviceError
 from llmgpu.gpu.adapters import Buffer, OpenedAdapter, aligned
 from llmgpu.gpu.commands import Commands, Download, Staging, parallel_copy
-from llmgpu.gpu.driver import BufferUsage
 from llmgpu.gpu.kernel import BoundKernel, Kernel
 from llmgpu.kernel_source import compose, constant
 from llmgpu.machine import has_limited_address_space, usable_processors
@@ -154,15 +153,13 @@ class Device(OpenedAdapter):
                 f"{self.max_binding_bytes}; use less text ({spelled('--limit')}) or "
                 f"{spelled('--device cpu')}"
             )
-        usage = BufferUsage
-        flags = usage.STORAGE | usage.INDIRECT | usage.COPY_SRC | usage.COPY_DST
-        return Buffer(label, size, self.create_handle(label, size, flags))
+        usage = "STORAGE | INDIRECT | COPY_SRC | COPY_DST"
+        return Buffer(label, size, self.create_handle(label, size, usage))
 
     def create_uniform(self, label: str, nbytes: int) -> Buffer:
         """Allocate a uniform buffer of at least `nbytes` bytes."""
         size = aligned(nbytes)
-        flags = BufferUsage.UNIFORM | BufferUsage.COPY_DST
-        return Buffer(label, size, self.create_handle(label, size, flags))
+        return Buffer(label, size, self.create_handle(label, size, "UNIFORM | COPY_DST"))
 
     def upload(self, label: str, array: NDArray[Any], *, uniform: bool = False) -> Buffer:
         """Allocate a storage buffer, or a uniform buffer, with the contents of an array."""

@@ -16,7 +16,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntFlag
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -26,21 +25,7 @@ from llmgpu.spelling import spelled
 
 # The platform's own APIs, since OpenGL adapters lack features that kernels need.
 NATIVE_BACKENDS = {"darwin": ["Metal"], "win32": ["Vulkan", "DX12"]}.get(sys.platform, ["Vulkan"])
-SHADER_STAGE_COMPUTE = 4
 MATRIX_FEATURE = "subgroup-matrix"  # products of small matrices by subgroups
-
-
-class BufferUsage(IntFlag):
-    """Uses of a buffer, with the numbers of WebGPU's specification."""
-
-    MAP_READ = 1
-    MAP_WRITE = 2
-    COPY_SRC = 4
-    COPY_DST = 8
-    UNIFORM = 64
-    STORAGE = 128
-    INDIRECT = 256
-    QUERY_RESOLVE = 512
 
 
 @dataclass(frozen=True, order=True)

@@ -14,7 +14,6 @@ from typing import Any
 
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.adapters import Buffer, OpenedAdapter
-from llmgpu.gpu.driver import SHADER_STAGE_COMPUTE
 from llmgpu.kernel_source import KernelSource
 from llmgpu.spelling import spelled
 
@@ -73,7 +72,7 @@ class Kernel:
             entries=[
                 {
                     "binding": binding.index,
-                    "visibility": SHADER_STAGE_COMPUTE,
+                    "visibility": "COMPUTE",
                     "buffer": {"type": _BINDING_TYPES[binding.access]},
                 }
                 for binding in source.bindings
