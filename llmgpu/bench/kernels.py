@@ -240,7 +240,7 @@ def _new_token_cases(s: Sizes, rows: str, half: str) -> Iterator[KernelCase]:
             starts=starts,
             epsilon=EPSILON,
             head_dim=config.head_dim,
-            activation=SWIGLU,
+            function=SWIGLU,
             tolerance=NORM_AND_PRODUCTS_TOLERANCE,
         )
 

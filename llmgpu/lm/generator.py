@@ -30,6 +30,7 @@ from llmgpu.lm.config import EMBEDDING, FINAL_NORM
 from llmgpu.lm.data.batches import check_ids
 from llmgpu.lm.layers import Layer, Sequences
 from llmgpu.lm.model import Model
+from llmgpu.lm.ops.activations import ActivationTensors
 from llmgpu.lm.ops.generating import MOST_LARGEST, logits_of
 from llmgpu.lm.ops.linear import FEW_ROWS
 from llmgpu.lm.ops.recording import Program
@@ -120,6 +121,7 @@ class CachedRows:
         )
         operand = self._operand("heads in half", config.query_dim) if self._is_half else attended
         activated = self._operand("activation", config.ffn_dim)
+        activation = ActivationTensors(model.activation, (), activated)
         rotation = model.rotation(self._new.places)
         for layer, cache in enumerate(caches):
             prefix, weights = f"model.layers.{layer}", model.layers[layer]
@@ -131,8 +133,7 @@ class CachedRows:
                 ops.round_to_half(attended, operand)
             ops.linear(operand, weights.attention_out, self._x, residual=self._x)
             norm = self._norm(f"{prefix}.post_attention_layernorm.weight")
-            inner, activation = weights.inner, model.activation
-            ops.feed_forward(norm, config.norm_epsilon, inner, activation, activated)
+            ops.feed_forward(norm, config.norm_epsilon, weights.inner, activation)
             ops.linear(activated, weights.down, self._x, residual=self._x)
 
     def _record_layers(self, caches: Sequence[Tensor]) -> None:

@@ -7,6 +7,7 @@ of the norm's output and the function of these products, so that a token needs f
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,6 @@ from numpy.typing import NDArray
 from llmgpu.kernel_source import constant, struct_dtype
 from llmgpu.lm.ops.activations import (
     INNER,
-    ActivationFunction,
     ActivationOperations,
     ActivationTensors,
     GpuActivations,
@@ -67,21 +67,15 @@ class GenerationOperations(ActivationOperations, LayerOperations, ProductOperati
         self._rotate_to_cache(self._products(norm, epsilon, weight), weight, rotation, heads)
 
     def feed_forward(
-        self,
-        norm: Norm,
-        epsilon: float,
-        weight: Packed,
-        activation: ActivationFunction,
-        out: Tensor,
+        self, norm: Norm, epsilon: float, weight: Packed, t: ActivationTensors
     ) -> None:
         """Compute the first half of a feed-forward network: norm, matrix products and activation.
 
-        out: receives the result, (N, F).
+        t: out receives the result, (N, F); inner is ignored.
         weight: the matrices of gate and up, or only of up if the activation has no gate.
         norm: x is the input; out and inverse_rms are undefined afterwards.
         """
-        products = self._products(norm, epsilon, weight)
-        self.activate(ActivationTensors(activation, [products], out))
+        self.activate(replace(t, inner=[self._products(norm, epsilon, weight)]))
 
     def _products(self, norm: Norm, epsilon: float, weight: Packed) -> Tensor:
         self.rms_norm(norm, epsilon)
@@ -218,20 +212,15 @@ class GpuGenerating(GpuActivations, GpuLayers, GpuProducts, GenerationOperations
         self._normed_rows("13_normed_heads", norm, weight, heads.pairs_per_row, {}, **bindings)
 
     def feed_forward(
-        self,
-        norm: Norm,
-        epsilon: float,
-        weight: Packed,
-        activation: ActivationFunction,
-        out: Tensor,
+        self, norm: Norm, epsilon: float, weight: Packed, t: ActivationTensors
     ) -> None:
-        if not _takes_few_rows(norm) or not activation.is_gated:
-            super().feed_forward(norm, epsilon, weight, activation, out)
+        if not _takes_few_rows(norm) or not t.function.is_gated:
+            super().feed_forward(norm, epsilon, weight, t)
             return
         starts, quads = (weight.starts[1], weight.tensor.shape[0]), norm.x.shape[1] // FOUR
-        params = np.array([(*out.shape, *starts, quads, epsilon)], INNER)
-        kernel, constants, width = "13_normed_gated", activation.constants, out.shape[1]
-        self._normed_rows(kernel, norm, weight, width, constants, out=out, params=params)
+        params = np.array([(*t.out.shape, *starts, quads, epsilon)], INNER)
+        kernel, constants, width = "13_normed_gated", t.function.constants, t.out.shape[1]
+        self._normed_rows(kernel, norm, weight, width, constants, out=t.out, params=params)
 
     def _normed_rows(
         self,

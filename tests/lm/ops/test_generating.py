@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import DTypeLike, NDArray
 
 from llmgpu.lm.config import ACTIVATIONS
-from llmgpu.lm.ops.activations import BY_NAME
+from llmgpu.lm.ops.activations import BY_NAME, ActivationTensors
 from llmgpu.lm.ops.generating import MOST_LARGEST, logits_of
 from llmgpu.lm.ops.layers import rotary_frequencies, rotary_tables
 from llmgpu.lm.ops.operations import Operations
@@ -123,7 +123,8 @@ def test_the_inside_of_the_feed_forward_network(
     matrices = [float32_values(rng, width, dim) / 4 for _ in range(1 + BY_NAME[name].is_gated)]
     packed, matrices = packed_of(operations, matrices, half=half)
     reads, out = norm_of(operations, x, weight), poisoned(operations, "out", (rows, width))
-    run(operations, lambda: operations.feed_forward(reads, EPSILON, packed, BY_NAME[name], out))
+    t = ActivationTensors(BY_NAME[name], (), out)
+    run(operations, lambda: operations.feed_forward(reads, EPSILON, packed, t))
     products = [norm.rms_norm(x, weight, EPSILON)[0] @ matrix.T for matrix in matrices]
     assert_close(operations.read(out), activation.forward(name, *products), TOLERANCE)
 
