@@ -45,7 +45,6 @@ BLOCK_ELEMENTS = 1 << 18  # elements of a block of rows, so that temporary array
 SNAPSHOT_PART = 64 << 20  # bytes of a snapshot that are read after each step
 FOUR = 4  # elements of a vector: 16 bytes, or 8 in half precision
 CONVERTED_VECTORS = 2  # vectors of four elements that a thread converts to another precision
-PARTS_IN_FLIGHT = 2  # parts of a snapshot that the device copies while later steps run
 STAGED = 5  # staging buffers for uploads: the host fills one while the device reads others
 
 P = ParamSpec("P")
@@ -415,14 +414,16 @@ class GpuSnapshot(Snapshot):
     """Copies made on the device at once, and read in parts while the device runs programs."""
 
     def __init__(self, device: Device, tensors: Sequence[Tensor]) -> None:
+        from llmgpu.gpu.commands import Download
+
         super().__init__(tensors)
         self._device = device
         self._copies = [device.create_buffer(f"copy of {t.name}", t.nbytes) for t in tensors]
-        self._idle: list[Download] = []
-        # Pieces still to be read, and parts being read. A part is several pieces, which have up to
+        # Pieces still to be read, and the part being read: several pieces, which have up to
         # SNAPSHOT_PART bytes together.
         self._unread: deque[_Piece] = deque()
-        self._reading: deque[tuple[Download, list[_Piece]]] = deque()
+        self._part: list[_Piece] = []
+        self._download = Download(device)
 
     def take(self) -> None:
         commands = self._device.record()
@@ -436,22 +437,14 @@ class GpuSnapshot(Snapshot):
         commands.submit()
 
     def advance(self) -> bool:
-        from llmgpu.gpu.commands import Download
-
-        # Wait for a part of the snapshot only when the programs of later steps have been submitted:
-        # the device then has work while the host waits.
-        if self._reading and (not self._unread or len(self._reading) == PARTS_IN_FLIGHT):
-            download, part = self._reading.popleft()
-            download.finish(*(piece for _, piece in part))
-            self._idle.append(download)
-        if self._unread:
-            download = self._idle.pop() if self._idle else Download(self._device)
-            part, room = [], SNAPSHOT_PART
-            while self._unread and (room := room - len(self._unread[0][1])) >= 0:
-                part.append(self._unread.popleft())
-            download.start(*((buffer, len(piece)) for buffer, piece in part))
-            self._reading.append((download, part))
-        return not self._reading
+        # The part was copied before the program of the last step, which the device computes while
+        # the host waits for the part.
+        self._download.finish(*(piece for _, piece in self._part))
+        self._part, room = [], SNAPSHOT_PART
+        while self._unread and (room := room - len(self._unread[0][1])) >= 0:
+            self._part.append(self._unread.popleft())
+        self._download.start(*((buffer, len(piece)) for buffer, piece in self._part))
+        return not self._part
 
 
 class GpuRecorder(Recorder):
