@@ -90,20 +90,17 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         """Raise InputError for an unknown kind, and for numbers out of range."""
-        if self.kind not in get_args(RopeScalingKind):
-            known = ", ".join(get_args(RopeScalingKind))
-            raise InputError(f"the kind of rope_scaling is {self.kind}; use one of {known}")
-        if not 1 <= self.factor < math.inf:
-            raise InputError(f"the factor of rope_scaling is {self.factor}, but must be 1 or more")
-        if not 0 < self.low_freq_factor < self.high_freq_factor < math.inf:
+        known = get_args(RopeScalingKind)
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if not (
+            self.kind in known
+            and 1 <= self.factor < math.inf
+            and 0 < low < high < math.inf
+            and self.original_seq_len >= 1
+        ):
             raise InputError(
-                f"low_freq_factor {self.low_freq_factor} of rope_scaling must be above 0 and below "
-                f"high_freq_factor {self.high_freq_factor}"
-            )
-        if self.original_seq_len < 1:
-            raise InputError(
-                f"original_seq_len of rope_scaling is {self.original_seq_len}, but must be at "
-                "least 1"
+                f"rope_scaling is {vars(self)}, but kind must be one of {', '.join(known)}, factor "
+                "and original_seq_len at least 1, low_freq_factor between 0 and high_freq_factor"
             )
 
 

@@ -49,5 +49,7 @@ def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int], message: str) 
 
 def test_an_unknown_kind_of_rope_scaling_is_refused() -> None:
     kind: Any = "yarn"
-    with pytest.raises(InputError, match="rope_scaling is yarn; use one of linear, llama3"):
+    with pytest.raises(
+        InputError, match=r"is {'kind': 'yarn', .* kind must be one of linear, llama3"
+    ):
         RopeScaling(kind, 2.0)

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,7 +27,7 @@ from llmgpu.bpe.interchange.formats import NAMES, find_in_folder
 from llmgpu.bpe.interchange.huggingface import describe_config
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError
-from llmgpu.input_files import Note, no_notes, parse_json, quote, read_limited, spell
+from llmgpu.input_files import Note, no_notes, parse_json, quote, read_limited
 from llmgpu.lm.checkpoints.safetensors_file import (
     WEIGHT_DTYPES,
     as_float32,
@@ -75,7 +76,6 @@ _SCALING_NUMBERS = {
 }
 _LARGEST = float(np.finfo(np.float32).max)
 _MOST = 2**53  # largest whole number accepted; a float64 represents it and all smaller numbers
-_SHOWN = 60  # most characters of a value in a message
 
 
 class _Kind(NamedTuple):
@@ -106,6 +106,7 @@ _HARMLESS: dict[str, tuple[object, ...]] = {
 }
 _PLAIN = "full_attention"  # the only supported type of a layer
 _QWEN3_HEAD_DIM = 128  # width of heads if config.json has no head_dim
+_MISTRAL_WINDOW = 4096  # sliding window if config.json has no sliding_window
 
 
 def model_type(config: ModelConfig) -> str | None:
@@ -126,7 +127,11 @@ def describe_model(config: ModelConfig, *, eos_id: int | None = None) -> dict[st
     """Return the content of config.json."""
     # llmgpu's own entries: vocab_size, and seq_len if the model supports longer sequences.
     kind = model_type(config)
-    scaling = _describe_scaling(config.rope_scaling)
+    scaling: dict[str, Any] | None = None
+    if config.rope_scaling is not None:
+        numbers = _SCALING_NUMBERS[config.rope_scaling.kind]
+        scaling = {theirs: getattr(config.rope_scaling, ours) for theirs, ours in numbers.items()}
+        scaling = {"rope_type": config.rope_scaling.kind} | scaling
     own = {"vocab_size": config.vocab_size}
     if config.max_positions is not None:
         own["seq_len"] = config.seq_len
@@ -155,16 +160,6 @@ def describe_model(config: ModelConfig, *, eos_id: int | None = None) -> dict[st
         "dtype": "float32",
         "torch_dtype": "float32",  # for transformers before version 5
         OWN_KEY: own,
-    }
-
-
-def _describe_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
-    if scaling is None:
-        return None
-    numbers = _SCALING_NUMBERS[scaling.kind].items()
-    return {
-        "rope_type": scaling.kind,
-        **{theirs: getattr(scaling, ours) for theirs, ours in numbers},
     }
 
 
@@ -217,20 +212,17 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
 
 def _refuse_unsupported(name: str, content: Mapping[str, Any]) -> None:
     """Raise CheckpointError for the first entry with a feature that models of llmgpu lack."""
-    allowed = dict(_HARMLESS)
+    found = {"sliding_window": _MISTRAL_WINDOW if name == "mistral" else None, **content}
     if not content.get("use_sliding_window", True):  # Qwen's switch for sliding windows
-        del allowed["sliding_window"]
-    for key, values in allowed.items():
-        if content.get(key) not in values:
-            raise CheckpointError(f"{key} is {_show(content[key])}, which is not supported")
-    if name == "mistral" and "sliding_window" not in content:
-        raise CheckpointError(
-            "sliding_window is missing, so the model would have one; null means it has none"
-        )
+        found["sliding_window"] = None
+    for key, values in _HARMLESS.items():
+        if found.get(key) not in values:
+            only = json.dumps(values[0])
+            raise CheckpointError(f"{key} is {quote(found[key])}, but only {only} is supported")
     kinds = content.get("layer_types") or []
     others = [kind for kind in kinds if kind != _PLAIN] if isinstance(kinds, list) else kinds
     if others:
-        raise CheckpointError(f"layer_types has {_show(others)}, which is not supported")
+        raise CheckpointError(f"layer_types has {quote(others)}, which is not supported")
 
 
 def _read_head_width(name: str, content: Mapping[str, Any], dim: int, heads: int) -> int | None:
@@ -241,20 +233,18 @@ def _read_head_width(name: str, content: Mapping[str, Any], dim: int, heads: int
         width = _QWEN3_HEAD_DIM
     else:
         return None
-    return None if heads > 0 and dim % heads == 0 and dim // heads == width else width
+    return None if dim == heads * width else width
 
 
 def _read_activation(name: str, content: Mapping[str, Any]) -> str:
-    if name != OWN_KEY and name not in _KINDS:
-        known = f"{', '.join(list(_KINDS)[:-1])} and {list(_KINDS)[-1]}"
-        raise CheckpointError(
-            f"models of type {_show(name)} are not supported; models of type {known} are"
-        )
-    found = _get(content, "hidden_act", str)
+    found = content.get("hidden_act")
     for ours, theirs in _ACTIVATIONS.items():
-        if found == theirs and (name == OWN_KEY or ours == "swiglu"):
+        if found == theirs and (name == OWN_KEY or (name in _KINDS and ours == "swiglu")):
             return ours
-    raise CheckpointError(f"models of type {_show(name)} with {_show(found)} are not supported")
+    raise CheckpointError(
+        f"models of type {quote(name)} with hidden_act {quote(found)} are not supported; models of "
+        f"type {', '.join(_KINDS)} with {_ACTIVATIONS['swiglu']} are"
+    )
 
 
 def _read_rope(content: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
@@ -270,7 +260,7 @@ def _read_rope(content: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
         return theta, None
     if not isinstance(kind, str) or kind not in _SCALING_NUMBERS:
         raise CheckpointError(
-            f"rope_type of {where} is {_show(kind)}, which is not supported; use default, "
+            f"rope_type of {where} is {quote(kind)}, which is not supported; use default, "
             f"{', '.join(_SCALING_NUMBERS)}"
         )
     numbers = {
@@ -287,20 +277,13 @@ def _get(content: Mapping[str, Any], name: str, kind: type) -> Any:
     value: Any = content[name]
     kinds = (int, float) if kind is float else (kind,)
     if type(value) not in kinds:
-        raise CheckpointError(f"{name} is {_show(value)}, but must be of type {kind.__name__}")
-    if kind is float and not 0 < value <= _LARGEST:
+        raise CheckpointError(f"{name} is {quote(value)}, but must be of type {kind.__name__}")
+    most = {float: _LARGEST, int: _MOST}.get(kind)
+    if most is not None and not 0 < value <= most:
         raise CheckpointError(
-            f"{name} is {_show(value)}, but must be above 0 and at most {_LARGEST:.2g}"
+            f"{name} is {quote(value)}, but must be above 0 and at most {most:.4g}"
         )
-    if kind is int and abs(value) > _MOST:
-        raise CheckpointError(f"{name} is {_show(value)}, but must be at most {_MOST:,}")
     return float(value) if kind is float and value > _MOST else value
-
-
-def _show(value: object) -> str:
-    """Return a value for a message; a long value is cut short."""
-    text = spell(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def read_token_ids(content: Mapping[str, Any], name: str, ids: int) -> tuple[int, ...]:
@@ -312,7 +295,7 @@ def read_token_ids(content: Mapping[str, Any], name: str, ids: int) -> tuple[int
     numbers = found if isinstance(found, list) else [] if found is None else [found]
     for number in numbers:
         if type(number) is not int or not 0 <= number < ids:
-            raise CheckpointError(f"{name} is {_show(number)}, but ids are below {ids}")
+            raise CheckpointError(f"{name} is {quote(number)}, but ids are below {ids}")
     return tuple(numbers)
 
 
@@ -383,17 +366,29 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
     Each access reads a weight and converts it to float32.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Map the weight files of a folder; raise CheckpointError for files that can't be used."""
-        self._folder = folder
+    def __init__(self, folder: Path, config: ModelConfig) -> None:
+        """Map the weight files of a folder.
+
+        Raises CheckpointError for a file that can't be used, and for a weight that is missing,
+        unexpected, of another shape or type. The output layer of a tied model is ignored: the
+        embedding table replaces it.
+        """
         self._tensors: dict[str, NDArray[Any]] = {}
         self._files: dict[str, Path] = {}
         for path, names in _weight_files(folder).items():
             found = read_tensors(path)
             for name in names or found:
-                if name not in found:
-                    raise CheckpointError(f"{path}: tensor {quote(name)} is missing")
-                self._tensors[name], self._files[name] = found[name], path
+                is_unused = name.endswith(_COMPUTED) or (config.tied and name == OUTPUT)
+                if name in found and not is_unused:
+                    self._tensors[name], self._files[name] = found[name], path
+        # A damaged config may have very many layers. `config.weights` would name them all.
+        if config.layers > len(self):
+            raise CheckpointError(
+                f"{folder}: {len(self)} tensors are too few for {config.layers} layers"
+            )
+        expected = {weight.name: (WEIGHT_DTYPES, weight.used_shape) for weight in config.weights()}
+        why = f" by the sizes in {CONFIG}; convert tensors of other types"
+        require_tensors(folder, self._tensors, expected, why, self._files)
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
         """Return a weight; raise CheckpointError for numbers that are not finite."""
@@ -408,25 +403,6 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
 
     def __len__(self) -> int:
         return len(self._tensors)
-
-    def require(self, config: ModelConfig) -> None:
-        """Raise CheckpointError for a weight that is missing, unexpected, of another shape or type.
-
-        The output layer of a tied model is ignored: the embedding table replaces it.
-        """
-        # A damaged config may have very many layers. `config.weights` would name them all.
-        if config.layers > len(self):
-            raise CheckpointError(
-                f"{self._folder}: {len(self)} tensors are too few for {config.layers} layers"
-            )
-        used = {
-            name: tensor
-            for name, tensor in self._tensors.items()
-            if not (name.endswith(_COMPUTED) or (config.tied and name == OUTPUT))
-        }
-        expected = {weight.name: (WEIGHT_DTYPES, weight.used_shape) for weight in config.weights()}
-        why = f" by the sizes in {CONFIG}; convert tensors of other types"
-        require_tensors(self._folder, used, expected, why, self._files)
 
 
 def has_model(path: str | Path) -> bool:
@@ -459,8 +435,7 @@ def read_model_files(folder: Path, read_vocabulary: Callable[[], Vocabulary]) ->
     content = read_object(folder / CONFIG)
     with naming(folder / CONFIG):
         config = read_model(content)
-    weights = WeightFiles(folder)
-    weights.require(config)
+    weights = WeightFiles(folder, config)
     with naming(folder / CONFIG):
         first, last = (
             read_token_ids(content, f"{end}_token_id", config.vocab_size) for end in ("bos", "eos")

@@ -271,16 +271,11 @@ def _read_entry(name: str, entry: object) -> tuple[list[int], str, list[int]]:
 
 
 def as_float32(tensor: NDArray[Any]) -> NDArray[np.float32]:
-    """Return F32, F16 or BF16 numbers exactly, as float32; F32 is not copied.
-
-    Raises ValueError for other tensors.
-    """
+    """Return F32, F16 or BF16 numbers exactly, as float32; F32 is not copied."""
     if tensor.dtype == BFLOAT16:
         widened = tensor["bits"].astype(np.uint32)
         widened <<= 16
         return widened.view(np.float32)
-    if tensor.dtype not in (np.float32, np.float16):
-        raise ValueError(f"{tensor.dtype} is not a type of weights")
     return tensor.astype(np.float32, copy=False)
 
 
