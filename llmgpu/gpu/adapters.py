@@ -156,23 +156,14 @@ def select_adapter(wanted: str = "gpu", driver: Driver | None = None) -> Adapter
     found = _named(adapters, wanted)
     numbered = re.fullmatch(r"(.*):([0-9]{1,4})", wanted, re.DOTALL)
     if not found and numbered:
-        named, number = _named(adapters, numbered[1]), int(numbered[2])
-        if named and number >= len(named):
-            raise DeviceError(
-                f"no adapter {quote(wanted)}: numbers start at 0, and {quote(numbered[1])} has "
-                f"{'one adapter' if len(named) == 1 else f'{len(named)} adapters'}: {_names(named)}"
-            )
-        found = named[number:]
+        found = _named(adapters, numbered[1])[int(numbered[2]) :]
     if found:
         return found[0]
+    names = ", ".join(repr(info.name) for info in adapters)
     raise DeviceError(
         f"no adapter's name contains {quote(wanted)}: use gpu for the best one, cpu for none, or "
-        f"part of a name: {_names(adapters)}"
+        f"part of a name, with :0, :1 and so on to choose among several: {names}"
     )
-
-
-def _names(adapters: Sequence[AdapterInfo]) -> str:
-    return ", ".join(repr(info.name) for info in adapters)
 
 
 def _named(adapters: Sequence[AdapterInfo], name: str) -> list[AdapterInfo]:

@@ -109,12 +109,8 @@ def _callback_info(kind: str) -> Any:
 class _DawnMap(BufferMap):
     binding = _api
 
-    def __init__(self, device: Any, buffer: Any, *, write: bool, nbytes: int) -> None:
-        super().__init__(device, buffer, write=write, nbytes=nbytes)
-        mode = lib.WGPUMapMode_Write if write else lib.WGPUMapMode_Read
-        self._future = libf.wgpuBufferMapAsync(
-            buffer._internal, mode, 0, nbytes, _callback_info("BufferMap")
-        )
+    def _callback(self) -> Any:
+        return _callback_info("BufferMap")
 
     def wait(self) -> bool:
         _wait_for(self._future)

@@ -64,6 +64,13 @@ class BufferMap(ABC):
     def __init__(self, device: Any, buffer: Any, *, write: bool, nbytes: int) -> None:
         """Begin to map the first `nbytes` bytes of a buffer, a multiple of 4."""
         self._device, self._buffer, self._write, self._nbytes = device, buffer, write, nbytes
+        mode = self.binding.lib.WGPUMapMode_Write if write else self.binding.lib.WGPUMapMode_Read
+        begin, callback = self.binding.libf.wgpuBufferMapAsync, self._callback()
+        self._future = begin(buffer._internal, mode, 0, nbytes, callback)
+
+    @abstractmethod
+    def _callback(self) -> Any:
+        """Return the package's description of what to call when the mapping is finished."""
 
     @abstractmethod
     def wait(self) -> bool:

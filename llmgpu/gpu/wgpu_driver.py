@@ -46,8 +46,7 @@ class _MapState:
 class _WgpuMap(BufferMap):
     binding = _api
 
-    def __init__(self, device: Any, buffer: Any, *, write: bool, nbytes: int) -> None:
-        super().__init__(device, buffer, write=write, nbytes=nbytes)
+    def _callback(self) -> Any:
         self._state = state = _MapState()
 
         def finished(status: int, message: Any, first: Any, second: Any) -> None:
@@ -64,13 +63,11 @@ class _WgpuMap(BufferMap):
             onerror=interrupted,
         )
         _pending_callbacks[state] = callback
-        info = _api.new_struct(
+        return _api.new_struct(
             "WGPUBufferMapCallbackInfo",
             mode=lib.WGPUCallbackMode_AllowProcessEvents,
             callback=callback,
         )
-        mode = lib.WGPUMapMode_Write if write else lib.WGPUMapMode_Read
-        libf.wgpuBufferMapAsync(buffer._internal, mode, 0, nbytes, info)
 
     def wait(self) -> bool:
         """Block until all earlier submissions have finished; return whether mapping succeeded.

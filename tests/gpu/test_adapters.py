@@ -60,10 +60,10 @@ def test_two_adapters_of_one_name(tmp_path: Path) -> None:
     assert (first[-2:], second[-2:]) == (":0", ":1") and first[:-2] == second[:-2]
     assert [chosen[name] for name in ("gpu", "gpu:0", "llvm", "pipe (")] == [first] * 4
     assert chosen["gpu:1"] == chosen["LLVM:1"] == second
-    said = "no adapter 'gpu:2': numbers start at 0, and 'gpu' has 2 adapters"
-    assert chosen["gpu:2"] == f"{said}: {first!r}, {second!r}"
-    assert "contains 'none:1': use gpu for the best one" in chosen["none:1"]
-    assert chosen["none:1"].endswith(f"part of a name: {first!r}, {second!r}")
+    for name in ("gpu:2", "none:1"):
+        assert f"contains '{name}': use gpu for the best one" in chosen[name]
+        assert ", with :0, :1 and so on to choose among several: " in chosen[name]
+        assert chosen[name].endswith(f": {first!r}, {second!r}")
     (tmp_path / "text").write_text("ab ab ab abc")
     options = ("--vocab-size", "258", "-o", str(tmp_path / "v.bin"), "--json", "-q")
     made = run("-m", "llmgpu", "bpe-train", str(tmp_path / "text"), "--device", second, *options)

@@ -249,7 +249,7 @@ class CountingDevice(Device):
 
     made = nbytes = 0
 
-    def create_handle(self, label: str, nbytes: int, usage: int) -> Any:
+    def create_handle(self, label: str, nbytes: int, usage: str) -> Any:
         self.made += 1
         self.nbytes += nbytes * (label != "download")
         return super().create_handle(label, nbytes, usage)
