@@ -113,9 +113,7 @@ def model_type(config: ModelConfig) -> str | None:
     """Return the model type of transformers; None if transformers has no such model."""
     if config.activation != "swiglu":
         return None
-    wanted = (config.qkv_bias, config.qk_norm)
-    kinds = _KINDS.items()
-    return next((name for name, kind in kinds if (kind.qkv_bias, kind.qk_norm) == wanted), None)
+    return "qwen2" if config.qkv_bias else "qwen3" if config.qk_norm else "llama"
 
 
 def not_a_llama(config: ModelConfig) -> str:
@@ -186,6 +184,9 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
     if OWN_KEY in content and "seq_len" in own:
         max_positions, sizes["seq_len"] = sizes["seq_len"], _get(own, "seq_len", int)
     theta, scaling = _read_rope(content)
+    width = _QWEN3_HEAD_DIM if name == "qwen3" else None
+    if content.get("head_dim") is not None:
+        width = _get(content, "head_dim", int)
     # If transformers has resized the tables, it has kept llmgpu's own entries as they were.
     is_resized = "transformers_version" in content
     config = ModelConfig(
@@ -195,7 +196,8 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
         activation=activation,  # type: ignore[arg-type]
         rope_theta=theta,
         norm_epsilon=_get(content, "rms_norm_eps", float),
-        head_width=_read_head_width(name, content, sizes["dim"], sizes["heads"]),
+        # The width is dim / heads unless config.json or the model type says something else.
+        head_width=None if sizes["dim"] == sizes["heads"] * (width or 0) else width,
         rope_scaling=scaling,
         qkv_bias=kind.qkv_bias,
         qk_norm=kind.qk_norm,
@@ -223,17 +225,6 @@ def _refuse_unsupported(name: str, content: Mapping[str, Any]) -> None:
     others = [kind for kind in kinds if kind != _PLAIN] if isinstance(kinds, list) else kinds
     if others:
         raise CheckpointError(f"layer_types has {quote(others)}, which is not supported")
-
-
-def _read_head_width(name: str, content: Mapping[str, Any], dim: int, heads: int) -> int | None:
-    """Return the width of a head; None if the width is dim / heads."""
-    if content.get("head_dim") is not None:
-        width = int(_get(content, "head_dim", int))
-    elif name == "qwen3":
-        width = _QWEN3_HEAD_DIM
-    else:
-        return None
-    return None if dim == heads * width else width
 
 
 def _read_activation(name: str, content: Mapping[str, Any]) -> str:
