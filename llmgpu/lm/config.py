@@ -52,11 +52,6 @@ class Weight:
         return self.decays and self.name.startswith("model.layers.")
 
     @property
-    def is_norm(self) -> bool:
-        """Whether the weight scales the output of a norm."""
-        return self.deviation is None
-
-    @property
     def is_table(self) -> bool:
         """Whether the weight is the embedding table or the output layer, with a row for each id."""
         return self.decays and not self.is_hidden

@@ -175,7 +175,8 @@ class LossGraph:
 
     def late(self) -> set[str]:
         """Return the names of the gradients that are complete only after `record_gradients`."""
-        return {weight.name for weight in self.model.config.weights() if weight.is_norm}
+        # These are the gradients of norms, the weights that start as ones.
+        return {each.name for each in self.model.config.weights() if each.deviation is None}
 
     def record_gradients(
         self, final: Callable[[str], None] = lambda start: None, *, accumulate: bool = True

@@ -91,7 +91,7 @@ def test_a_model_that_can_not_be_used_is_one_line(llmgpu: Run, model: Path) -> N
     content = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(content | {"sliding_window": 4096}))
     for command in ((*TRAIN, "-o", "run"), ("generate", "model", "--prompt", "a")):
-        fails(llmgpu(*command), 1, "config.json: sliding_window is 4096, but only null is supported")
+        fails(llmgpu(*command), 1, "sliding_window is 4096, but only null is supported")
 
 
 def test_a_run_never_replaces_the_model_that_it_begins_with(llmgpu: Run, model: Path) -> None:

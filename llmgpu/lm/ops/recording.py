@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -35,7 +36,7 @@ from llmgpu.lm.ops.tensor import (
 
 if TYPE_CHECKING:
     from llmgpu.gpu.adapters import Buffer
-    from llmgpu.gpu.commands import Commands, Download, Staging
+    from llmgpu.gpu.commands import Commands, Download
     from llmgpu.gpu.device import Device
     from llmgpu.gpu.kernel import BoundKernel
 
@@ -97,14 +98,12 @@ class Transfers:
         Programs that run after the copy see the new numbers. Reading the array may be slow. At most
         two arrays may wait to be copied: copy one before the third call of `start_writing`.
         """
-        values = np.empty(sum(tensor.size for tensor in tensors), np.float32)
+        ends = np.cumsum([tensor.size for tensor in tensors])
+        values = np.empty(ends[-1], np.float32)
 
         def write() -> None:
-            first = 0
-            for tensor in tensors:
-                own = values[first : first + tensor.size]
+            for tensor, own in zip(tensors, np.split(values, ends[:-1]), strict=True):
                 tensor.array[...] = own.reshape(tensor.shape)
-                first += tensor.size
 
         return values, write
 
@@ -361,11 +360,13 @@ class GpuTransfers(Transfers):
     """
 
     def __init__(self, device: Device, numbers: int) -> None:
-        """Prepare for transfers of up to `numbers` numbers; memory is allocated later."""
+        """Allocate memory for writing up to `numbers` numbers at a time."""
+        from llmgpu.gpu.commands import Staging
+
         self._device = device
         self._nbytes = 4 * numbers
         self._idle: list[Download] = []
-        self._stagings: deque[Staging] = deque()  # in the order in which they were filled last
+        self._stagings = cycle([Staging(device, self._nbytes) for _ in range(STAGED)])
 
     def start_reading(self, tensors: Sequence[Tensor]) -> Read:
         from llmgpu.gpu.commands import Download
@@ -386,13 +387,7 @@ class GpuTransfers(Transfers):
         return read
 
     def start_writing(self, tensors: Sequence[Tensor]) -> tuple[FloatArray, Callable[[], None]]:
-        from llmgpu.gpu.commands import Staging
-
-        if len(self._stagings) < STAGED:
-            self._stagings.append(Staging(self._device, self._nbytes))
-        else:
-            self._stagings.rotate(-1)
-        staging = self._stagings[-1]
+        staging = next(self._stagings)
         size = sum(tensor.nbytes for tensor in tensors)
 
         def write() -> None:
