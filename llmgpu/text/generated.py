@@ -84,9 +84,7 @@ class _Words:
         self._ends = _cells(ends) << np.uint32(8)
         self._ends_sentence = np.array([end[0] in ".?\n" for end in ends])
         ranks = _table_ranks()
-        self._table = np.empty((_DRAWS, _SYLLABLES + 1), np.uint32)
-        self._table[: len(ranks)] = self._spell(ranks)
-        self._in_table = len(ranks)
+        self._table = self._spell(ranks)
         self._in_c: GeneratedBlocks | None = None
         if library() is not None:
             cells = self._syllables, self._codas, self._ends >> np.uint32(8)
@@ -107,8 +105,8 @@ class _Words:
         random = generator.random_raw(BLOCK_WORDS)
         # Random bits, uint64 (words,): 16 for a frequent word, 8 for its end, 40 for a rare word.
         draws = random.astype(np.uint16)
-        rows = self._table.take(draws, axis=0)
-        rare = np.flatnonzero(draws >= self._in_table)
+        rows = self._table.take(draws, axis=0, mode="clip")
+        rare = np.flatnonzero(draws >= len(self._table))
         rows[rare] = self._spell(_rare_ranks(random[rare] >> np.uint64(24)))
         ends = (random >> np.uint64(16)).astype(np.uint8)
         ends[-1] = len(self._ends) - 1

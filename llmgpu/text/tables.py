@@ -72,7 +72,6 @@ class ParquetFile:
     cut_at_lines: ClassVar[bool] = False
     content: ClassVar[str] = "text"  # content of the column, in messages
     kind: ClassVar[str] = "a parquet file"
-    reads_groups: ClassVar[bool] = True  # whether threads may read row groups
 
     @staticmethod
     def check(source: Source) -> None:
@@ -109,7 +108,7 @@ class ParquetFile:
             raise
         # `_groups` yields the arrays of each row group in order. Threads need preadv and a local
         # file.
-        shares = self._source.is_file and hasattr(os, "preadv") and self.reads_groups
+        shares = self._source.is_file and hasattr(os, "preadv")
         most = min(usable_processors(), _AHEAD) if shares else 0
         read: Callable[[tuple[int, int]], Iterable[Any]]
         read = self._read_ahead if most > 1 else self._read
@@ -124,22 +123,18 @@ class ParquetFile:
         number = first = self._rows[0]
         rows = max(1, self._file.metadata.num_rows)
         for array in chain.from_iterable(self._groups):
-            if policy.policy == "raw":
-                pieces = iter([_text_of(array)])
+            piece = _text_of(array)
+            if policy.policy == "raw" or _is_valid(piece):
+                yield piece
             else:
-                pieces = self._checked(array, number, policy)
+                yield from self._checked(array, number, policy)
             number += len(array)
-            yield from pieces
             policy.null_rows += array.null_count
             self.position = min(self._size, self._size * (number - first) // rows)
         self.check_unchanged()
 
     def _checked(self, array: Any, number: int, policy: InputPolicy) -> Iterator[Piece]:
         """Yield rows after applying the policy; number: number of rows before `array`."""
-        piece = _text_of(array)
-        if _is_valid(piece):
-            yield piece
-            return
         for row, value in enumerate(array.to_pylist(), number + 1):
             if value is not None:
                 policy.begin(f"{self._path}, row {row}")
@@ -205,7 +200,8 @@ class ParquetFile:
     @property
     def _rows(self) -> tuple[int, int]:
         """Begin and end of the rows to read, see `Source.span`."""
-        rows = self._file.metadata.num_rows
+        with self._damage():  # an Arrow file is read to count its rows
+            rows = self._file.metadata.num_rows
         span = self._source.span
         if span is None or not self._size:
             return 0, rows
@@ -294,7 +290,7 @@ class ArrowFile(ParquetFile):
     """An open Arrow file with one column of text, or several for a template."""
 
     kind: ClassVar[str] = "an Arrow file"
-    reads_groups: ClassVar[bool] = False
+    _read_ahead = ParquetFile._read  # the whole file is one group, which is read in its turn
 
     @staticmethod
     def check(source: Source) -> None:
@@ -302,11 +298,6 @@ class ArrowFile(ParquetFile):
         PYARROW.require(source.path)
         if not source.is_file:
             raise InputError(f"{source.path}: Arrow is read from files of this machine only")
-
-    @property
-    def _rows(self) -> tuple[int, int]:
-        with self._damage():
-            return super()._rows
 
     def _open_table(self, raw: BinaryIO, metadata: Any = None) -> Any:
         return _Batches(self._path, PYARROW.require(self._path), PYARROW_IPC.require(self._path))
