@@ -218,14 +218,12 @@ class Chat(Protocol):
 
     def read(self, messages: object, tools: object, where: str) -> Parts:
         """Return the text of a conversation; `where` is the row's name in errors."""
-        ...
 
     def add(self, parts: list[tuple[bytes, bool]]) -> None:
         """Record the next conversation.
 
         parts: as `Parts`, with the texts as bytes.
         """
-        ...
 
     def mask(self, edges: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return a mask of the next ids, bool (n,): True for an id with bytes of the assistant.
@@ -233,7 +231,6 @@ class Chat(Protocol):
         edges: int64 (n + 1,), the start of each id in the text of all conversations, then the end
         of the last id. Each call continues where the previous call ended.
         """
-        ...
 
 
 class Collector:

@@ -76,7 +76,6 @@ class TextSource(Protocol):
 
         Returns a piece whose text is a view of the buffer.
         """
-        ...
 
 
 class TextWatch(Protocol):

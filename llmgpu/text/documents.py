@@ -128,7 +128,6 @@ class TextFilter(Protocol):
         starts: positions in `text` at which documents begin. final: whether a document ends with
             `text`.
         """
-        ...
 
 
 class InputPolicy:
@@ -218,12 +217,9 @@ class InputPolicy:
             valid = text.encode()
             present = data[:consumed].count(REPLACEMENT.encode())
             self.invalid_sequences += text.count(REPLACEMENT) - present
-        self._hold(data, consumed)
-        return valid
-
-    def _hold(self, data: bytes, consumed: int) -> None:
         self._held = data[consumed:]
         self._offset += consumed
+        return valid
 
     def _describe(self, data: bytes, error: UnicodeDecodeError) -> str:
         found = data[error.start : error.end].hex(" ")

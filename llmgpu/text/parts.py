@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import BinaryIO
 
@@ -112,9 +111,8 @@ def take_part(
         )
     total = _require_files(sources, spelled("--part"))
     low, high = (total * number // part.count for number in (part.number - 1, part.number))
-    is_last = part.number == part.count
-    files = _files_between(sources, low, high, is_last, options, cut_text)
-    return sources._replace(files=[*files])
+    high += part.number == part.count  # files without bytes at the end are in the last part
+    return sources._replace(files=[*_files_between(sources, low, high, options, cut_text)])
 
 
 def split_by_position(
@@ -138,7 +136,8 @@ def split_by_position(
     files: list[Source] = []
     firsts = []
     for name, (low, high) in zip(["", *shares], pairwise(bounds), strict=True):
-        found = [*_files_between(sources, low, high, high == total, options, _next_line)]
+        end = high + (high == total)  # as in `take_part`
+        found = [*_files_between(sources, low, end, options, _next_line)]
         if not found:
             what = f"the split {name}" if name else "what is left"
             raise InputError(
@@ -165,49 +164,39 @@ def _require_files(sources: Sources, what: str) -> int:
 
 
 def _files_between(
-    sources: Sources,
-    low: int,
-    high: int,
-    is_last: bool,
-    options: CorpusOptions,
-    cut_text: CutText | None,
+    sources: Sources, low: int, high: int, options: CorpusOptions, cut_text: CutText | None
 ) -> Iterator[Source]:
     """Yield the files, or spans of files, in a byte range of the corpus.
 
-    low, high: the range, in bytes of all files end to end. is_last: whether it is the last range.
+    low, high: the range, in bytes of all files end to end. The last range ends after all bytes, so
+    that it has the files that begin there.
     """
-    total = sources.total_bytes
     begin = 0
     for source in sources.files:
         size = source.length or 0
         first, last = max(0, low - begin), min(size, high - begin)
-        starts_here = low <= begin < high or (is_last and begin == total)
+        starts_here = low <= begin < high
         begin += size
-        cut = _cut_of(source, options, cut_text)
-        if cut is None or (first == 0 and last == size):
+        find = _cuts_of(source, options, cut_text)
+        if find is None or (first == 0 and last == size):
             if starts_here:
                 yield source
         elif first < last:
-            span = cut(first), cut(last)
+            span = _cut(source, find, first), _cut(source, find, last)
             if span[0] < span[1]:
                 inside = cut_text is not None and format_of(source) is None and span[0] > 0
                 yield source._replace(span=span, continues=inside)
 
 
-def _cut_of(
-    source: Source, options: CorpusOptions, cut_text: CutText | None
-) -> Callable[[int], int] | None:
-    """Return a function that moves an offset to the next allowed cut; None if no cut is allowed."""
-    find, kind = cut_text, format_of(source)
+def _cuts_of(source: Source, options: CorpusOptions, cut_text: CutText | None) -> CutText | None:
+    """Return a function that finds the next allowed cut of a file; None if no cut is allowed."""
     if source.compression:
         return None
-    if kind is not None:
-        if not kind.cut_at_lines:
-            return lambda offset: offset
-        find = _next_line
-    elif options.line_documents:
-        find = None if options.separators else _next_line
-    return None if find is None else partial(_cut, source, find)
+    if kind := format_of(source):
+        return _next_line if kind.cut_at_lines else lambda _, offset: offset
+    if options.line_documents:
+        return None if options.separators else _next_line
+    return cut_text
 
 
 def _cut(source: Source, find: CutText, offset: int) -> int:
