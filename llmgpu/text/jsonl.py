@@ -173,12 +173,9 @@ class JsonlFile(ByteStream):
         """
         if self._has_field or not self._missing:
             return
-        if self._source.span is not None:
-            whole = JsonlFile(self._source._replace(span=None), self._field)
-            whole.check_first_rows()
-            if whole._has_field:
-                return
-        raise MissingFieldError(self._first_missing)
+        if self._source.span is None:
+            raise MissingFieldError(self._first_missing)
+        JsonlFile(self._source._replace(span=None), self._field).check_first_rows()
 
     def check_first_rows(self) -> None:
         """Read rows up to the first one with the field, and close the file.

@@ -385,10 +385,8 @@ def _lacks_field(source: Source, kind: type[DocumentFile] | None, field: str) ->
             JsonlFile(source._replace(size=None), field).check_first_rows()
         else:
             kind(source, field).close()
-    except MissingFieldError:
-        return True
-    except InputError:  # other errors are raised when the file is read
-        return False
+    except InputError as error:  # other errors are raised when the file is read
+        return isinstance(error, MissingFieldError)
     return False
 
 
@@ -461,14 +459,12 @@ def _check_format(source: Source) -> Source:
 
 def _standard_input_size() -> int | None:
     """Return the unread bytes of a file that is standard input; None for a pipe or terminal."""
-    try:
+    with suppress(AttributeError, OSError, ValueError):
         descriptor = sys.stdin.fileno()
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        return max(0, status.st_size - os.lseek(descriptor, 0, os.SEEK_CUR))
-    except (AttributeError, OSError, ValueError):
-        return None
+        if stat.S_ISREG(status.st_mode):
+            return max(0, status.st_size - os.lseek(descriptor, 0, os.SEEK_CUR))
+    return None
 
 
 # A line of a .gitignore: the length of its folder's absolute path, an expression for the rest of a

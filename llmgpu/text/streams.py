@@ -175,15 +175,13 @@ def with_status(source: Source, file: BinaryIO) -> Source:
     """
     if source.remote is not None:
         return source
-    try:
+    with suppress(OSError, ValueError):  # a stream in memory has no descriptor
         status = os.fstat(file.fileno())
-    except (OSError, ValueError):  # a stream in memory has no descriptor
-        return source._replace(size=None)
-    if not stat.S_ISREG(status.st_mode):
-        return source._replace(size=None)
-    if source.size is None or source.changed_ns is None:
-        return source._replace(size=status.st_size, changed_ns=status.st_mtime_ns)
-    return source
+        if stat.S_ISREG(status.st_mode):
+            if source.size is None or source.changed_ns is None:
+                return source._replace(size=status.st_size, changed_ns=status.st_mtime_ns)
+            return source
+    return source._replace(size=None)
 
 
 def check_unchanged(source: Source, file: BinaryIO | FileBytes) -> None:
@@ -353,11 +351,10 @@ class ByteStream(io.RawIOBase):
         nbytes = min(most, self._end_of_file - begin - 1)
         if nbytes < least:
             return None
-        try:
+        with suppress(OSError):  # the process has no descriptor left
             descriptor = os.dup(self._raw.fileno())
-        except OSError:  # the process has no descriptor left
-            return None
-        return FileBytes(self._source, descriptor, begin - before, before + nbytes)
+            return FileBytes(self._source, descriptor, begin - before, before + nbytes)
+        return None
 
     def peek(self, begin: int, end: int) -> bytes:
         """Return the bytes from `begin` to `end`, counted from the next byte; see `read_at`."""
