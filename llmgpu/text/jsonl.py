@@ -15,6 +15,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -182,9 +183,12 @@ class JsonlFile(ByteStream):
 
         Raises MissingFieldError as `check_field` does.
         """
-        with self:
-            for block in self._read_blocks(_CHECKED_BYTES):
-                next(self._take(block, InputPolicy("raw", "skip"), None), None)
+        with io.BufferedReader(self, _CHECKED_BYTES) as stream:
+            for number, line in jsonl_lines(stream, self.name):
+                where = place_of_line(self.name, number, 0)
+                with suppress(BadRowError):
+                    text = line.decode("utf-8", "surrogateescape")
+                    self.value(parse_json_object(text, where), where)
                 if self._has_field:
                     return
             self.check_field()
@@ -197,7 +201,7 @@ class JsonlFile(ByteStream):
         has_engine = self._texts is not None
         most = min(usable_processors(), _AHEAD) if has_engine and self._pollable is None else 0
         if not (self.reads_anywhere and has_engine):
-            return Begun(self._read_blocks(_BLOCK_BYTES), self._take_block, most)
+            return Begun(self._read_blocks(), self._take_block, most)
         spans = range(self._begin, self._end_of_file, _SPAN_BYTES)
         most = min(most, len(spans))
         return Begun(spans, lambda begin: self._take_block(self._read_span(begin)), most)
@@ -237,9 +241,9 @@ class JsonlFile(ByteStream):
             nbytes = min(4 * nbytes, _SPAN_BYTES)
         return end
 
-    def _read_blocks(self, nbytes: int) -> Iterator[_Block]:
-        """Yield the file in blocks of whole lines, of up to `nbytes` each if lines are short."""
-        data = np.empty(nbytes + TEXT_PADDING, np.uint8)
+    def _read_blocks(self) -> Iterator[_Block]:
+        """Yield the file in blocks of whole lines."""
+        data = np.empty(_BLOCK_BYTES + TEXT_PADDING, np.uint8)
         held = 0  # bytes of an incomplete line at the front of the buffer
         while count := self.readinto(data[held:-TEXT_PADDING]):
             # Yield the whole lines, and copy the incomplete line to the buffer of the next block.
@@ -247,7 +251,7 @@ class JsonlFile(ByteStream):
             lines = data[held:length].tobytes().rfind(b"\n") + 1
             end = held + lines if lines else 0
             held = length - end
-            room = nbytes if end or length < len(data) - TEXT_PADDING else 2 * length
+            room = _BLOCK_BYTES if end or length < len(data) - TEXT_PADDING else 2 * length
             following = data
             if end or room > len(data):
                 following = np.empty(max(room, 2 * held) + TEXT_PADDING, np.uint8)
