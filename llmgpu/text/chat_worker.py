@@ -162,8 +162,8 @@ def _clean(message: dict[str, Any]) -> dict[str, Any]:
     return {"thinking": reasoning, **kept, "reasoning_content": reasoning}
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **how)
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **how: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **how)
 
 
 def _raise(message: str) -> None:
