@@ -174,7 +174,9 @@ class RunFile:
         for block in run:
             with output_errors(self._name):
                 self._file.seek(block.position)
-                content = self._file.read(16 * block.words + block.data_bytes)
+                content = self._file.read(nbytes := 16 * block.words + block.data_bytes)
+                if len(content) < nbytes:
+                    raise OSError("it was cut short while it was in use")
             lengths, counts = np.frombuffer(content, np.int64, 2 * block.words).reshape(2, -1)
             data = np.frombuffer(content, np.uint8, block.data_bytes, 16 * block.words)
             yield DistinctWords(data, offsets_of(lengths), counts)

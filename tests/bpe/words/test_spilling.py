@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from llmgpu import machine
 from llmgpu.bpe.words import spilling
 from llmgpu.bpe.words.distinct_words import DistinctWords
-from llmgpu.bpe.words.spilling import WordAccumulator, default_memory_bytes
+from llmgpu.bpe.words.spilling import RunFile, WordAccumulator, default_memory_bytes
 from llmgpu.errors import InputError, OutputError
 from tests.bpe.word_lists import as_words, listed
 from tests.conftest import examples
@@ -160,6 +160,15 @@ def test_no_room_for_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(OutputError, match=r"missing \(set TMPDIR for another folder\)"):
         accumulate([{b"a": 1}], 0)
+
+
+def test_runs_that_are_cut_short_are_an_error() -> None:
+    file = RunFile(100)
+    run = file.write([as_words({b"a": 1, b"bc": 2})])
+    file._file.truncate(10)
+    for read in (lambda: list(file.read(run)), lambda: file.read_whole(run)):
+        with pytest.raises(OutputError, match=r"set TMPDIR .*: it was cut short while"):
+            read()
 
 
 def test_default_memory_is_a_share_of_what_is_free(
