@@ -158,3 +158,24 @@ def test_tables_of_records_fit_a_terminal() -> None:
                 assert title in heads or title not in titles, (table.title, title)
             (wide,) = (line for line in printed(table, 250) if " median " in line)
             assert all(title in wide for title in titles)
+
+
+def test_cells_of_a_terminal_are_whole() -> None:
+    """Nothing is cut, also if a program with a long note lacks times."""
+    names = {"llmgpu in C": False, "tokenizers 0.23.3": True, "tiktoken 0.14.0": True}
+    rows = [result("tokenize", name, peer=peer) for name, peer in names.items()]
+    missing = result("tokenize", "gigatoken", peer=True, correct=None)
+    missing |= {"seconds": None, "note": "not installed: pip install gigatoken awkward"}
+    tables = read_record(record(*rows, missing)).tables()
+    for path in sorted(RECORDED.glob("*.json")):
+        tables += load_record(str(path)).tables()
+    for table in tables:
+        lines = printed(table, 80)
+        text = "\n".join(lines)
+        assert "…" not in text, table.title
+        (heads,) = (line.split("  ") for line in lines if " median " in line)
+        shown = {head.strip() for head in heads}
+        for column in columns_of(table):
+            if column.kind == "number" and column.title in shown:
+                texts = (column.title, *column.cells)
+                assert all(f" {cell} " in text for cell in texts), (table.title, column.title)
