@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -37,9 +38,8 @@ from llmgpu.outputs import PAGE, RECORD, TEXT, Output, check_outputs
 from llmgpu.text.sources import resolve_sources
 
 NARROWEST = 80  # smallest width of the console; a narrower table would break the text of its cells
-# Bounds of the least width of columns of text, by kind, which is the width of the longest word
-# within these bounds; the space between columns.
-_WIDTHS, _GAP = {"name": (16, 16), "": (6, 10)}, 2
+# Least widths of columns of text, which are broken into lines, by kind; space between columns.
+_WIDTHS, _GAP = {"name": 16, "": 6}, 2
 # Parameters that are for measuring. All others apply also to a record read from a file.
 _OF_MEASURING = ("what", "write_corpus", *own_options(BenchOptions))
 
@@ -162,26 +162,25 @@ def _print_line(console: Console, line: str) -> None:
 
 def print_table(console: Console, title: str, columns: Sequence[Column]) -> None:
     """Print a table; columns of numbers that don't fit are left out, the last ones first."""
-    table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    room, shown = console.width - 1, list[tuple[Column, int, int]]()  # 1: rich's left margin
+    room, shown, widths = console.width, list[Column](), list[int]()
     for column in columns:
-        texts = (column.title, *column.cells)
-        least = most = max(map(len, texts))
-        if column.kind != "number":
-            # Texts are broken, between words if these fit; numbers never are.
-            lowest, highest = _WIDTHS[column.kind]
-            words = max(len(word) for text in texts for word in text.split())
-            least = min(max(lowest, words), highest)
-        elif least + _GAP > room:
+        width = _WIDTHS.get(column.kind) or max(map(len, (column.title, *column.cells)))
+        if column.kind == "number" and width + _GAP > room:
             continue
-        room -= least + _GAP
-        shown.append((column, least, max(least, most)))
-    # The columns of text share the rest of the room.
-    for column, least, most in shown:
-        width = min(most, least + max(room, 0))
-        room -= width - least
+        room -= width + _GAP
+        shown.append(column)
+        widths.append(width)
+    # The columns of text share the rest of the room, first for their longest words.
+    for pattern in (r"\S+", ".+"):
+        for k, column in enumerate(shown):
+            found = re.findall(pattern, "\n".join((column.title, *column.cells)))
+            more = max(0, min(room, max(map(len, found)) - widths[k]))
+            widths[k], room = widths[k] + more, room - more
+    table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD)
+    table.padding, table.pad_edge = (0, 1, 0, 0), False
+    for column, width in zip(shown, widths, strict=True):
         justify: Literal["left", "right"] = "right" if column.kind == "number" else "left"
         table.add_column(column.title, justify=justify, width=width, overflow="fold")
-    for row in zip(*(column.cells for column, *_ in shown), strict=True):
+    for row in zip(*(column.cells for column in shown), strict=True):
         table.add_row(*map(escape, row))
     console.print(table)
