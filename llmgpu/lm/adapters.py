@@ -23,12 +23,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from llmgpu.files import output_errors
 from llmgpu.lm.checkpoints.checkpoint import write_json
-from llmgpu.lm.checkpoints.safetensors_file import kinds_of, write_tensors
+from llmgpu.lm.checkpoints.safetensors_file import write_tensors
 from llmgpu.lm.config import ModelConfig, Weight
 from llmgpu.lm.model import Model, make_weights
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
@@ -141,11 +142,19 @@ class Adapters:
 
         read: returns the contents of a factor by its name. base: folder of the model.
         """
-        tensors = {}
+        factors, kinds = dict[str, Tensor](), dict[str, tuple[np.dtype[Any], tuple[int, ...]]]()
         for name, adapter in self.adapters.items():
             prefix = f"base_model.model.{name.removesuffix('.weight')}"
-            tensors[f"{prefix}.lora_A.weight"] = read(adapter.a.name).T
-            tensors[f"{prefix}.lora_B.weight"] = read(adapter.b.name)
+            a, b = f"{prefix}.lora_A.weight", f"{prefix}.lora_B.weight"
+            factors |= {a: adapter.a, b: adapter.b}
+            # The file has A transposed.
+            kinds |= {a: (adapter.a.dtype, adapter.a.shape[::-1])}
+            kinds |= {b: (adapter.b.dtype, adapter.b.shape)}
+
+        def read_factor(name: str) -> AnyArray:
+            content = read(factors[name].name)
+            return content.T if name.endswith(".lora_A.weight") else content
+
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -163,8 +172,7 @@ class Adapters:
         }
         with output_errors(str(folder)):
             folder.mkdir()
-        path, kinds = folder / "adapter_model.safetensors", kinds_of(tensors)
-        write_tensors(path, kinds, tensors.__getitem__, {"format": "pt"})
+        write_tensors(folder / "adapter_model.safetensors", kinds, read_factor, {"format": "pt"})
         write_json(folder / "adapter_config.json", config)
 
 

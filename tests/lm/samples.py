@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.gpu.commands import Download
 from llmgpu.lm.checkpoints.checkpoint import TrainingState, save_checkpoint
-from llmgpu.lm.checkpoints.safetensors_file import Kinds, kinds_of
+from llmgpu.lm.checkpoints.safetensors_file import Kinds
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.generator import Generator, Request
 from llmgpu.lm.model import Model
@@ -125,6 +125,11 @@ def save(run: Path, step: int, *, seed: int | None = None, **options: Any) -> Pa
         state_of(step),
         **options,
     )
+
+
+def kinds_of(tensors: dict[str, Any]) -> Kinds:
+    """Return the dtypes and the shapes of arrays."""
+    return {name: (array.dtype, array.shape) for name, array in tensors.items()}
 
 
 def sources(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llmgpu.lm import adapters
 from llmgpu.lm.adapters import Adapters, adapted_weights
 from llmgpu.lm.checkpoints.safetensors_file import read_tensors
 from llmgpu.lm.config import ModelConfig
@@ -209,3 +210,26 @@ def test_a_factor_is_written_transposed(tmp_path: Path) -> None:
     assert tensors[name].shape == (3, 40)
     assert np.abs(tensors[name]).max() <= 40**-0.5
     assert not tensors[name.replace("lora_A", "lora_B")].any()
+
+
+def test_factors_are_read_one_by_one_when_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(open_operations(None), kind_of_model("llama"), LORA, slots=1)
+    trainer.load(weights_of(kind_of_model("llama")).__getitem__)
+    steps: list[str] = []
+
+    def read(name: str) -> np.ndarray:
+        steps.append("read")
+        return trainer.reader(None)(name)
+
+    def write(path: Path, kinds: Any, read: Any, metadata: Any) -> None:
+        for name, (dtype, shape) in kinds.items():
+            steps.append("write")
+            content = read(name)
+            assert (content.dtype, content.shape) == (dtype, shape)
+
+    monkeypatch.setattr(adapters, "write_tensors", write)
+    assert trainer.adapters is not None
+    trainer.adapters.write(read, "", tmp_path / "adapter")
+    assert steps == 2 * len(trainer.adapters.adapters) * ["write", "read"]

@@ -59,11 +59,6 @@ _RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES.values())}  # order o
 Kinds = Mapping[str, tuple[DTypeLike, tuple[int, ...]]]
 
 
-def kinds_of(tensors: Mapping[str, NDArray[Any]]) -> Kinds:
-    """Return the dtypes and the shapes of arrays."""
-    return {name: (array.dtype, array.shape) for name, array in tensors.items()}
-
-
 def write_tensors(
     path: str | Path,
     kinds: Kinds,

@@ -18,12 +18,11 @@ from llmgpu.lm.checkpoints.safetensors_file import (
     MAX_HEADER_BYTES,
     Kinds,
     hash_file,
-    kinds_of,
     read_tensors,
     require_tensors,
     write_tensors,
 )
-from tests.lm.samples import sum_of_parts
+from tests.lm.samples import kinds_of, sum_of_parts
 
 PART = 16 * 1024 * 1024  # bytes of a part of a file, for its sum
 DTYPES = (np.float32, np.float16, np.uint32, np.uint8)
