@@ -260,10 +260,11 @@ def flags_given(names: Container[str]) -> list[str]:
     ]
 
 
-def suggest(name: str, known: Iterable[str], table: Mapping[str, str]) -> str:
+def suggest(name: str, known: Iterable[str], table: Mapping[str, str], least: float = _NEAR) -> str:
     """Return a sentence that names what an unknown name may mean, with a blank before it, or "".
 
     known: all names. table: names of other tools by names of llmgpu, see `llmgpu.spelling`.
+    least: least similarity of spellings.
     """
     from difflib import get_close_matches
 
@@ -272,7 +273,7 @@ def suggest(name: str, known: Iterable[str], table: Mapping[str, str]) -> str:
     known, ours = sorted(known), names_here(table, name.removeprefix("--"))
     longer = (each for each in known if each.startswith(name))
     near = [each for each in known if each == name or each in ours]
-    near = near or [*dict.fromkeys([*longer, *get_close_matches(name, known, cutoff=_NEAR)])]
+    near = near or [*dict.fromkeys([*longer, *get_close_matches(name, known, cutoff=least)])]
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 

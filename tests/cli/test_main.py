@@ -141,6 +141,9 @@ def test_mistyped_commands_and_options_are_suggested(llmgpu: Run) -> None:
     [
         ("encode", "No such command 'encode'. Did you mean 'tokenize'?"),
         ("bpe --data t.txt", "Did you mean 'bpe-train'?"),
+        ("rnu", "No such command 'rnu'. Did you mean 'run'?"),
+        ("nifo", "No such command 'nifo'. Did you mean 'info'?"),
+        ("tok", "No such command 'tok'. Did you mean 'tokenize'?"),
         ("count t.txt", "Missing option '--vocab'. It takes a file such as v.bin"),
         ("train --resume run", "Name the run to resume: -o RUN --resume."),
         ("decode ids", "Did you mean 'tokenize --decode'?"),
