@@ -125,14 +125,18 @@ def cli() -> None:
 
 
 _OUT_OF_MEMORY = "out of memory; use less text or a smaller model, or raise `ulimit -v`"
-# Messages by texts that are in errors about a lack of memory. An import may turn a MemoryError into
-# "error return without exception set"; the next two texts are dlopen's.
-_LACKS = {
-    "without": _OUT_OF_MEMORY,
-    "failed to map segment": _OUT_OF_MEMORY,
-    "annot allocate memory": _OUT_OF_MEMORY,
-    "new thread": "can't start another thread; use fewer (--threads) or raise `ulimit`",
-}
+# Classes of errors about a lack of memory, texts that are in them, and messages. An import may turn
+# a MemoryError into "error return without exception set"; the next two texts are dlopen's.
+_LACKS: tuple[tuple[type[Exception], str, str], ...] = (
+    (SystemError, "without", _OUT_OF_MEMORY),
+    (ImportError, "failed to map segment", _OUT_OF_MEMORY),
+    (ImportError, "annot allocate memory", _OUT_OF_MEMORY),
+    (
+        RuntimeError,
+        "new thread",
+        "can't start another thread; use fewer (--threads) or raise `ulimit`",
+    ),
+)
 
 
 def main() -> None:
@@ -157,7 +161,9 @@ def main() -> None:
     except MemoryError:
         code = _fail(_OUT_OF_MEMORY, 1)
     except (ImportError, RuntimeError, SystemError) as error:
-        messages = [message for text, message in _LACKS.items() if text in str(error)]
+        messages = [
+            said for kind, text, said in _LACKS if isinstance(error, kind) and text in str(error)
+        ]
         if debug or not messages:
             raise
         code = _fail(messages[0], 1)

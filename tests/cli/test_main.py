@@ -317,6 +317,20 @@ def test_without_memory_no_option_is_named_that_a_command_lacks(
     assert "--" not in error  # --limit is not an option of all
 
 
+@pytest.mark.parametrize(
+    "other", [RuntimeError("built without threads"), ImportError("built without new threads")]
+)
+def test_other_errors_are_not_lacks_of_memory(
+    monkeypatch: pytest.MonkeyPatch, other: Exception
+) -> None:
+    def fail(**options: object) -> None:
+        raise other
+
+    monkeypatch.setattr("llmgpu.cli.cli", fail)
+    with pytest.raises(type(other), match="built without"):
+        main()
+
+
 BEFORE_NUMPY = """
 import os, sys
 
