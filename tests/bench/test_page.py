@@ -316,7 +316,9 @@ for (const frame of document.querySelectorAll("iframe")) {
   const style = frame.contentWindow.getComputedStyle(inner.body);
   found.push({
     width: frame.clientWidth, needed: root.scrollWidth, height: root.scrollHeight,
-    surface: style.backgroundColor, ink: style.color, text: inner.body.innerText,
+    surface: style.backgroundColor, ink: style.color, 
+    text: [inner.body.innerText, ...[...inner.querySelectorAll("td")].map(
+      node => frame.contentWindow.getComputedStyle(node, "::before").content)].join(" "),
     fonts: [...inner.querySelectorAll("text, td, div, p")].map(
       node => parseFloat(frame.contentWindow.getComputedStyle(node).fontSize)),
   });
