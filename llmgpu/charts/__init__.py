@@ -131,6 +131,7 @@ _LEAST = 1e-30  # smaller numbers are drawn as 0
 # Relative range of numbers below which the labels of all ticks would be equal.
 _LEAST_RANGE = 1e-4
 _TOLERANCE = 1e-9  # a number may lie this far outside the ticks; larger than any rounding error
+_FEW_POWERS = 3  # most powers of ten of a logarithmic axis with ticks at 1, 2 and 5
 _TICKS = 6  # about so many steps between ticks
 _STEPS = (1, 2, 5, 10)  # distances of ticks, to be multiplied by a power of ten
 _MARGIN = 4.0  # least ratio by which the axes of a roofline extend beyond the roof's edge
@@ -165,8 +166,8 @@ class Axis:
         return found
 
     def marks(self) -> Iterator[tuple[float, str]]:
-        """Yield the position and the readable form of each tick: 0.25, 2,500 or 1e+06."""
-        labels = (f"{tick:,.6g}" for tick in self.ticks)
+        """Yield the position and the readable form of each tick: 0.25, 2,500,000 or 1e+07."""
+        labels = (f"{tick:,.7g}" for tick in self.ticks)
         return zip(self.place(self.ticks).tolist(), labels, strict=True)
 
 
@@ -177,6 +178,13 @@ def value_axis(values: NDArray[np.float64], begin: float, end: float) -> Axis:
     if is_log:
         exponents = _ticks(math.log10(low), math.log10(high), 1.0)
         ticks = tuple(10.0**exponent for exponent in exponents)
+        if (
+            exponents[-1] - exponents[0] <= _FEW_POWERS
+        ):  # also ticks at 2 and 5, so that the axis is no longer
+            finer = [factor * tick for tick in ticks for factor in _STEPS[:-1]]
+            begun = sum(tick <= low * (1 + _TOLERANCE) for tick in finer) - 1
+            ended = sum(tick < high * (1 - _TOLERANCE) for tick in finer) + 1
+            ticks = tuple(finer[begun:ended])
     else:
         size = max(abs(low), abs(high))
         if high - low <= max(_LEAST_RANGE * size, _LEAST):  # all labels would be equal
