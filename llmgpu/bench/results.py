@@ -435,6 +435,10 @@ def _check_numbers(record: Record) -> None:
             raise ValueError(f"{place} has a number that is not above 0")
 
 
+# Messages call these types of Python by JSON's words, and other types by their names.
+_CALLED = {dict: "an object", list: "a list"}
+
+
 def _read(kind: Any, value: Any, place: str) -> Any:
     """Convert a JSON value to a type. The ValueError of a failure names `place` and the type."""
     origin, arguments = get_origin(kind), get_args(kind)
@@ -449,7 +453,8 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         return value
     wanted: Any = dict if is_dataclass(kind) else list if origin is tuple else origin or kind
     if not isinstance(value, wanted):
-        raise ValueError(f"{place} is not of type {wanted.__name__}")
+        called = _CALLED.get(wanted, f"of type {wanted.__name__}")
+        raise ValueError(f"{place} is not {called}")
     inside = "" if place == "it" else f"{place}."
     if is_dataclass(kind):
         return _read_fields(kind, value, inside)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from llmgpu.bench.report import columns_of, facts_of, headlines, lines_below
@@ -179,3 +180,18 @@ def test_cells_of_a_terminal_are_whole() -> None:
             if column.kind == "number" and column.title in shown:
                 texts = (column.title, *column.cells)
                 assert all(f" {cell} " in text for cell in texts), (table.title, column.title)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"limits": 3}, "limits is not an object"),
+        ({"results": {}}, "results is not a list"),
+        ({"complete": 1}, "complete is not of type bool"),
+    ],
+)
+def test_a_damaged_record_is_described_in_words_of_json(
+    damage: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_record(record() | damage)
