@@ -391,6 +391,9 @@ def test_what_dawn_raises_is_raised_when_it_is_asked_for(monkeypatch: pytest.Mon
 
 def test_a_device_is_freed_when_nobody_uses_it() -> None:
     require_adapter()
+    first = Opening("gpu")  # tests share its kernels, which refer to its device
+    first.begin()
+    assert first.backend().device is not None
     for is_closed in False, True:
         opening = Opening("gpu")
         opening.begin()

@@ -127,13 +127,12 @@ def sort_by_bytes(
         tied[:-1] |= tied[1:]
         places = places[tied & (keys & _LAST_BYTE == _MORE)]
         if done >= _LONG_BYTES:
-            # Compare strings whole, within strings that are equal so far.
-            tied_strings = sorted(
-                (group, data[offsets[k] : offsets[k + 1]].tobytes(), k)
-                for group, k in zip(np.cumsum(~same[places]), order[places], strict=True)
-            )
-            order[places] = [k for _, _, k in tied_strings]
-            same[places[1:]] = [left[:2] == right[:2] for left, right in pairwise(tied_strings)]
+            # Compare strings whole: one group at a time of strings that are equal so far.
+            for group in np.split(places, np.flatnonzero(~same[places])[1:]):
+                numbers = order[group].tolist()
+                strings = sorted((data[offsets[k] : offsets[k + 1]].tobytes(), k) for k in numbers)
+                order[group] = [k for _, k in strings]
+                same[group[1:]] = [left[0] == right[0] for left, right in pairwise(strings)]
             break
         # Sort them by their next bytes, within strings that are equal so far.
         strings = order[places]

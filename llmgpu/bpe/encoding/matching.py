@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -95,6 +95,7 @@ class BpeMatcher(Matcher):
         self._pairs = pair_ranks(vocabulary)
         self._ranked = pair_table(self._pairs)
         self._byte_ids = byte_ids(vocabulary).view(np.uint32).tolist()
+        self._merge_now = partial(_merge_window, self._byte_ids, self._ranked)
         self._remembered = lru_cache(_REMEMBERED_WINDOWS)(self._merge_now)
 
     def match_word(self, word: bytes) -> Sequence[int]:
@@ -175,10 +176,11 @@ class BpeMatcher(Matcher):
         """Return the tokens of a window."""
         return self._remembered(word) if len(word) <= WINDOW else self._merge_now(word)
 
-    def _merge_now(self, word: bytes) -> _Merged:
-        symbols = merge_by_heap([self._byte_ids[byte] for byte in word], self._ranked)
-        begins = [place for place, symbol in enumerate(symbols) if symbol != GONE]
-        return array("i", begins), array("I", [symbols[place] for place in begins])
+
+def _merge_window(byte_ids: Sequence[int], ranked: Mapping[int, int], word: bytes) -> _Merged:
+    symbols = merge_by_heap([byte_ids[byte] for byte in word], ranked)
+    begins = [place for place, symbol in enumerate(symbols) if symbol != GONE]
+    return array("i", begins), array("I", [symbols[place] for place in begins])
 
 
 def pair_keys(left: NDArray[np.integer], right: NDArray[np.integer]) -> NDArray[np.int64]:
