@@ -37,7 +37,7 @@ from llmgpu.text.corpus import Corpus
 SLICE_BYTES = 2 << 20
 _OBJECT_BYTES = 80  # memory of a word and its count, in bytes, besides the bytes of the word
 # Memory of the tables (COSTS), and of each thread that counts a slice (THREAD_BYTES).
-NUMPY_COSTS, NUMPY_THREAD_BYTES = Costs(fixed=24 << 20, per_byte=4, per_word=220), 18 * SLICE_BYTES
+NUMPY_COSTS, NUMPY_THREAD_BYTES = Costs(fixed=24 << 20, per_byte=4, per_word=220), 20 * SLICE_BYTES
 ENGINE_COSTS, ENGINE_THREAD_BYTES = Costs(fixed=11 << 20, per_byte=4, per_word=220), 2 * SLICE_BYTES
 
 

@@ -191,18 +191,21 @@ def test_a_table_of_words_is_within_its_estimate(longest: int) -> None:
     assert table.nbytes <= peak
 
 
-@pytest.mark.parametrize("spaces", [0.25, 0.4])
+@pytest.mark.parametrize("spaces", [0.25, 0.4, 1.0])
 def test_a_slice_is_within_its_estimate(spaces: float) -> None:
+    """The most memory is for a text in which each byte is a word: digits between letters (1.0)."""
     size = count_host.SLICE_BYTES // 2
     letters = RNG.choice(np.frombuffer(LETTERS[:3], np.uint8), size + PADDING)
     buffer = np.where(RNG.random(len(letters)) < spaces, ord(" "), letters).astype(np.uint8)
+    if spaces == 1.0:
+        buffer = np.resize(np.frombuffer(b"a1", np.uint8), size + PADDING)
     none = np.empty(0, np.int64)
     piece = Slice(buffer[:size], none, closed=True, end=True, buffer=buffer, main_end=size)
     table = count_host.CountTable(as_pattern("cl100k"))
     peak = peak_of(lambda: table.add(piece))
     words, nbytes = table.size
     of_words = count_host.NUMPY_COSTS.of(words, nbytes) - count_host.NUMPY_COSTS.fixed
-    assert peak <= of_words + count_host.NUMPY_THREAD_BYTES // 2 <= 2.5 * peak
+    assert peak <= of_words + count_host.NUMPY_THREAD_BYTES // 2 <= 3 * peak
 
 
 def test_what_is_known_is_told_and_becomes_exact(monkeypatch: pytest.MonkeyPatch) -> None:
