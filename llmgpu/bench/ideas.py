@@ -76,8 +76,8 @@ NOT_MEASURED = {
     "saturating casts": "no cast of one element a thread lets numbers overflow",
 }
 
-# What a way changes: a str is a kernel's file in wgsl/ in place of the named file, an int an
-# argument of the job.
+# Settings of a way, by name. A str is a file in wgsl/ that replaces the kernel's file of that name.
+# An int is an argument of the job.
 Settings = Mapping[str, str | int]
 
 _SCANS: Mapping[str, Settings] = {

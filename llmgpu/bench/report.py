@@ -148,7 +148,7 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
         yield "smoke test", f"{record.smoke}; the times are too few for a comparison"
         return
     told: dict[str, str] = {}
-    # Jobs that another program did come last. Their lines replace those of other jobs.
+    # Tables with times of another program come last: their lines replace the lines of other tables.
     tables = sorted(record.tables(), key=lambda t: any(r.peer and r.seconds for r in t.results))
     for table in tables:
         timed = [

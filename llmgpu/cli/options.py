@@ -261,7 +261,7 @@ def flags_given(names: Container[str]) -> list[str]:
 
 
 def suggest(name: str, known: Iterable[str], table: Mapping[str, str], least: float = _NEAR) -> str:
-    """Return a sentence that names what an unknown name may mean, with a blank before it, or "".
+    """Return the question "Did you mean ...?" with a blank before it; "" without a similar name.
 
     known: all names. table: names of other tools by names of llmgpu, see `llmgpu.spelling`.
     least: least similarity of spellings.

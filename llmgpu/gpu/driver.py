@@ -70,7 +70,7 @@ class BufferMap(ABC):
 
     @abstractmethod
     def _callback(self) -> Any:
-        """Return the package's description of what to call when the mapping is finished."""
+        """Return a callback in the package's form; it runs when the mapping is finished."""
 
     @abstractmethod
     def wait(self) -> bool:

@@ -380,10 +380,10 @@ class Trainer:
         )
 
     def reader(self, snapshot: Snapshot | None) -> Callable[[str], AnyArray]:
-        """Return a function that returns the content of a tensor after the last step, by name.
+        """Return a function that reads a tensor by name, with its content after the last step.
 
-        The tensors are the model's weights and those of `state_tensors`. The function reads them
-        from `snapshot`, or from the device when it is called.
+        The names are those of the model's weights and of `state_tensors`. The content comes from
+        `snapshot`; without a snapshot, from the device at the time of the call.
         """
         self._finish_step()
         if snapshot is not None:

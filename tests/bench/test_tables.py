@@ -140,7 +140,7 @@ def printed(table: ResultTable, width: int) -> list[str]:
 
 
 def test_tables_of_records_fit_a_terminal() -> None:
-    """The columns of 80 characters are those of the medians, and of the rates of each part."""
+    """80 characters have room for the medians and for the main rates of each part."""
     kept = {
         "embedding": ("memory", "out B/s", "vs NumPy", "vs torch"),
         "kernels": ("memory", "FLOP/s", "of limit", "vs NumPy"),

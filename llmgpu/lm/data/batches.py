@@ -231,7 +231,7 @@ def _read_numbers(
 
 
 def check_ids(ids: ArrayLike, vocab_size: int, what: str) -> None:
-    """Check ids of any shape; what: begin of the message.
+    """Check ids of any shape; what: beginning of the message.
 
     Raises InputError if the ids are not integers, and for the first id that is negative or not
     below `vocab_size`.
