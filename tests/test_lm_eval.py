@@ -17,7 +17,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
 from llmgpu.lm.checkpoints.checkpoint import save_checkpoint
 from tests.bpe.interchange.samples import trained
-from tests.lm.samples import random_weights, small_config, sources, state_of
+from tests.lm.samples import random_weights, small_config, state_of
 
 lm_eval = pytest.importorskip("lm_eval")
 pytest.importorskip("torch")
@@ -74,7 +74,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     weights = {name: 3 * values for name, values in random_weights(config, 4).items()}
     eos = vocabulary.special_tokens["<|endoftext|>"]
     made = save_checkpoint(
-        folder, config, vocabulary, sources(weights), {}, state_of(1), eos_id=eos
+        folder, config, vocabulary, weights.__getitem__, {}, state_of(1), eos_id=eos
     )
     made.rename(folder / "model")
     texts = [f"{each['context']}{each['choices'][0]} ?" for each in DOCUMENTS]
