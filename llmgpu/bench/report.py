@@ -354,10 +354,7 @@ def compare_records(old: Record, new: Record, threshold: float = DEFAULT_THRESHO
 
 
 def _by_key(record: Record) -> _Results:
-    results: _Results = {}
-    for result in record.results:
-        results.setdefault((result.what, result.engine, result.variant, result.sizes), result)
-    return results
+    return {(r.what, r.engine, r.variant, r.sizes): r for r in record.results}
 
 
 def _why_not(key: _Key, before: _Results, now: _Results, old: Record, new: Record) -> str | None:
