@@ -25,15 +25,14 @@ from llmgpu.bench import BenchOptions
 from llmgpu.bench.engines import (
     Engine,
     has_timestamps,
-    measure_limits,
     raise_clocks,
     run_program,
     time_runs,
     with_times,
 )
-from llmgpu.bench.peers import CACHE_BYTES, Torch, first_line
+from llmgpu.bench.peers import CACHE_BYTES, Torch
 from llmgpu.bench.results import NUMPY_ENGINE, KernelTimes, Result
-from llmgpu.errors import DeviceError, LlmgpuError
+from llmgpu.errors import DeviceError
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.layers import rotary_tables
@@ -454,26 +453,17 @@ class CaseBench:
                 if program is not None:
                     where = f"{self.what}: {program.name}, {case.variant}"
                     self.progress(where, index, len(listed))
-                    yield self.measure_case(case, program, engine)
+                    begun = Result(self.what, program.name, job=case.sizes, variant=case.variant)
+                    begun = replace(begun, peer=program is torch, note=case.note)
+                    yield begun.or_why_not(partial(self._measure, begun, case, program, engine))
 
-    def measure_case(
-        self, case: KernelCase, program: Engine | Torch, engine: Engine | None
+    def _measure(
+        self, begun: Result, case: KernelCase, program: Engine | Torch, engine: Engine | None
     ) -> Result:
         """Compare a program's outputs with NumPy's; time the case if the outputs agree.
 
         engine: the engine of whose limits the result states shares, if any.
         """
-        begun = Result(self.what, program.name, job=case.sizes, variant=case.variant)
-        begun = replace(begun, peer=isinstance(program, Torch), note=case.note)
-        errors = (LlmgpuError, RuntimeError) if begun.peer else LlmgpuError
-        try:
-            return self._measure(begun, case, program, engine)
-        except errors as error:
-            return replace(begun, note=first_line(error))
-
-    def _measure(
-        self, begun: Result, case: KernelCase, program: Engine | Torch, engine: Engine | None
-    ) -> Result:
         device = program.backend.device if isinstance(program, Engine) else None
         operations = open_operations(device)
         lacks_half = case.needs_half and not operations.has_half_precision
@@ -506,7 +496,7 @@ class CaseBench:
             counted["operations"] = more["operations"] = case.operations
         result = with_times(result, times, counted, clock=found.clock, **more)
         if engine is not None:
-            limits, median = measure_limits(engine.backend), result.median
+            limits, median = engine.limits, result.median
             floor = limits.floor(nbytes, case.operations or 0, halves=case.halves)
             result = replace(
                 result,

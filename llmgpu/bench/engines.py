@@ -5,7 +5,7 @@ works between runs, a GPU is idle and lowers its clocks: kernels were seen to ta
 long. So a kernel of multiply-adds keeps the GPU busy before a measurement.
 
 The limits are the fastest of several copies and of several runs of multiply-adds. Limits are
-measured once for an engine, while its backend is open.
+measured once for an engine.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,8 +69,6 @@ LIMIT_RUNS, LIMIT_BUDGET = 10, 1.0
 BUSY_SECONDS = 0.3
 QUEUED_RUNS = 4  # runs in flight, so that the GPU never waits for the host
 
-_measured: WeakKeyDictionary[Backend, Limits] = WeakKeyDictionary()
-
 
 @dataclass(frozen=True)
 class Engine:
@@ -101,6 +98,27 @@ class Engine:
     def is_software_adapter(self) -> bool:
         """Whether a driver computes on the CPU instead of a GPU."""
         return self.backend.device is not None and self.backend.is_software
+
+    @cached_property
+    def limits(self) -> Limits:
+        """Rates of a copy (bytes read and written), of float32 operations and of matrix units.
+
+        A multiply-add counts as two operations. NumPy's rate of operations is measured with a
+        matrix product, because NumPy has no other multiply-adds.
+
+        Raises:
+            DeviceError: the device has no memory even for a small copy.
+        """
+        operations = open_operations(self.backend.device)
+        rates: list[float] = []
+        for record in (_record_copy, _record_arithmetic, _record_matrices):
+            raise_clocks(self.backend)
+            with operations.record("limit") as program:
+                count = record(operations)
+            run = partial(run_program, operations, program)
+            times = time_runs(run, LIMIT_RUNS, LIMIT_BUDGET) if count else []
+            rates.append(count / min((each.total for each in times), default=1.0))
+        return Limits(rates[0], rates[1], rates[2] or None)
 
 
 def cpu_engine() -> str:
@@ -322,29 +340,6 @@ def runs_within(runs: int, budget: float) -> Iterator[int]:
         if run and time.perf_counter() > end:
             return
         yield run
-
-
-def measure_limits(backend: Backend) -> Limits:
-    """Return the rates of a copy (bytes read and written), of float32 operations and matrix units.
-
-    A multiply-add counts as two operations. NumPy's rate of operations is measured with a matrix
-    product, because NumPy has no other multiply-adds.
-
-    Raises:
-        DeviceError: the device has no memory even for a small copy.
-    """
-    if backend not in _measured:
-        operations = open_operations(backend.device)
-        rates: list[float] = []
-        for record in (_record_copy, _record_arithmetic, _record_matrices):
-            raise_clocks(backend)
-            with operations.record("limit") as program:
-                count = record(operations)
-            run = partial(run_program, operations, program)
-            times = time_runs(run, LIMIT_RUNS, LIMIT_BUDGET) if count else []
-            rates.append(count / min((each.total for each in times), default=1.0))
-        _measured[backend] = Limits(rates[0], rates[1], rates[2] or None)
-    return _measured[backend]
 
 
 def copy_kernel(operations: GpuOperations, source: Tensor, target: Tensor) -> None:

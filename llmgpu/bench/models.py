@@ -29,7 +29,6 @@ from llmgpu.bench.engines import (
     Engine,
     cpu_engine,
     kernel_times,
-    measure_limits,
     runs_within,
     timed,
 )
@@ -308,8 +307,7 @@ class TrainBench:
         if torch is not None:
             ratio = Times.of(torch.seconds).median / result.median
             result = replace(result, speed_up_over_torch=ratio)
-        limits = measure_limits(engine.backend)
-        floor = limits.floor(0, job.operations, halves=own.precision == "f16")
+        floor = engine.limits.floor(0, job.operations, halves=own.precision == "f16")
         kernels = kernel_times(engine.backend.device, partial(own.take, 1))
         result = replace(result, kernels=kernels, share_of_floor=floor / result.median)
         return _with_speed_up(result, engine, self.numpy_seconds)
@@ -426,31 +424,24 @@ def measure_generate(
     engines: Sequence[Engine], options: BenchOptions, progress: Progress
 ) -> Iterator[Result]:
     """Yield two results for each engine: for a single sequence, and for a batch."""
-    wanted = _likeliest(Engine(NUMPY, 0.0))
     numpy_seconds: dict[str, float] = {}
     for engine in engines:
-
-        def compare(begun: Result, engine: Engine = engine) -> Result:
-            right = engine.backend is NUMPY or _likeliest(engine) == wanted
-            return begun.compared(right, f"ids of {cpu_engine()}")
-
-        begun = Result(GENERATE, engine.host_name)
-        compared = begun.or_why_not(partial(compare, begun))
         for job in choose_sequences(engine, quick=options.quick):
             progress(f"{GENERATE}: {engine.name}, {job}", 0, None)
-            result = replace(compared, job=str(job))
-            if result.correct:
-                result = replace(begun, job=str(job)).or_why_not(
-                    partial(_measured, result, engine, job, options.runs)
-                )
+            begun = Result(GENERATE, engine.host_name, job=str(job))
+            result = begun.or_why_not(partial(_measured, begun, engine, job, options.runs))
             yield _with_speed_up(result, engine, numpy_seconds) if result.seconds else result
 
 
-def _measured(result: Result, engine: Engine, job: GenerateJob, runs: int) -> Result:
-    """Measure a job, and return the result with its times.
+def _measured(begun: Result, engine: Engine, job: GenerateJob, runs: int) -> Result:
+    """Compare an engine's ids with NumPy's; measure the job if the ids are equal.
 
     Raises LlmgpuError if there is too little memory.
     """
+    right = engine.backend is NUMPY or _likeliest(engine) == _likeliest(Engine(NUMPY, 0.0))
+    result = begun.compared(right, f"ids of {cpu_engine()}")
+    if not right:
+        return result
     generator = Generator(_model(engine, job.config), sequences=job.sequences)
     _continue(generator, job.sequences, min(8, job.tokens))  # compiles the kernels
     continue_all = partial(_continue, generator, job.sequences, job.tokens)
@@ -458,7 +449,7 @@ def _measured(result: Result, engine: Engine, job: GenerateJob, runs: int) -> Re
     tokens = job.sequences * job.tokens
     result = result.timed(seconds, {"tokens": tokens}, clock="host", tokens=tokens)
     # Each step reads all parameters, since the tied table is read as the output layer.
-    floor = measure_limits(engine.backend).floor(job.tokens * 4 * job.config.parameters, 0)
+    floor = engine.limits.floor(job.tokens * 4 * job.config.parameters, 0)
     return replace(result, share_of_floor=floor / result.median)
 
 

@@ -203,11 +203,15 @@ class Result:
         return replace(self, seconds=times, **more)
 
     def or_why_not(self, measure: Callable[[], Result]) -> Result:
-        """Return the result of `measure`. If it fails, return a copy of this result with a note."""
+        """Return the result of `measure`. If it fails, return a copy of this result with a note.
+
+        Errors of torch, a peer, are RuntimeErrors.
+        """
+        errors = (LlmgpuError, RuntimeError) if self.peer else LlmgpuError
         try:
             return measure()
-        except LlmgpuError as error:
-            return replace(self, note=str(error))
+        except errors as error:
+            return replace(self, note=str(error).partition("\n")[0])
 
     @property
     def kind_and_way(self) -> tuple[str, str]:

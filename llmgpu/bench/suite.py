@@ -35,7 +35,7 @@ from llmgpu.bench import (
     BenchOptions,
 )
 from llmgpu.bench.embedding import measure_embedding
-from llmgpu.bench.engines import Engine, describe_machine, measure_limits, open_engines, timed
+from llmgpu.bench.engines import Engine, describe_machine, open_engines, timed
 from llmgpu.bench.ideas import measure_ideas
 from llmgpu.bench.kernels import measure_kernels
 from llmgpu.bench.models import measure_generate, measure_train
@@ -190,7 +190,7 @@ class Benchmark:
             progress("limits", number, len(engines))
             # With too little memory there are no limits. The notes of results have the reason.
             with suppress(DeviceError):
-                self.record.limits[engine.name] = measure_limits(engine.backend)
+                self.record.limits[engine.name] = engine.limits
         for part in parts:
             measured = engines if part in BOTH_DRIVERS else once
             yield from MODEL_PARTS[part](measured, options, progress)

@@ -41,7 +41,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ideas, "SOFTWARE_MERGES", 4)
     monkeypatch.setattr(cases, "PERIOD", SMALL_PERIOD)
     monkeypatch.setattr(cases, "QUICK_CASE_SECONDS", 0.0)
-    monkeypatch.setattr(cases, "measure_limits", lambda engine: Limits(1e9, 1e10))
+    monkeypatch.setattr(Engine, "limits", Limits(1e9, 1e10))
     monkeypatch.setattr(engines, "WARM_UP_SECONDS", 0.0)
 
 

@@ -49,7 +49,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "choose_sizes", lambda engine, quick: (SIZES, "small"))
     monkeypatch.setattr(tokenizers, "kernel_text_bytes", lambda engine, quick: 3000)
     monkeypatch.setattr(tokenizers, "KERNELS_VOCAB_SIZE", 270)
-    monkeypatch.setattr(cases, "measure_limits", lambda engine: Limits(1e9, 1e10))
+    monkeypatch.setattr(Engine, "limits", Limits(1e9, 1e10))
     monkeypatch.setattr(cases, "PERIOD", SMALL_PERIOD)
     monkeypatch.setattr(engines, "WARM_UP_SECONDS", 0.0)
     monkeypatch.setattr(cases, "QUICK_CASE_SECONDS", float("inf"))  # on a busy machine, too
@@ -61,7 +61,8 @@ def engine_of(device: Device | None) -> Engine:
 
 def measure(device: Device, case: KernelCase) -> Result:
     bench, engine = CaseBench("kernels", QUICK, no_progress, cold=True), engine_of(device)
-    return bench.measure_case(case, engine, engine)
+    (result,) = bench.measure_cases([case], engine)
+    return result
 
 
 @pytest.fixture(scope="module")

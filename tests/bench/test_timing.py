@@ -14,8 +14,8 @@ from llmgpu.bench.engines import (
     FACTORS,
     MATRICES,
     MATRIX_SUBGROUPS,
+    Engine,
     copy_kernel,
-    measure_limits,
     multiply_add_kernel,
     multiply_matrices_kernel,
     run_program,
@@ -100,16 +100,16 @@ def test_matrices_on_units(dawn_device: Device, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_figures_of_numpy(small: None) -> None:
-    found = measure_limits(Backend(None, "small"))
+    found = Engine(Backend(None, "small"), 0.0).limits
     assert found.bytes_per_second > 0
     assert found.operations_per_second > 0
     assert found.matrix_operations_per_second is None
 
 
 def test_figures_of_a_device_are_measured_once(any_device: Device, small: None) -> None:
-    backend = Backend(any_device, "small")
-    found = measure_limits(backend)
-    assert measure_limits(backend) is found
+    engine = Engine(Backend(any_device, "small"), 0.0)
+    found = engine.limits
+    assert engine.limits is found
     assert found.bytes_per_second > 0
     assert found.operations_per_second > 0
     assert found.bytes_per_second != found.operations_per_second
@@ -131,12 +131,12 @@ def test_a_copy_takes_what_memory_there_is(
         return create(label, nbytes)
 
     monkeypatch.setattr(device, "create_buffer", create_few)
-    found = measure_limits(Backend(device, "little memory"))
+    found = Engine(Backend(device, "little memory"), 0.0).limits
     assert found.bytes_per_second > 0
     assert made == [1 << 18, 1 << 18]
     monkeypatch.setattr(engines, "SMALLEST_COPY_BYTES", 1 << 19)
     with pytest.raises(DeviceError, match="no memory"):
-        measure_limits(Backend(device, "less memory"))
+        _ = Engine(Backend(device, "less memory"), 0.0).limits
 
 
 def test_times_of_a_program(any_device: Device) -> None:

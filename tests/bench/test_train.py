@@ -36,7 +36,7 @@ def small_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "choose_job", lambda engine, quick: SMALL)
     monkeypatch.setattr(models, "RUN_SECONDS", 0.01)
     monkeypatch.setattr(models, "QUICK_ENGINE_SECONDS", float("inf"))  # on a busy machine, too
-    monkeypatch.setattr(models, "measure_limits", lambda engine: Limits(1e9, 1e9))
+    monkeypatch.setattr(Engine, "limits", Limits(1e9, 1e9))
 
 
 def engines_with(device: Device) -> list[Engine]:
