@@ -28,7 +28,6 @@ from llmgpu.bench.embedding import (
     LABS,
     LOOKUP,
     Lab,
-    Way,
     lab_kernel,
     most_table_bytes,
 )
@@ -172,14 +171,9 @@ def _text_results(engine: Engine, options: BenchOptions, progress: Progress) -> 
     # Compute the CPU's answers, and compare and time the ways of each idea.
     size = f"{len(data) / 1e6:,.2f} MB of text, pattern {options.pattern}"
     ids = encode_all(open_encoder(vocabulary, NUMPY), corpus_from_bytes(data))
+    recounting = f"recounting {merges} merges, {size}"
     for job, ideas, work, expected, answer in (
-        (
-            f"recounting {merges} merges, {size}",
-            RECOUNT_IDEAS,
-            recount,
-            trained.merges[:, :2],
-            "merges",
-        ),
+        (recounting, RECOUNT_IDEAS, recount, trained.merges[:, :2], "merges"),
         (f"greedy ids of {vocabulary.size:,}, {size}", GREEDY_IDEAS, encode, ids, "ids"),
     ):
         for idea, ways in ideas.items():
@@ -189,10 +183,8 @@ def _text_results(engine: Engine, options: BenchOptions, progress: Progress) -> 
                 yield replace(begun[0], note="no subgroups")
                 continue
             opens = [partial(open_way, work, settings) for settings in ways.values()]
-            ways_of_idea = zip(begun, opens, strict=True)
-            for result, times in time_in_turns(
-                engine, ways_of_idea, expected, answer, options.runs
-            ):
+            pairs = zip(begun, opens, strict=True)
+            for result, times in time_in_turns(engine, pairs, expected, answer, options.runs):
                 yield with_times(result, times) if times else result
 
 
@@ -203,16 +195,12 @@ def _case_results(engine: Engine, options: BenchOptions, progress: Progress) -> 
     bench = CaseBench(IDEAS, options, progress, cold=True)
     sizes, note = choose_sizes(engine, quick=options.quick)
     lab = _lab(engine, quick=options.quick)
-    with_floats, why_not = _engine_with_floats(engine)
+    engine, why_not = _engine_with_floats(engine)
     yield from bench.measure_cases(_lookup_cases(lab), engine)
     for share in REPEATED_SHARES:
         repeated = replace(lab, repeated=share)
         idea = f"gradients of rows, {100 / share if share else 0:g} % of the tokens the same"
-        yield from bench.measure_cases(_gradient_cases(repeated, idea), engine)
-        case = _gradient_case(
-            repeated, idea, BACKWARD, "float32 additions of the device", _add_floats
-        )
-        yield from bench.measure_cases([replace(case, why_not=why_not)], with_floats)
+        yield from bench.measure_cases(_gradient_cases(repeated, idea, why_not), engine)
         # The time that the host takes to sort tokens: gradients in groups need sorted tokens.
         sort = partial(group_tokens, repeated.token_ids(BACKWARD))
         variant = f"{idea}: the host sorts tokens for grouping"
@@ -254,16 +242,17 @@ def _lookup_cases(lab: Lab) -> Iterator[KernelCase]:
             yield replace(lab.way(kind, way, record), name=f"rows of a table: {kind}, {way}")
 
 
-def _gradient_cases(lab: Lab, idea: str) -> Iterator[KernelCase]:
-    for way, record in reversed(KINDS[BACKWARD].gpu.items()):
-        yield _gradient_case(lab, idea, BACKWARD, way, record)
-    way = "grouped, distinct rows alone"
-    yield _gradient_case(lab, idea, COMPACT, way, "embed_gradient_rows")
+def _gradient_cases(lab: Lab, idea: str, no_floats: str) -> Iterator[KernelCase]:
+    """Yield the ways to add gradients to rows.
 
-
-def _gradient_case(lab: Lab, idea: str, kind: str, way: str, record: Way) -> KernelCase:
-    case = lab.way(kind, way, record)
-    return replace(case, name=f"{idea}: {way}", kind=f"{kind}, {idea}")
+    no_floats: the reason why the device can't add float32 numbers atomically, or "".
+    """
+    ways = [(BACKWARD, way, record, "") for way, record in reversed(KINDS[BACKWARD].gpu.items())]
+    ways.append((COMPACT, "grouped, distinct rows alone", "embed_gradient_rows", ""))
+    ways.append((BACKWARD, "float32 additions of the device", _add_floats, no_floats))
+    for kind, way, record, why_not in ways:
+        case = lab.way(kind, way, record)
+        yield replace(case, name=f"{idea}: {way}", kind=f"{kind}, {idea}", why_not=why_not)
 
 
 def _loss_cases(s: Sizes) -> Iterator[KernelCase]:
