@@ -151,13 +151,9 @@ def headlines(record: Record) -> Iterator[tuple[str, str]]:
     # Tables with times of another program come last: their lines replace the lines of other tables.
     tables = sorted(record.tables(), key=lambda t: any(r.peer and r.seconds for r in t.results))
     for table in tables:
-        timed = [
-            r
-            for r in table.results
-            if r.seconds and r.correct is not False and "greedy" not in r.variant
-        ]
+        timed = [r for r in table.results if r.seconds and r.correct is not False]
         # Choose the fastest result of llmgpu, and the fastest of other programs or of the CPU.
-        own = [r for r in timed if not r.peer]
+        own = [r for r in timed if not r.peer and "greedy" not in r.variant]
         peers = [r for r in timed if r.peer]
         others = peers or [r for r in own if r.engine in HOST_ENGINES]
         if not (own and others):

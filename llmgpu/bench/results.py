@@ -425,18 +425,14 @@ def read_record(plain: Any) -> Record:
 
 def _check_numbers(record: Record) -> None:
     """Raise ValueError for a result without sizes, and for divisors that are not above 0."""
-    divisors = {
-        f"limits.{name}": tuple(number for number in astuple(limits) if number is not None)
-        for name, limits in record.limits.items()
-    }
+    for name, limits in record.limits.items():
+        if min(limits.bytes_per_second, *limits.rates) <= 0:
+            raise ValueError(f"limits.{name} has a number that is not above 0")
     for k, result in enumerate(record.results):
         if not result.job and None in (result.text_bytes, result.vocab_size):
             raise ValueError(f"results[{k}].job is missing")
-        if result.seconds is not None:
-            divisors[f"results[{k}].seconds"] = astuple(result.seconds)[:3]
-    for place, numbers in divisors.items():
-        if min(numbers) <= 0:
-            raise ValueError(f"{place} has a number that is not above 0")
+        if result.seconds and min(astuple(result.seconds)[:3]) <= 0:
+            raise ValueError(f"results[{k}].seconds has a number that is not above 0")
 
 
 # Messages call these types of Python by JSON's words, and other types by their names.

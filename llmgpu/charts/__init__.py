@@ -178,9 +178,8 @@ def value_axis(values: NDArray[np.float64], begin: float, end: float) -> Axis:
     if is_log:
         exponents = _ticks(math.log10(low), math.log10(high), 1.0)
         ticks = tuple(10.0**exponent for exponent in exponents)
-        if (
-            exponents[-1] - exponents[0] <= _FEW_POWERS
-        ):  # also ticks at 2 and 5, so that the axis is no longer
+        if exponents[-1] - exponents[0] <= _FEW_POWERS:
+            # Also ticks at 2 and 5, so that the axis is not longer than necessary.
             finer = [factor * tick for tick in ticks for factor in _STEPS[:-1]]
             begun = sum(tick <= low * (1 + _TOLERANCE) for tick in finer) - 1
             ended = sum(tick < high * (1 - _TOLERANCE) for tick in finer) + 1
@@ -218,13 +217,8 @@ def _ticks(low: float, high: float, least: float = 0.0) -> tuple[float, ...]:
 def draw_picture(title: str, parts: Sequence[str], **more: str) -> str:
     """Return a picture with a title as an SVG; parts: its elements. more: further attributes."""
     inside = "\n".join(["", element("title", text=title), *parts, ""])
-    sizes: dict[str, Any] = {
-        "viewBox": f"0 0 {WIDTH} {HEIGHT}",
-        "width": WIDTH,
-        "height": HEIGHT,
-        "role": "img",
-    }
-    return element("svg", inside=inside, **more, **sizes)
+    more |= {"viewBox": f"0 0 {WIDTH} {HEIGHT}", "width": str(WIDTH), "height": str(HEIGHT)}
+    return element("svg", inside=inside, **more, role="img")
 
 
 def draw_axes(x: Axis, y: Axis, across: str, up: str) -> list[str]:
