@@ -72,7 +72,7 @@ class KernelCase:
     make: returns the first content of all tensors by name, NaN for tensors that are only written.
     values: further arguments of the operation, by name.
     record: the name of an operation, by default `name`, or a function. The function's first
-        parameter is the `Operations`; `call_by_name` passes the other arguments.
+        parameter is the `Operations`; `record_on` passes the other arguments.
     operations: number of arithmetic operations; None: results do not state it.
     bytes: number of bytes to move; None: computed from the sizes of the arrays.
     outputs: names of outputs to compare. total: the outputs of which only the sums are compared.
@@ -124,10 +124,38 @@ class KernelCase:
         return f"{self.name}, {self.where}" if self.where else self.name
 
     def record_on(self, operations: Operations, tensors: Tensors) -> None:
-        """Append the operation to the program being recorded."""
+        """Append the operation to the program being recorded.
+
+        Each argument of the operation is the tensor or value with the parameter's name. The
+        parameter NAME receives the tensors NAME_0, NAME_1, ... as a list, and "t" receives all
+        tensors as a dict. A parameter whose type is a dataclass of tensors, such as `Norm`, is
+        composed of the tensors named PARAMETER_FIELD or FIELD. A field without a tensor gets the
+        first of all tensors, as a placeholder. All other parameters keep their defaults.
+        """
         record = self.record or self.name
         function = getattr(type(operations), record) if isinstance(record, str) else record
-        call_by_name(function, operations, tensors, self.values)
+        # `given` maps the names of parameters to tensors and values.
+        given: dict[str, Any] = {**self.values}
+        for key, tensor in tensors.items():
+            name, _, number = key.rpartition("_")
+            if number.isdigit():
+                given.setdefault(name, []).append(tensor)
+            else:
+                given[key] = tensor
+        # Choose the argument for each parameter.
+        unused = next(iter(tensors.values()))
+        arguments = {}
+        for name, parameter in [*inspect.signature(function).parameters.items()][1:]:
+            kind: Any = inspect.unwrap(function).__globals__.get(parameter.annotation)
+            if name in given:
+                arguments[name] = given[name]
+            elif isinstance(kind, type) and is_dataclass(kind):
+                names = [each.name for each in fields(kind)]
+                found = (given.get(f"{name}_{k}", given.get(k, unused)) for k in names)
+                arguments[name] = kind(*found)
+            elif name == "t":
+                arguments[name] = tensors
+        function(operations, **arguments)
 
     def moved_bytes(self, arrays: Arrays) -> int:
         """Return the number of bytes to read and to write."""
@@ -142,43 +170,6 @@ class KernelCase:
             elif name not in FEW_NUMBERS:
                 moved += array.nbytes
         return moved
-
-
-def call_by_name(
-    function: Callable[..., Any],
-    operations: Operations,
-    tensors: Tensors,
-    values: Mapping[str, Any],
-) -> None:
-    """Call a function; each further argument is the tensor or value with the parameter's name.
-
-    The parameter NAME receives the tensors NAME_0, NAME_1, ... as a list, and "t" receives all
-    tensors as a dict. A parameter whose type is a dataclass of tensors, such as `Norm`, is composed
-    of the tensors named PARAMETER_FIELD or FIELD. A field without a tensor gets the first of all
-    tensors, as a placeholder. All other parameters keep their defaults.
-    """
-    # `given` maps the names of parameters to tensors and values.
-    given: dict[str, Any] = dict(values)
-    for key, tensor in tensors.items():
-        name, _, number = key.rpartition("_")
-        if number.isdigit():
-            given.setdefault(name, []).append(tensor)
-        else:
-            given[key] = tensor
-    # Choose the argument for each parameter.
-    unused = next(iter(tensors.values()))
-    arguments = {}
-    for name, parameter in [*inspect.signature(function).parameters.items()][1:]:
-        kind: Any = inspect.unwrap(function).__globals__.get(parameter.annotation)
-        if name in given:
-            arguments[name] = given[name]
-        elif isinstance(kind, type) and is_dataclass(kind):
-            names = [each.name for each in fields(kind)]
-            found = (given.get(f"{name}_{k}", given.get(k, unused)) for k in names)
-            arguments[name] = kind(*found)
-        elif name == "t":
-            arguments[name] = tensors
-    function(operations, **arguments)
 
 
 @dataclass(frozen=True)

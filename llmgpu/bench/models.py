@@ -32,7 +32,7 @@ from llmgpu.bench.engines import (
     runs_within,
     timed,
 )
-from llmgpu.bench.peers import Torch, first_line, missing_torch
+from llmgpu.bench.peers import Torch, missing_torch
 from llmgpu.bench.results import Result, Times
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.data.batches import Batch
@@ -358,7 +358,7 @@ def _open_torch(engine: Engine, job: StepJob) -> tuple[Result, TorchSteps | None
     try:
         return result, TorchSteps(job, torch)
     except RuntimeError as error:
-        return replace(result, note=first_line(error)), None
+        return replace(result, note=str(error).partition("\n")[0]), None
 
 
 def measure_train(

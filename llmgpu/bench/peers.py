@@ -194,17 +194,16 @@ TRAINING_PEERS = (
 @contextmanager
 def _silence() -> Iterator[None]:
     """Discard the output of native code, which would mix with results on stdout."""
-    kept = [os.dup(descriptor) for descriptor in (1, 2)]
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    kept = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     try:
-        for descriptor in (1, 2):
-            os.dup2(nowhere, descriptor)
+        with open(os.devnull, "wb") as nowhere:
+            for descriptor in kept:
+                os.dup2(nowhere.fileno(), descriptor)
         yield
     finally:
-        for descriptor, copy in enumerate(kept, 1):
+        for descriptor, copy in kept.items():
             os.dup2(copy, descriptor)
-        for descriptor in (*kept, nowhere):
-            os.close(descriptor)
+            os.close(copy)
 
 
 @dataclass(frozen=True)
@@ -342,8 +341,3 @@ class Torch:
 def missing_torch(what: str, job: str) -> Result:
     """Return the result that reports torch as not installed."""
     return Result(what, "torch", peer=True, job=job, note=NOT_INSTALLED)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error, such as torch's of missing memory."""
-    return str(error).partition("\n")[0]

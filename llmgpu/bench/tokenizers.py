@@ -31,7 +31,7 @@ import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -344,10 +344,7 @@ class TokenizingBench:
         def open_new() -> Encoder:
             return open_encoder(Vocabulary.load(self._path), engine.backend)
 
-        def prepare() -> Callable[[], None]:
-            return partial(self._encode_file, open_new())
-
-        result = self._measure_runs(begun, prepare)
+        result = self._measure_runs(begun, lambda: partial(self._encode_file, open_new()))
         if not result.correct:
             return result
         runs, data = range(self.job.runs), self.job.text
@@ -357,7 +354,7 @@ class TokenizingBench:
             "read and encode": [timed(partial(self._encode, open_new()))[0] for _ in runs],
             "write": [timed(self._write)[0] for _ in runs],
         }
-        kernels = kernel_times(engine.backend.device, prepare())
+        kernels = kernel_times(engine.backend.device, partial(self._encode_file, open_new()))
         if kernels is not None and kernels.total:
             kernels = replace(kernels, mb_per_second=len(data) / kernels.total / 1e6)
         return replace(
@@ -469,19 +466,15 @@ def measure_tokenizer_kernels(
     A kernel reads the output of earlier kernels, so kernels are timed in a whole job. A result has
     the sum of a kernel's times in the job.
     """
-    texts = cache(partial(load_text, []))
     for engine in engines:
         device = engine.backend.device
         if device is None or not has_timestamps(device):
             continue
-        data = texts(kernel_text_bytes(engine, quick=options.quick))
+        data = load_text([], kernel_text_bytes(engine, quick=options.quick))
         for job, answer, work in _kernel_jobs(data):
             progress(f"{KERNELS}: {engine.name}, {job.partition(',')[0]}", 0, 1)
-            begun, own = (
-                Result(KERNELS, engine.name, job=job),
-                (device, partial(work, engine.backend)),
-            )
-            ways = [(begun, lambda own=own: own)]
+            own = device, partial(work, engine.backend)
+            ways = [(Result(KERNELS, engine.name, job=job), lambda own=own: own)]
             ((result, runs),) = time_in_turns(engine, ways, work(NUMPY), answer, options.runs)
             if not runs:
                 yield result
