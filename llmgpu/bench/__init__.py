@@ -66,7 +66,7 @@ class BenchOptions:
         "Tokenize with this rule only: merges in order (bpe) or longest token first (greedy).",
         default_words="the vocabulary's rule, and greedy")
     runs: int = option(
-        DEFAULT_RUNS, int, "Runs per measurement.", default_words=str(DEFAULT_RUNS))
+        DEFAULT_RUNS, "count", "Runs per measurement.", default_words=str(DEFAULT_RUNS))
     peers: bool = option(True, bool, "Also measure other programs.", "--peers/--no-peers")
     quick: bool = option(
         False, bool,
@@ -80,5 +80,3 @@ class BenchOptions:
         for name, value in (("vocabulary", self.vocab), ("match rule", self.match)):
             if value is not None and TOKENIZE not in self.parts:
                 raise LlmgpuError(f"a {name} is only for {TOKENIZE}, which is not measured here")
-        if self.runs < 1:
-            raise LlmgpuError(f"{self.runs} runs measure nothing; use 1 or more")

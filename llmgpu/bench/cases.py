@@ -229,9 +229,8 @@ class Sizes:
         letter |= {"F": config.ffn_dim, "H": config.heads, "T": config.seq_len}
         letter |= {"P": config.dim + 2 * config.kv_dim, "G": 2 * config.ffn_dim}
         letter |= {"B": 2 * config.kv_dim, "M": MANY_ROWS, "S": NORM_PARTIALS}
-        return tuple(
-            letter[each] if each in letter else int(each) for each in _LENGTH.findall(letters)
-        )
+        lengths = _LENGTH.findall(letters)
+        return tuple(letter[each] if each in letter else int(each) for each in lengths)
 
     def case(
         self,
@@ -488,12 +487,11 @@ class CaseBench:
         result = with_times(result, times, counted, clock=found.clock, **more)
         if engine is not None:
             limits, median = engine.limits, result.median
-            floor = limits.floor(nbytes, case.operations or 0, halves=case.halves)
-            result = replace(
-                result,
-                share_of_copy=nbytes / median / limits.bytes_per_second,
-                share_of_floor=None if case.operations is None else floor / median,
-            )
+            share_of_copy = nbytes / median / limits.bytes_per_second
+            result = replace(result, share_of_copy=share_of_copy)
+            if case.operations is not None:
+                floor = limits.floor(nbytes, case.operations, halves=case.halves)
+                result = replace(result, share_of_floor=floor / median)
         return self._with_speed_ups(result, program, case, one_run)
 
     def _reference(self, case: KernelCase) -> tuple[Arrays, Prepared, float]:
@@ -527,11 +525,8 @@ class CaseBench:
             numpy, torch = None if name in names else numpy or one_run, None
         if result.peer:
             torch = None
-        return replace(
-            result,
-            speed_up=numpy and numpy / result.median,
-            speed_up_over_torch=torch and torch / result.median,
-        )
+        speed_up, over_torch = (other and other / result.median for other in (numpy, torch))
+        return replace(result, speed_up=speed_up, speed_up_over_torch=over_torch)
 
 
 def _cache_reader(program: Engine | Torch) -> Callable[[], object]:

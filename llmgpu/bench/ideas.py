@@ -231,9 +231,8 @@ def _engine_with_floats(engine: Engine) -> tuple[Engine, str]:
     return replace(engine, backend=Backend(again, engine.backend.description)), ""
 
 
-_add_floats = lab_kernel(
-    "bench/embed_backward_float.wgsl", lambda n, c: workgroups(n * c), adds=True
-)
+_FILE = "bench/embed_backward_float.wgsl"
+_add_floats = lab_kernel(_FILE, lambda n, c: workgroups(n * c), adds=True)
 
 
 def _lookup_cases(lab: Lab) -> Iterator[KernelCase]:

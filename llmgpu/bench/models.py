@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -101,10 +102,8 @@ class StepJob:
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
         """Return the first weights, as `Model.initialise` makes them."""
-        return {
-            weight.name: initial_values(SEED, index, weight)
-            for index, weight in enumerate(self.config.weights())
-        }
+        weights = enumerate(self.config.weights())
+        return {weight.name: initial_values(SEED, index, weight) for index, weight in weights}
 
     def cut(self) -> StepJob:
         """Return a job with few layers and tokens, for NumPy; a small job is returned unchanged."""
@@ -142,7 +141,7 @@ class OwnSteps:
         options = job.options(precision)
         self._trainer = Trainer(self._operations, job.config, options, slots=CHECKED_STEPS)
         self._trainer.model.initialise(SEED)
-        self._batches = job.batches()
+        self._batches = cycle(job.batches())
         self.seconds: list[float] = []
 
     @cached_property
@@ -154,8 +153,7 @@ class OwnSteps:
     def take(self, count: int) -> None:
         """Make `count` more steps, and wait until they are done."""
         for _ in range(count):
-            batch = self._batches[self._trainer.step % len(self._batches)]
-            self._trainer.take_step([batch], LEARNING_RATE)
+            self._trainer.take_step([next(self._batches)], LEARNING_RATE)
         self._operations.wait_for_runs(0)
 
 
@@ -174,18 +172,15 @@ class TorchSteps:
         self._torch, self._config = torch, job.config
         self._options = options = job.options("f32")
         # By Hugging Face's names, which `ModelConfig.weights` lists.
-        self._weights = {
-            name: torch.module.nn.Parameter(torch.tensor(values))
-            for name, values in job.weights().items()
-        }
-        groups: dict[bool, list[Any]] = {True: [], False: []}
+        parameter, first = torch.module.nn.Parameter, job.weights()
+        self._weights = {name: parameter(torch.tensor(first[name])) for name in first}
+        matrices: dict[str, Any] = {"params": [], "weight_decay": options.weight_decay}
+        others: dict[str, Any] = {"params": [], "weight_decay": 0.0}
         for weight in job.config.weights():
-            groups[weight.decays].append(self._weights[weight.name])
+            group = matrices if weight.decays else others
+            group["params"].append(self._weights[weight.name])
         self._optimizer = torch.module.optim.AdamW(
-            [
-                {"params": group, "weight_decay": options.weight_decay * decays}
-                for decays, group in groups.items()
-            ],
+            [matrices, others],
             lr=LEARNING_RATE,
             betas=(options.beta1, options.beta2),
             eps=options.epsilon,
@@ -194,8 +189,7 @@ class TorchSteps:
         tables = rotary_tables(job.config.seq_len, scaled_frequencies(job.config))
         # Both halves of a head are rotated by the same angles.
         self._cosines, self._sines = (torch.tensor(np.tile(table, 2)) for table in tables)
-        self._batches = [tuple(map(torch.tensor, batch)) for batch in job.batches()]
-        self._step = 0
+        self._batches = cycle([tuple(map(torch.tensor, batch)) for batch in job.batches()])
         self.first_losses = [float(self._take_one()) for _ in range(CHECKED_STEPS)]
         self.seconds: list[float] = []
 
@@ -209,8 +203,7 @@ class TorchSteps:
     def _take_one(self) -> Any:
         """Make a step on the next batch; return the mean cross-entropy."""
         module = self._torch.module
-        tokens, targets = self._batches[self._step % len(self._batches)]
-        self._step += 1
+        tokens, targets = next(self._batches)
         logits = self._logits(tokens).flatten(0, 1)
         loss = module.nn.functional.cross_entropy(logits, targets.flatten())
         log_sum_exp = module.logsumexp(logits, dim=-1)
@@ -295,9 +288,8 @@ class TrainBench:
         engine, job = own.engine, own.job
         both: list[OwnSteps | TorchSteps] = [own] if torch is None else [own, torch]
         # A run repeats short steps, since the times of single short steps vary.
-        counts = [
-            max(1, min(RUN_STEPS, int(RUN_SECONDS / _mean_seconds(each, 1)))) for each in both
-        ]
+        once = [_mean_seconds(each, 1) for each in both]
+        counts = [max(1, min(RUN_STEPS, int(RUN_SECONDS / seconds))) for seconds in once]
         budget = QUICK_ENGINE_SECONDS if self.options.quick else ENGINE_SECONDS
         for run in runs_within(self.options.runs, budget):
             self.progress(f"{TRAIN}: {engine.name}", run, self.options.runs)
