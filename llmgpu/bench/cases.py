@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, partial
 from math import prod
@@ -31,7 +31,7 @@ from llmgpu.bench.engines import (
     with_times,
 )
 from llmgpu.bench.peers import CACHE_BYTES, Torch
-from llmgpu.bench.results import NUMPY_ENGINE, KernelTimes, Result
+from llmgpu.bench.results import NUMPY_ENGINE, KernelTimes, Result, Results
 from llmgpu.errors import DeviceError
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import scaled_frequencies
@@ -432,7 +432,7 @@ class CaseBench:
 
     def measure_cases(
         self, cases: Iterable[KernelCase], engine: Engine | None, torch: Torch | None = None
-    ) -> Iterator[Result]:
+    ) -> Results:
         """Yield the results of each case: the engine's, and torch's if torch can compute the case.
 
         Torch's results state shares of the engine's limits, if there is an engine.

@@ -31,9 +31,9 @@ from llmgpu.bench.cases import (
     Tensors,
     by,
 )
-from llmgpu.bench.engines import Engine
+from llmgpu.bench.engines import Engine, Engines
 from llmgpu.bench.peers import Torch, missing_torch
-from llmgpu.bench.results import Result
+from llmgpu.bench.results import Results
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.ops.ids import copy_rows, group_tokens, lanes_of_row
 from llmgpu.lm.ops.operations import GpuOperations, Operations, open_operations
@@ -235,14 +235,8 @@ def embedding_bytes(kind: str, s: Sizes, tokens: NDArray[np.uint32]) -> int:
     """Return the bytes to read and to write; a row that several tokens share counts once."""
     row = 4 * s.config.dim
     rows, output = len(np.unique(tokens)) * row, s.rows * row
-    moved = {
-        LOOKUP: rows,
-        HALF: rows // 2,
-        POSITIONS: rows + s.rows * 4 + s.config.seq_len * row,
-        BACKWARD: 2 * rows,
-        REPEATED: 2 * rows,
-        COMPACT: output,
-    }
+    moved = {LOOKUP: rows, HALF: rows // 2, COMPACT: output, BACKWARD: 2 * rows, REPEATED: 2 * rows}
+    moved[POSITIONS] = rows + s.rows * 4 + s.config.seq_len * row
     return s.rows * 4 + moved[kind] + output
 
 
@@ -365,9 +359,7 @@ LABS = (
 )
 
 
-def measure_embedding(
-    engines: Sequence[Engine], options: BenchOptions, progress: Progress
-) -> Iterator[Result]:
+def measure_embedding(engines: Engines, options: BenchOptions, progress: Progress) -> Results:
     """Yield the result of each way in each lab: NumPy's ways, then torch's, then the GPUs'."""
     hosts = [engine for engine in engines if engine.backend.device is None]
     for lab, gpus in _labs(engines, options).items():

@@ -121,6 +121,9 @@ class Engine:
         return Limits(rates[0], rates[1], rates[2] or None)
 
 
+Engines = Sequence[Engine]
+
+
 def cpu_engine() -> str:
     """Return the name of the CPU engine: the engine in C, or NumPy if there is none."""
     return NUMPY_ENGINE if library() is None else C_ENGINE
@@ -194,10 +197,10 @@ def git_commit(root: Path) -> str | None:
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*"]
+    command.append("--dirty=+changes")
     with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.check_output(
-            [*command, "--dirty=+changes"], stderr=subprocess.DEVNULL, text=True, timeout=10
-        ).strip()
+        found = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10)
+        return found.strip()
     return None
 
 

@@ -10,7 +10,7 @@ idea that can't be switched off has a result without times, whose note gives the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,15 +31,9 @@ from llmgpu.bench.embedding import (
     lab_kernel,
     most_table_bytes,
 )
-from llmgpu.bench.engines import (
-    Engine,
-    Work,
-    time_in_turns,
-    timed,
-    with_times,
-)
+from llmgpu.bench.engines import Engine, Engines, Work, time_in_turns, timed, with_times
 from llmgpu.bench.kernels import all_weights_cases, choose_sizes
-from llmgpu.bench.results import NUMPY_ENGINE, Result
+from llmgpu.bench.results import NUMPY_ENGINE, Result, Results
 from llmgpu.bench.tokenizers import encode_all, kernel_text_bytes, load_text
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.plain import recount_gpu
@@ -116,9 +110,7 @@ GREEDY_IDEAS: dict[str, Mapping[str, Settings]] = {
 }
 
 
-def measure_ideas(
-    engines: Sequence[Engine], options: BenchOptions, progress: Progress
-) -> Iterator[Result]:
+def measure_ideas(engines: Engines, options: BenchOptions, progress: Progress) -> Results:
     """Yield the results of each GPU: ideas on text, on tables, on losses and on updates.
 
     An engine without kernels, such as the CPU, has one result with a note.
@@ -137,7 +129,7 @@ def measure_ideas(
 # Ideas on text
 
 
-def _text_results(engine: Engine, options: BenchOptions, progress: Progress) -> Iterator[Result]:
+def _text_results(engine: Engine, options: BenchOptions, progress: Progress) -> Results:
     # Choose the text, and train the vocabulary of the encoders.
     opened = engine.backend.device
     assert opened is not None
@@ -145,11 +137,9 @@ def _text_results(engine: Engine, options: BenchOptions, progress: Progress) -> 
     data = data[: kernel_text_bytes(engine, quick=options.quick)]
     merges = SOFTWARE_MERGES if engine.is_software_adapter else MERGES
     training = TrainingOptions(256 + merges, options.pattern)
-    trained, whole = (
-        train_vocabulary(corpus_from_bytes(data), asked, NUMPY).vocabulary
-        for asked in (training, TrainingOptions(options.vocab_size, options.pattern))
-    )
-    vocabulary = whole.with_match("greedy")
+    trained = train_vocabulary(corpus_from_bytes(data), training, NUMPY).vocabulary
+    whole = TrainingOptions(options.vocab_size, options.pattern, match="greedy")
+    vocabulary = train_vocabulary(corpus_from_bytes(data), whole, NUMPY).vocabulary
 
     def recount(own: Device, slots: int = training.recount_slots, tile: int | None = None) -> Work:
         asked = replace(training, recount_slots=slots)
@@ -191,7 +181,7 @@ def _text_results(engine: Engine, options: BenchOptions, progress: Progress) -> 
 # Ideas on tensors
 
 
-def _case_results(engine: Engine, options: BenchOptions, progress: Progress) -> Iterator[Result]:
+def _case_results(engine: Engine, options: BenchOptions, progress: Progress) -> Results:
     bench = CaseBench(IDEAS, options, progress, cold=True)
     sizes, note = choose_sizes(engine, quick=options.quick)
     lab = _lab(engine, quick=options.quick)

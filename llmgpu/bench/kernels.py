@@ -9,7 +9,7 @@ among these cases.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -40,9 +40,9 @@ from llmgpu.bench.embedding import (
     embedding_bytes,
     in_groups,
 )
-from llmgpu.bench.engines import Engine
+from llmgpu.bench.engines import Engine, Engines
 from llmgpu.bench.peers import Torch
-from llmgpu.bench.results import Result
+from llmgpu.bench.results import Results
 from llmgpu.bench.tokenizers import measure_tokenizer_kernels
 from llmgpu.lm.config import preset
 from llmgpu.lm.gradients import LOGITS_BYTES, logits_block_rows
@@ -331,32 +331,17 @@ def adamw_cases(s: Sizes) -> Iterator[KernelCase]:
     codes = np.resize(np.arange(1, 128, dtype=np.uint8), blocks * BLOCK)
     coded: Arrays = {"first_codes": codes, "second_codes": codes + np.uint8(128)}
     coded |= dict.fromkeys(("first_scales", "second_scales"), np.ones(blocks, np.float32))
-    yield from _updates(
-        s,
-        "adamw_8bit_update",
-        "VC",
-        "first_codes *first_scales second_codes *second_scales",
-        CodedMoments,
-        f"{ADAMW_OPERATIONS + CODING_OPERATIONS}VC",
-        given=lambda: coded,
-        # The codes are not compared: a number half way between two codes may get either code.
-        uncompared=("first_codes", "second_codes"),
-    )
+    # The codes are not compared: a number half way between two codes may get either code.
+    more: dict[str, Any] = {"given": lambda: coded, "uncompared": ("first_codes", "second_codes")}
+    state = "first_codes *first_scales second_codes *second_scales"
+    operations = f"{ADAMW_OPERATIONS + CODING_OPERATIONS}VC"
+    yield from _updates(s, "adamw_8bit_update", "VC", state, CodedMoments, operations, **more)
     rows = np.unique(s.tokens())
     touched = len(rows) * s.config.dim
     sizes, nbytes = f"{len(rows):,} rows of {by(*s.shape('VC'))}", 28 * touched + 4 * len(rows)
-    case, with_copy = _updates(
-        s,
-        "adamw_update_rows",
-        "VC",
-        f"{moments} rows",
-        RowMoments,
-        ADAMW_OPERATIONS * touched,
-        gradient=f"{len(rows)}C",
-        given=lambda: {"rows": rows},
-        sizes=sizes,
-        bytes=nbytes,
-    )
+    more = {"gradient": f"{len(rows)}C", "given": lambda: {"rows": rows}, "sizes": sizes}
+    more |= {"operations": ADAMW_OPERATIONS * touched, "bytes": nbytes}
+    case, with_copy = _updates(s, "adamw_update_rows", "VC", f"{moments} rows", RowMoments, **more)
     # Rows that are not updated have no copy, so the copies are not compared.
     yield from (case, replace(with_copy, copies={}, bytes=nbytes + 2 * touched))
 
@@ -451,9 +436,7 @@ FAMILIES = (
 )
 
 
-def measure_kernels(
-    engines: Sequence[Engine], options: BenchOptions, progress: Progress
-) -> Iterator[Result]:
+def measure_kernels(engines: Engines, options: BenchOptions, progress: Progress) -> Results:
     """Yield all engines' results for kernels of language models, then for kernels of tokenizers."""
     bench = CaseBench(KERNELS, options, progress, cold=True)
     for engine in engines:

@@ -14,7 +14,7 @@ which is the limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import cycle
@@ -26,15 +26,9 @@ from numpy.typing import NDArray
 from llmgpu.backend import NUMPY
 from llmgpu.bench import GENERATE, TRAIN, BenchOptions
 from llmgpu.bench.cases import uneven_ids
-from llmgpu.bench.engines import (
-    Engine,
-    cpu_engine,
-    kernel_times,
-    runs_within,
-    timed,
-)
+from llmgpu.bench.engines import Engine, Engines, cpu_engine, kernel_times, runs_within, timed
 from llmgpu.bench.peers import Torch, missing_torch
-from llmgpu.bench.results import Result, Times
+from llmgpu.bench.results import Result, Results, Times
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.data.batches import Batch
 from llmgpu.lm.generator import Generator, Request
@@ -256,7 +250,7 @@ class TrainBench:
     numpy_seconds: dict[str, float] = field(default_factory=dict)
     reported: set[tuple[str, str]] = field(default_factory=set)
 
-    def measure_engine(self, engine: Engine, precision: Precision) -> Iterator[Result]:
+    def measure_engine(self, engine: Engine, precision: Precision) -> Results:
         """Yield the result of an engine, then the result of torch for the same job.
 
         A result of torch that was yielded before is not yielded again.
@@ -353,9 +347,7 @@ def _open_torch(engine: Engine, job: StepJob) -> tuple[Result, TorchSteps | None
         return replace(result, note=str(error).partition("\n")[0]), None
 
 
-def measure_train(
-    engines: Sequence[Engine], options: BenchOptions, progress: Progress
-) -> Iterator[Result]:
+def measure_train(engines: Engines, options: BenchOptions, progress: Progress) -> Results:
     """Yield the results of each engine in single precision and, if supported, half precision."""
     bench = TrainBench(options, progress)
     for engine in engines:
@@ -412,9 +404,7 @@ def choose_sequences(engine: Engine, *, quick: bool) -> list[GenerateJob]:
     return [GenerateJob(name, config, sequences, tokens) for sequences in (1, many)]
 
 
-def measure_generate(
-    engines: Sequence[Engine], options: BenchOptions, progress: Progress
-) -> Iterator[Result]:
+def measure_generate(engines: Engines, options: BenchOptions, progress: Progress) -> Results:
     """Yield two results for each engine: for a single sequence, and for a batch."""
     numpy_seconds: dict[str, float] = {}
     for engine in engines:
@@ -462,7 +452,5 @@ def _continue(generator: Generator, sequences: int, tokens: int) -> list[tuple[i
 def _likeliest(engine: Engine) -> list[tuple[int, int | None]]:
     """Return an engine's ids for a few sequences, generated alone and together."""
     model = _model(engine, COMPARED)
-    return [
-        *_continue(Generator(model), 1, COMPARED_TOKENS),
-        *_continue(Generator(model, sequences=3), 3, COMPARED_TOKENS),
-    ]
+    alone = _continue(Generator(model), 1, COMPARED_TOKENS)
+    return alone + _continue(Generator(model, sequences=3), 3, COMPARED_TOKENS)

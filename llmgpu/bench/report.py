@@ -228,9 +228,7 @@ def _draw_table(table: ResultTable, record: Record) -> list[str]:
     if table.is_of_engine and limits and dots:
         title = f"Roofline of {table.title}"
         lines = [draw_roofline(dots, limits.bytes_per_second, limits.rates, title)]
-    kinds = [
-        "wrong" if result.correct is False else "peer" * result.peer for result in table.results
-    ]
+    kinds = ["wrong" if r.correct is False else "peer" * r.peer for r in table.results]
     lines += [*draw_table(columns_of(table), kinds), *draw_facts([*lines_below(table)])]
     for result in table.results:
         if kernels := kernels_of(result):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, astuple, dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -227,6 +227,9 @@ class Result:
         if self.correct is None:
             return "; ".join(filter(None, (self.answer, self.note))) or "-"
         return "right" if self.correct else "WRONG"
+
+
+Results = Iterator[Result]
 
 
 @dataclass(frozen=True)

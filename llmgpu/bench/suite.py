@@ -35,11 +35,11 @@ from llmgpu.bench import (
     BenchOptions,
 )
 from llmgpu.bench.embedding import measure_embedding
-from llmgpu.bench.engines import Engine, describe_machine, open_engines, timed
+from llmgpu.bench.engines import Engine, Engines, describe_machine, open_engines, timed
 from llmgpu.bench.ideas import measure_ideas
 from llmgpu.bench.kernels import measure_kernels
 from llmgpu.bench.models import measure_generate, measure_train
-from llmgpu.bench.results import Record, Result, Times, VocabularyFacts, times_by_name
+from llmgpu.bench.results import Record, Result, Results, Times, VocabularyFacts, times_by_name
 from llmgpu.bench.tokenizers import (
     Job,
     Trainer,
@@ -59,9 +59,7 @@ from llmgpu.progress import Progress, no_progress
 _LINE = "a line of text, and another one\n"
 
 
-def measure_startup(
-    engines: Sequence[Engine], options: BenchOptions, progress: Progress
-) -> Iterator[Result]:
+def measure_startup(engines: Engines, options: BenchOptions, progress: Progress) -> Results:
     """Yield the results of short commands on each engine; LlmgpuError if a command fails."""
 
     def run(*arguments: str) -> tuple[Times, list[str]]:
@@ -117,7 +115,7 @@ def _phases(printed: str) -> dict[str, float]:
 # All parts of the benchmark
 
 # Parts about language models, which have their own sizes.
-MODEL_PARTS: dict[str, Callable[[Sequence[Engine], BenchOptions, Progress], Iterator[Result]]] = {
+MODEL_PARTS: dict[str, Callable[[Engines, BenchOptions, Progress], Results]] = {
     EMBEDDING: measure_embedding,
     KERNELS: measure_kernels,
     TRAIN: measure_train,
@@ -172,7 +170,7 @@ class Benchmark:
                     self.record.missing_peers[result.engine] = result.note
         self.record.complete = True
 
-    def _results(self, folder: Path, progress: Progress) -> Iterator[Result]:
+    def _results(self, folder: Path, progress: Progress) -> Results:
         """Yield the results of all parts; store the engines' limits in the record, too."""
         options, engines = self._options, self._engines
         once = [engine for engine in engines if not engine.again]

@@ -42,6 +42,7 @@ from llmgpu.backend import NUMPY, Backend
 from llmgpu.bench import BPE_TRAIN, GENERATED, KERNELS, TOKENIZE, BenchOptions
 from llmgpu.bench.engines import (
     Engine,
+    Engines,
     cpu_engine,
     has_timestamps,
     kernel_times,
@@ -55,7 +56,7 @@ from llmgpu.bench.peers import (
     TokenizingPeer,
     TrainingPeer,
 )
-from llmgpu.bench.results import Result, TextFacts, Times, times_by_name
+from llmgpu.bench.results import Result, Results, TextFacts, Times, times_by_name
 from llmgpu.bpe.encoding.encoder import CollectedIds, EncodedSlice, Encoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.formats import WRITERS
@@ -241,7 +242,7 @@ def all_trainers(engine: Engine) -> list[Trainer]:
 
 def measure_training(
     job: Job, trainers: list[Trainer], with_peers: bool, reference: Vocabulary | None = None
-) -> Iterator[Result]:
+) -> Results:
     """Yield the result of each trainer for a job, then the results of peers.
 
     reference: a vocabulary with the right merges; if None, the CPU trains this vocabulary.
@@ -435,7 +436,7 @@ def measure_tokenizing(
     with_peers: bool,
     vocabulary: Vocabulary | None = None,
     match: str | None = None,
-) -> Iterator[Result]:
+) -> Results:
     """Yield the results of engines, peers, and engines with greedy matching.
 
     vocabulary: None for a vocabulary trained on the text with the job's options. match: the only
@@ -459,8 +460,8 @@ def measure_tokenizing(
 
 
 def measure_tokenizer_kernels(
-    engines: Sequence[Engine], options: BenchOptions, progress: Progress
-) -> Iterator[Result]:
+    engines: Engines, options: BenchOptions, progress: Progress
+) -> Results:
     """Yield a result for each kernel of training and encoding, on engines with timestamps.
 
     A kernel reads the output of earlier kernels, so kernels are timed in a whole job. A result has
