@@ -44,7 +44,7 @@ from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import hyper_parameters
 from llmgpu.progress import Progress
 
-Array = NDArray[Any]
+Array, Ids = NDArray[Any], NDArray[np.uint32]
 Arrays = dict[str, Array]
 Tensors = dict[str, Tensor]
 Given = Callable[[], Mapping[str, Array]]  # returns operands by name
@@ -193,7 +193,7 @@ class Sizes:
         """Number of rows of the embedding table (V)."""
         return self.config.padded_vocab_size
 
-    def tokens(self) -> NDArray[np.uint32]:
+    def tokens(self) -> Ids:
         """Return ids (N,), as unevenly frequent as the words of a text."""
         generator = np.random.default_rng(1)
         return uneven_ids(generator, self.config.vocab_size, (self.rows,))
@@ -302,14 +302,12 @@ DEFAULT_OPERANDS: dict[str, Callable[[Sizes], Array]] = {
 _CASE_FIELDS = {each.name for each in fields(KernelCase)}
 
 
-def uneven_ids(
-    generator: np.random.Generator, vocab_size: int, shape: tuple[int, ...]
-) -> NDArray[np.uint32]:
+def uneven_ids(generator: np.random.Generator, vocab_size: int, shape: tuple[int, ...]) -> Ids:
     """Return random ids. The frequency of id k is about 1 / (k + 3), as with words of a text."""
     weights = 1 / (np.arange(vocab_size) + 3.0)
     ends = np.cumsum(weights)
     drawn = np.searchsorted(ends, generator.random(shape) * ends[-1], side="right")
-    ids: NDArray[np.uint32] = np.minimum(drawn, vocab_size - 1).astype(np.uint32)
+    ids: Ids = np.minimum(drawn, vocab_size - 1).astype(np.uint32)
     return ids
 
 

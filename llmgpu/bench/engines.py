@@ -51,6 +51,9 @@ from llmgpu.version import __version__
 _PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken", "torch")
 Answer = TypeVar("Answer")
 Work = Callable[[], NDArray[Any]]  # does a job, and returns the answer
+# A result without measurements, and a function that opens the way: it returns a device, and the
+# work there.
+TimedWay = tuple[Result, Callable[[], tuple[Device, Work]]]
 WARM_UP_SECONDS = 0.05  # seconds in which clocks rise and the driver compiles all kernels
 COPY, MULTIPLY_ADD = "bench/copy.wgsl", "bench/multiply_add.wgsl"
 WORKGROUP_SIZE = 256
@@ -288,16 +291,10 @@ def kernel_times(device: Device | None, function: Callable[[], object]) -> Kerne
 
 
 def time_in_turns(
-    engine: Engine,
-    ways: Iterable[tuple[Result, Callable[[], tuple[Device, Work]]]],
-    expected: NDArray[Any],
-    answer: str,
-    count: int,
+    engine: Engine, ways: Iterable[TimedWay], expected: NDArray[Any], answer: str, count: int
 ) -> list[tuple[Result, list[KernelTimes]]]:
     """Compare the answers of several ways with the expected answer; time the right ways in turns.
 
-    ways: for each a result without measurements, and a function that opens the way: it returns a
-        device, and a function that does the work there and returns the answer.
     answer: the name of the answer. count: number of runs, which follow a first run.
 
     Returns the results, with the times of their runs; a way that fails has a note and no times.

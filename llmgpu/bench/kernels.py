@@ -193,17 +193,14 @@ def generating_cases(s: Sizes) -> Iterator[KernelCase]:
     # One query attends to a whole sequence of keys and values, which lie side by side in a row.
     config = s.config
     length, heads = config.seq_len, (config.heads, config.kv_heads, config.head_dim)
-    yield s.case(
-        "attention_cached",
-        "q:1C cache:TB places +out:1C",
-        length * config.heads * (2 * 2 * config.head_dim + SCORE_OPERATIONS),
-        sizes=f"one query, {config.heads} heads of {config.head_dim}, {length:,} tokens",
-        shape=AttentionShape(1, 1, *heads),
-        bytes=8 * length * config.kv_dim + 8 * config.query_dim,
-    )
+    operations = length * config.heads * (2 * 2 * config.head_dim + SCORE_OPERATIONS)
+    more: dict[str, Any] = {"shape": AttentionShape(1, 1, *heads)}
+    more["sizes"] = f"one query, {config.heads} heads of {config.head_dim}, {length:,} tokens"
+    more["bytes"] = 8 * length * config.kv_dim + 8 * config.query_dim
+    yield s.case("attention_cached", "q:1C cache:TB places +out:1C", operations, **more)
     # Write all rows of a sequence at once into the columns of values.
     places = np.stack([np.arange(length), np.zeros(length)]).astype(np.uint32)
-    more: dict[str, Any] = {"tolerance": 0, "column": config.kv_dim}
+    more = {"tolerance": 0, "column": config.kv_dim}
     more["bytes"] = 8 * length * config.kv_dim + 4 * length
     yield s.case("cache_append", "x:TK *cache:TB places", 0, lambda: {"places": places}, **more)
     yield from _choice_cases(s)
@@ -224,25 +221,17 @@ def _new_token_cases(s: Sizes, rows: str, half: str) -> Iterator[KernelCase]:
     # Each case has a norm, products of its output, and a function of the products.
     # products, width: letters for the numbers of columns of the products and of the output.
     # starts: the first columns of queries, keys and values, or of gate and up, in the weights.
-    for name, operands, products, width, starts in (
+    more: dict[str, Any] = {"epsilon": EPSILON, "head_dim": config.head_dim, "function": SWIGLU}
+    more |= {"where": where, "tolerance": NORM_AND_PRODUCTS_TOLERANCE}
+    for name, tensors, products, width, starts in (
         ("heads_to_cache", heads, "P", "P", s.head_starts),
         ("feed_forward", f"+out:{rows}F", "G", "F", (0, config.ffn_dim)),
     ):
         weights = f"norm_weight:C weight_tensor:{products}C{half}"
-        yield s.case(
-            name,
-            f"x:{rows}C {weights} {operands} norm_out:{rows}C inverse_rms:{rows}",
-            f"2x{rows}{products}C",
-            lambda: given,
-            sizes=f"{by(*s.shape(f'{rows}C'))} to {by(*s.shape(rows + width))}",
-            bytes=prod(s.shape(f"{products}C")) * (2 if half else 4),
-            where=where,
-            starts=starts,
-            epsilon=EPSILON,
-            head_dim=config.head_dim,
-            function=SWIGLU,
-            tolerance=NORM_AND_PRODUCTS_TOLERANCE,
-        )
+        operands = f"x:{rows}C {weights} {tensors} norm_out:{rows}C inverse_rms:{rows}"
+        more["sizes"] = f"{by(*s.shape(f'{rows}C'))} to {by(*s.shape(rows + width))}"
+        more |= {"starts": starts, "bytes": prod(s.shape(f"{products}C")) * (2 if half else 4)}
+        yield s.case(name, operands, f"2x{rows}{products}C", lambda: given, **more)
 
 
 def _choice_cases(s: Sizes) -> Iterator[KernelCase]:

@@ -240,14 +240,9 @@ def all_trainers(engine: Engine) -> list[Trainer]:
     return [Trainer(engine, slots) for slots in (0, RECOUNT_SLOTS, 2 * RECOUNT_SLOTS)]
 
 
-def measure_training(
-    job: Job, trainers: list[Trainer], with_peers: bool, reference: Vocabulary | None = None
-) -> Results:
-    """Yield the result of each trainer for a job, then the results of peers.
-
-    reference: a vocabulary with the right merges; if None, the CPU trains this vocabulary.
-    """
-    reference = reference or train_file(job, NUMPY).vocabulary
+def measure_training(job: Job, trainers: list[Trainer], with_peers: bool) -> Results:
+    """Yield the result of each trainer for a job, then the results of peers."""
+    reference = train_file(job, NUMPY).vocabulary
     for engine, slots in trainers:
         begun, options = job.begin(BPE_TRAIN, engine.host_name), dict[str, Any]()
         if slots:
@@ -258,7 +253,7 @@ def measure_training(
         yield begun.or_why_not(measure)
     for peer in TRAINING_PEERS if with_peers else ():
         begun = job.begin_peer(BPE_TRAIN, peer)
-        yield begun if begun.note else _measure_training_peer(job, begun, peer, reference)
+        yield begun if begun.note else _measure_peer(job, begun, peer, reference)
 
 
 def train_file(job: Job, backend: Backend, **changes: Any) -> TrainingResult:
@@ -306,9 +301,7 @@ def _measure_trainer(
     )
 
 
-def _measure_training_peer(
-    job: Job, begun: Result, peer: TrainingPeer, reference: Vocabulary
-) -> Result:
+def _measure_peer(job: Job, begun: Result, peer: TrainingPeer, reference: Vocabulary) -> Result:
     answer = f"{peer.compared} of {cpu_engine()}"
     if peer.tie != reference.tie:
         reference = train_file(job, NUMPY, tie=peer.tie).vocabulary
@@ -431,11 +424,7 @@ def encode_all(encoder: Encoder, corpus: Corpus) -> NDArray[np.uint32]:
 
 
 def measure_tokenizing(
-    job: Job,
-    engines: list[Engine],
-    with_peers: bool,
-    vocabulary: Vocabulary | None = None,
-    match: str | None = None,
+    job: Job, engines: Engines, with_peers: bool, vocabulary: Vocabulary | None, match: str | None
 ) -> Results:
     """Yield the results of engines, peers, and engines with greedy matching.
 

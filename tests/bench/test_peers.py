@@ -117,7 +117,7 @@ def test_training_peers_beyond_ascii(
 def test_a_pattern_that_no_peer_knows_is_a_line(tmp_path: Path) -> None:
     job = job_of(load_text([], 2000), tmp_path, VOCAB_SIZE, "none")
     results = list(measure_training(job, [], True))
-    results += list(measure_tokenizing(job, [], True))
+    results += list(measure_tokenizing(job, [], True, None, None))
     assert len(results) == len(TRAINING_PEERS) + len(TOKENIZING_PEERS)
     for result in results:
         assert result.note.startswith(("left out: it doesn't know pattern none", "not inst"))
@@ -149,7 +149,7 @@ def test_awkward_is_needed_for_tokenizing_only(
 def test_a_vocabulary_that_peers_cannot_have_is_a_line(tmp_path: Path) -> None:
     job = job_of(load_text([], 2000), tmp_path, VOCAB_SIZE, "gpt2")
     greedy = crossing_vocabulary("gpt2").with_match("greedy")
-    results = list(measure_tokenizing(job, [NUMPY_ENGINE], True, greedy))
+    results = list(measure_tokenizing(job, [NUMPY_ENGINE], True, greedy, None))
     assert results[0].correct is True
     for result in results[1:]:
         assert result.note.startswith(("left out: a vocabulary with greedy matching", "not in"))

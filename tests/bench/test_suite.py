@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmgpu.backend import NUMPY, list_adapters
-from llmgpu.bench import PARTS, TEXT_PARTS, BenchOptions, peers
+from llmgpu.bench import PARTS, TEXT_PARTS, BenchOptions, peers, tokenizers
 from llmgpu.bench.engines import Engine, cpu_engine, describe_machine
 from llmgpu.bench.peers import (
     TOKENIZING_PEERS,
@@ -28,7 +28,7 @@ from llmgpu.bench.tokenizers import (
     train_file,
 )
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.train import train_vocabulary
+from llmgpu.bpe.training.train import TrainingResult, train_vocabulary
 from llmgpu.errors import LlmgpuError
 from llmgpu.text.corpus import corpus_from_bytes
 from tests.bench.conftest import assert_is_read_as_it_was, given, run, small_parts
@@ -167,10 +167,15 @@ def job_in(folder: Path) -> Job:
     return Job(load_text([], LIMIT), folder, options.vocab_size, options.pattern, options.runs)
 
 
-def test_wrong_merges_have_no_time(tmp_path: Path) -> None:
+def test_wrong_merges_have_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = train_vocabulary(corpus_from_bytes(b"zzyyzzyy"), TrainingOptions(258), NUMPY)
-    trainers = [Trainer(NUMPY_ENGINE)]
-    results = list(measure_training(job_in(tmp_path), trainers, True, other.vocabulary))
+    trained = [other]  # the first vocabulary, which is the reference, is another
+
+    def train(*arguments: Any, **changes: Any) -> TrainingResult:
+        return trained.pop() if trained else train_file(*arguments, **changes)
+
+    monkeypatch.setattr(tokenizers, "train_file", train)
+    results = list(measure_training(job_in(tmp_path), [Trainer(NUMPY_ENGINE)], True))
     ties = {peer.package: peer.tie for peer in TRAINING_PEERS}
     for result in results:
         if not result.note and ties.get(result.engine.split()[0]) != "bytes":
