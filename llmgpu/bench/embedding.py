@@ -103,13 +103,12 @@ def embed_lookup_positions(operations: Operations, t: Tensors) -> None:
 
         operations.append(add_rows)
         return
-    names = ("tokens", "table", "out", "positions", "position_table")
-    bound, (count, width) = {name: t[name] for name in names}, t["out"].shape
+    count, width = t["out"].shape
     four, heights = width % 4 == 0, [t[name].shape[0] for name in ("table", "position_table")]
     sizes = dims(count, width // 4 if four else width, *heights)
     lanes = lanes_of_row(width)
     kernel, settings = "lm/01_embed_lookup_positions.wgsl", {"four": int(four), "LANES": lanes}
-    operations.dispatch(kernel, workgroups(count * lanes), settings, **bound, dims=sizes)
+    operations.dispatch(kernel, workgroups(count * lanes), settings, **t, dims=sizes)
 
 
 # Ways

@@ -426,10 +426,8 @@ def multiply_matrices_kernel(
 
 def _record_matrices(operations: Operations) -> int:
     """Record products of matrix units; return the number of operations, 0 without such units."""
-    units = matrix_units(operations.device) if isinstance(operations, GpuOperations) else None
-    if units is None:
+    if not isinstance(operations, GpuOperations) or not (units := matrix_units(operations.device)):
         return 0
-    assert isinstance(operations, GpuOperations)
     rows, columns, inner = units.unit
     numbers = np.random.default_rng(0).standard_normal(max(rows, columns) * inner)
     left = operations.tensor("left matrix", (rows * inner,), np.float16)

@@ -279,7 +279,6 @@ TOKENIZING_PEERS = (
 
 # PyTorch
 
-NOT_INSTALLED = "not installed: pip install torch"
 CACHE_BYTES = 256 << 20  # larger than any cache
 
 
@@ -340,4 +339,4 @@ class Torch:
 
 def missing_torch(what: str, job: str) -> Result:
     """Return the result that reports torch as not installed."""
-    return Result(what, "torch", peer=True, job=job, note=NOT_INSTALLED)
+    return Result(what, "torch", peer=True, job=job, note="not installed: pip install torch")

@@ -445,7 +445,7 @@ _CALLED = {dict: "an object", list: "a list"}
 def _read(kind: Any, value: Any, place: str) -> Any:
     """Convert a JSON value to a type. The ValueError of a failure names `place` and the type."""
     origin, arguments = get_origin(kind), get_args(kind)
-    # For "TYPE | None" read TYPE: `_read_fields` skips a null, and the field keeps its default.
+    # For "TYPE | None" read TYPE: a null is skipped, and the field keeps its default.
     if origin is types.UnionType:
         return _read(arguments[0], value, place)
     if kind in (int, float):
@@ -460,7 +460,14 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         raise ValueError(f"{place} is not {called}")
     inside = "" if place == "it" else f"{place}."
     if is_dataclass(kind):
-        return _read_fields(kind, value, inside)
+        hints, read = get_type_hints(kind), {}
+        for of_kind in fields(kind):
+            name = of_kind.name
+            if value.get(name) is not None:
+                read[name] = _read(hints[name], value[name], f"{inside}{name}")
+            elif of_kind.default is MISSING and of_kind.default_factory is MISSING:
+                raise ValueError(f"{inside}{name} is missing")
+        return kind(**read)
     if wanted is dict:
         items = value.items()
         return {printable(k): _read(arguments[1], item, f"{inside}{k}") for k, item in items}
@@ -468,17 +475,6 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         items = enumerate(value)
         return origin(_read(arguments[0], item, f"{place}[{k}]") for k, item in items)
     return printable(value) if kind is str else value
-
-
-def _read_fields(kind: Any, plain: dict[str, Any], inside: str) -> Any:
-    hints, values = get_type_hints(kind), {}
-    for of_kind in fields(kind):
-        name = of_kind.name
-        if plain.get(name) is not None:
-            values[name] = _read(hints[name], plain[name], f"{inside}{name}")
-        elif of_kind.default is MISSING and of_kind.default_factory is MISSING:
-            raise ValueError(f"{inside}{name} is missing")
-    return kind(**values)
 
 
 def _stated(plain: dict[str, Any]) -> dict[str, Any]:

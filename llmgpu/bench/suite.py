@@ -43,13 +43,13 @@ from llmgpu.bench.results import Record, Result, Results, Times, VocabularyFacts
 from llmgpu.bench.tokenizers import (
     Job,
     Trainer,
-    all_trainers,
     describe_text,
     load_text,
     measure_tokenizing,
     measure_training,
 )
 from llmgpu.bpe.interchange.formats import open_vocabulary
+from llmgpu.bpe.training.options import RECOUNT_SLOTS
 from llmgpu.errors import DeviceError, LlmgpuError
 from llmgpu.input_files import number_of
 from llmgpu.progress import Progress, no_progress
@@ -205,5 +205,7 @@ def _training_jobs(job: Job, engines: list[Engine], quick: bool) -> dict[Job, li
         if engine.is_software_adapter:
             small = job.smaller(SOFTWARE_TRAIN_LIMIT, software_size)
         trainers = jobs.setdefault(small, numpy.copy())
-        trainers += [trainer for trainer in all_trainers(engine) if trainer not in trainers]
+        # The batched trainer, and the recount trainer with each size of its table.
+        every = (Trainer(engine, slots) for slots in (0, RECOUNT_SLOTS, 2 * RECOUNT_SLOTS))
+        trainers += [trainer for trainer in every if trainer not in trainers]
     return jobs

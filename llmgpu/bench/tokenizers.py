@@ -60,7 +60,7 @@ from llmgpu.bench.results import Result, Results, TextFacts, Times, times_by_nam
 from llmgpu.bpe.encoding.encoder import CollectedIds, EncodedSlice, Encoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.formats import WRITERS
-from llmgpu.bpe.training.options import RECOUNT_SLOTS, TrainingOptions
+from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import TrainingResult, train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
@@ -233,11 +233,6 @@ class Trainer(NamedTuple):
 
     engine: Engine
     slots: int = 0
-
-
-def all_trainers(engine: Engine) -> list[Trainer]:
-    """Return the batched trainer, and the recount trainer with each size of its table."""
-    return [Trainer(engine, slots) for slots in (0, RECOUNT_SLOTS, 2 * RECOUNT_SLOTS)]
 
 
 def measure_training(job: Job, trainers: list[Trainer], with_peers: bool) -> Results:
