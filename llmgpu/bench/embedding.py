@@ -308,9 +308,10 @@ class Lab(Sizes):
         more: other fields of the case by name.
         """
         tokens, output_bytes = self.token_ids(kind), 4 * self.rows * self.config.dim
-        fits = record in IN_PARTS or self.table_bytes <= largest
-        too_large = f"takes a table in one binding, which has at most {largest:,} bytes"
-        note = f"scaled down: 1/{self.scale} of the model's vocabulary and tokens"
+        if self.scale > 1:
+            more["note"] = f"scaled down: 1/{self.scale} of the model's vocabulary and tokens"
+        if record not in IN_PARTS and self.table_bytes > largest:
+            more["why_not"] = f"takes a table in one binding, which has at most {largest:,} bytes"
 
         def given() -> Arrays:
             return in_groups(tokens) | {"grad_table": np.zeros(self.shape("VC"), np.float32)}
@@ -324,8 +325,6 @@ class Lab(Sizes):
             record=record,
             reference=KINDS[kind].reference,
             kind=kind,
-            note=note if self.scale > 1 else "",
-            why_not="" if fits else too_large,
             answer="rows",
             tolerance=TOLERANCE if kind in GRADIENTS else 0,
             bytes=embedding_bytes(kind, self, tokens),

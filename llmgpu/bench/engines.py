@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -331,15 +332,12 @@ def timed(function: Callable[[], Answer]) -> tuple[float, Answer]:
 
 
 def runs_within(runs: int, budget: float) -> Iterator[int]:
-    """Yield numbers from 0 to runs - 1; stop early when `budget` seconds have passed.
+    """Return the numbers from 0 to runs - 1; they end early when `budget` seconds have passed.
 
-    The first number is always yielded.
+    The first number is always there.
     """
     end = time.perf_counter() + budget
-    for run in range(runs):
-        if run and time.perf_counter() > end:
-            return
-        yield run
+    return takewhile(lambda run: run == 0 or time.perf_counter() <= end, range(runs))
 
 
 def copy_kernel(operations: GpuOperations, source: Tensor, target: Tensor) -> None:

@@ -194,9 +194,9 @@ def _case_results(engine: Engine, options: BenchOptions, progress: Progress) -> 
         # The time that the host takes to sort tokens: gradients in groups need sorted tokens.
         sort = partial(group_tokens, repeated.token_ids(BACKWARD))
         variant = f"{idea}: the host sorts tokens for grouping"
-        begun = Result(IDEAS, NUMPY_ENGINE, True, job=lab.describe(), variant=variant)
-        begun = replace(begun, answer="the reference", clock="host")
-        yield begun.timed([timed(sort)[0] for _ in range(options.runs)])
+        begun = Result(IDEAS, NUMPY_ENGINE, job=lab.describe(), variant=variant)
+        seconds = [timed(sort)[0] for _ in range(options.runs)]
+        yield begun.compared(True, "reference").timed(seconds, clock="host")
     cases = [*_loss_cases(replace(sizes, sequences=LOSS_SEQUENCES)), *_cast_cases(sizes)]
     yield from bench.measure_cases([replace(case, note=note) for case in cases], engine)
 
