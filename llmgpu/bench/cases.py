@@ -48,6 +48,7 @@ Array, Ids = NDArray[Any], NDArray[np.uint32]
 Arrays = dict[str, Array]
 Tensors = dict[str, Tensor]
 Given = Callable[[], Mapping[str, Array]]  # returns operands by name
+Amount = int | str | None  # a number, or the text of a shape with as many elements
 TOLERANCE = 3e-5  # for different rounding and orders of addition in NumPy and on a GPU
 UNIFORMS = ("hyper", "params")  # inputs that kernels bind as uniforms
 # Tensors that kernels on matrix units bind as one.
@@ -233,19 +234,14 @@ class Sizes:
         return tuple(letter[each] if each in letter else int(each) for each in lengths)
 
     def case(
-        self,
-        name: str,
-        operands: str,
-        operations: int | str | None = 0,
-        given: Given = dict,
-        **more: Any,
+        self, name: str, operands: str, operations: Amount = 0, given: Given = dict, **more: Any
     ) -> KernelCase:
         """Return a case of an operation, described by its operands.
 
         operands: ``name:SHAPE`` is an input of random numbers; after SHAPE, ``:h`` stands for half
             precision, ``:a`` for numbers that are not negative, and ``:u`` for zeros in uint32.
             ``+name:SHAPE`` is written, ``*name:SHAPE`` is read and written.
-        operations: a number, or the text of a shape with as many elements: 9NC is 9 * N * C.
+        operations: 9NC is 9 * N * C; None: unknown.
         given: returns the content of other operands, which need no shape. An operand without a
             shape that `given` does not return comes from `DEFAULT_OPERANDS`.
         more: fields of the case by name. Any other name becomes an entry of `KernelCase.values`.

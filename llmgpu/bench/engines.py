@@ -51,6 +51,7 @@ from llmgpu.version import __version__
 
 _PACKAGES = ("numpy", "wgpu", "tokenizers", "rustbpe", "gigatoken", "tiktoken", "torch")
 Answer = TypeVar("Answer")
+Runs = list[KernelTimes]
 Work = Callable[[], NDArray[Any]]  # does a job, and returns the answer
 # A result without measurements, and a function that opens the way: it returns a device, and the
 # work there.
@@ -224,7 +225,7 @@ def time_runs(
     runs: int,
     budget: float,
     before: Callable[[], object] = lambda: None,
-) -> list[KernelTimes]:
+) -> Runs:
     """Return the times of up to `runs` runs, after a warm-up.
 
     time_once: does a run, and returns its times. before: called before each run; its time is not
@@ -240,10 +241,9 @@ def time_runs(
 
 
 def with_times(
-    result: Result,
-    runs: Sequence[KernelTimes],
+    begun: Result,
+    runs: Runs,
     counted: Mapping[str, int] | None = None,
-    *,
     clock: str = "",
     **more: Any,
 ) -> Result:
@@ -255,7 +255,7 @@ def with_times(
     kernels = KernelTimes(medians, sum(medians.values())) if medians else None
     clock = clock or ("gpu" if medians else "host")
     seconds = [run.total for run in runs]
-    return result.timed(seconds, counted, clock=clock, kernels=kernels, **more)
+    return begun.timed(seconds, counted, clock=clock, kernels=kernels, **more)
 
 
 def time_run(device: Device | None, function: Callable[[], object]) -> KernelTimes:
@@ -293,17 +293,17 @@ def kernel_times(device: Device | None, function: Callable[[], object]) -> Kerne
 
 def time_in_turns(
     engine: Engine, ways: Iterable[TimedWay], expected: NDArray[Any], answer: str, count: int
-) -> list[tuple[Result, list[KernelTimes]]]:
+) -> list[tuple[Result, Runs]]:
     """Compare the answers of several ways with the expected answer; time the right ways in turns.
 
     answer: the name of the answer. count: number of runs, which follow a first run.
 
     Returns the results, with the times of their runs; a way that fails has a note and no times.
     """
-    found: list[tuple[Result, list[KernelTimes]]] = []
-    right: list[tuple[Device, Work, list[KernelTimes]]] = []
+    found: list[tuple[Result, Runs]] = []
+    right: list[tuple[Device, Work, Runs]] = []
     for begun, open_way in ways:
-        times: list[KernelTimes] = []
+        times: Runs = []
         try:
             device, work = open_way()
             result = begun.compared(np.array_equal(work(), expected), f"{answer} of {cpu_engine()}")

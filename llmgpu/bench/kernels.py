@@ -19,6 +19,7 @@ import numpy as np
 
 from llmgpu.bench import KERNELS, BenchOptions
 from llmgpu.bench.cases import (
+    Amount,
     Array,
     Arrays,
     CaseBench,
@@ -388,7 +389,7 @@ def _updates(
     shape: str,
     operands: str,
     state: Callable[..., WeightState],
-    operations: int | str,
+    operations: Amount,
     gradient: str = "",
     **more: Any,
 ) -> Iterator[KernelCase]:
