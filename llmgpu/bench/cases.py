@@ -44,7 +44,8 @@ from llmgpu.lm.options import TrainOptions
 from llmgpu.lm.updates import hyper_parameters
 from llmgpu.progress import Progress
 
-Array, Ids = NDArray[Any], NDArray[np.uint32]
+Array = NDArray[Any]
+Ids = NDArray[np.uint32]
 Arrays = dict[str, Array]
 Tensors = dict[str, Tensor]
 Given = Callable[[], Mapping[str, Array]]  # returns operands by name

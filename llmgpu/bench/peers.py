@@ -238,13 +238,12 @@ def open_tokenizers(vocabulary: Path, pattern: str) -> EncodeFile:
 def open_tiktoken(vocabulary: Path, pattern: str) -> EncodeFile:
     """Return an encoder of tiktoken, which uses all processors."""
     lines = (line.split() for line in vocabulary.read_bytes().splitlines())
-    encoding = importlib.import_module("tiktoken").Encoding(
-        "llmgpu-bench",
-        pat_str=expression_of(pattern, TIKTOKEN),
-        mergeable_ranks={binascii.a2b_base64(token): int(rank) for token, rank in lines},
-        special_tokens={},
+    ranks = {binascii.a2b_base64(token): int(rank) for token, rank in lines}
+    regex, threads = expression_of(pattern, TIKTOKEN), usable_processors()
+    module = importlib.import_module("tiktoken")
+    encoding = module.Encoding(
+        "llmgpu-bench", pat_str=regex, mergeable_ranks=ranks, special_tokens={}
     )
-    threads = usable_processors()
 
     def encode(path: Path) -> NDArray[np.uint32]:
         text = pieces(path.read_bytes().decode(), TIKTOKEN_PIECE)

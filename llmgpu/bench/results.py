@@ -454,12 +454,13 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         if not is_number or not abs(value) < 1e30:
             raise ValueError(f"{place} is not a number")
         return value
-    wanted: Any = dict if is_dataclass(kind) else list if origin is tuple else origin or kind
+    is_object = is_dataclass(kind)
+    wanted: Any = dict if is_object else list if origin is tuple else origin or kind
     if not isinstance(value, wanted):
         called = _CALLED.get(wanted, f"of type {wanted.__name__}")
         raise ValueError(f"{place} is not {called}")
     inside = "" if place == "it" else f"{place}."
-    if is_dataclass(kind):
+    if is_object:
         hints, read = get_type_hints(kind), {}
         for of_kind in fields(kind):
             name = of_kind.name

@@ -84,6 +84,8 @@ LEAST_SHARE = 0.01  # a kernel with a smaller share of a job's time has no resul
 _NOT_STANDARD = {"site-packages", "dist-packages"}
 
 Ids = NDArray[np.uint32]
+Prepare = Callable[[], Callable[[], Any]]  # returns a function that does a job, for its answer
+Check = Callable[[Any], bool]  # whether an answer is right
 
 
 def load_text(sources: Sequence[str], limit: int) -> bytes:
@@ -198,17 +200,12 @@ class Job:
         return replace(self.begin(what, peer.name), peer=True, note=why_not or "")
 
     def measure(
-        self,
-        begun: Result,
-        answer: str,
-        prepare: Callable[[], Callable[[], Any]],
-        is_right: Callable[[Any], bool],
-        merges: int | None = None,
+        self, begun: Result, answer: str, prepare: Prepare, is_right: Check, merges: int = 0
     ) -> Result:
         """Return a result with the times of several runs; without times after a wrong answer.
 
-        prepare: called before each run; returns a function that does the job. is_right: gets the
-            answer of this function. merges: number of merges of a training.
+        prepare: called before each run. is_right: gets the answer of a run. merges: number of
+            merges of a training.
         """
         seconds: list[float] = []
         for number in range(self.runs):
@@ -218,7 +215,7 @@ class Job:
                 return begun.compared(False, answer)
             seconds.append(spent)
         counted = {"merges": merges} if merges else {}
-        result = begun.compared(True, answer).timed(seconds, counted, merges=merges)
+        result = begun.compared(True, answer).timed(seconds, counted, **counted)
         return replace(result, mb_per_second=len(self.text) / result.median / 1e6)
 
 
@@ -287,13 +284,10 @@ def _measure_trainer(
     # Time the kernels over the first merges.
     options["vocab_size"] = min(job.vocab_size, 256 + TIMED_MERGES)
     kernels = kernel_times(backend.device, lambda: train_file(job, backend, **options))
-    return replace(
-        result,
-        answer="the reference" if backend is NUMPY else result.answer,
-        start_up=start_up,
-        phases=times_by_name(phases),
-        kernels=kernels and replace(kernels, merges=min(merges, TIMED_MERGES)),
-    )
+    kernels = kernels and replace(kernels, merges=min(merges, TIMED_MERGES))
+    if backend is NUMPY:
+        result = replace(result, answer="the reference")
+    return replace(result, start_up=start_up, phases=times_by_name(phases), kernels=kernels)
 
 
 def _measure_peer(job: Job, begun: Result, peer: TrainingPeer, reference: Vocabulary) -> Result:
@@ -343,16 +337,14 @@ class TokenizingBench:
             "read and encode": [timed(partial(self._encode, open_new()))[0] for _ in runs],
             "write": [timed(self._write)[0] for _ in runs],
         }
+        phases = {name: Times.of(seconds) for name, seconds in parts.items()}
         kernels = kernel_times(engine.backend.device, partial(self._encode_file, open_new()))
         if kernels is not None and kernels.total:
             kernels = replace(kernels, mb_per_second=len(data) / kernels.total / 1e6)
-        return replace(
-            result,
-            answer="the reference" if engine.backend is NUMPY else result.answer,
-            start_up={"open device": engine.open_seconds} | result.start_up,
-            phases={name: Times.of(seconds) for name, seconds in parts.items()},
-            kernels=kernels,
-        )
+        start_up = {"open device": engine.open_seconds} | result.start_up
+        if engine.backend is NUMPY:
+            result = replace(result, answer="the reference")
+        return replace(result, start_up=start_up, phases=phases, kernels=kernels)
 
     def measure_peer(self, peer: TokenizingPeer) -> Result:
         """Measure a peer; if it can't do the job, the note of the result says why."""
@@ -374,7 +366,7 @@ class TokenizingBench:
         except (VocabularyError, ImportError) as error:  # a package may be missing
             return replace(begun, note=f"left out: {error}")
 
-    def _measure_runs(self, begun: Result, prepare: Callable[[], Callable[[], None]]) -> Result:
+    def _measure_runs(self, begun: Result, prepare: Prepare) -> Result:
         """Measure runs with a new encoder each, after a first run; see `Job.measure`."""
 
         def found() -> Ids:

@@ -55,13 +55,10 @@ def draw_page(heading: str, title: str, lines: Sequence[str]) -> str:
 
     title: title of the window. lines: content of the page as HTML.
     """
-    page, style = (resources.files(__package__) / name for name in ("page.html", "style.css"))
-    return Template(page.read_text(encoding="utf-8")).substitute(
-        heading=escape_text(heading),
-        title=escape_text(title),
-        style=style.read_text(encoding="utf-8"),
-        body="\n".join(lines),
-    )
+    files = resources.files(__package__)
+    page, style = ((files / name).read_text("utf-8") for name in ("page.html", "style.css"))
+    texts = {"heading": escape_text(heading), "title": escape_text(title)}
+    return Template(page).substitute(texts, style=style, body="\n".join(lines))
 
 
 def draw_facts(facts: Sequence[tuple[str, str]]) -> list[str]:
