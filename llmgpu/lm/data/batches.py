@@ -48,9 +48,10 @@ SEARCHED_SEQUENCES = 8  # sequences near a border that are searched for a separa
 LEAST_PART = 64
 ROUNDS = 8  # rounds of the Feistel network in `permute`
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-_WHOLE_WEIGHT = 1 << 20  # sum of all weights, as whole numbers so that shares are exact in int64
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_64_BITS = (1 << 64) - 1
+_WHOLE_WEIGHT = 1 << 20  # sum of all weights, as whole numbers so that shares are exact
 
 Batch = tuple[NDArray[np.uint32], NDArray[np.uint32]]  # tokens (B, T), targets (B, T)
 
@@ -246,38 +247,31 @@ def check_ids(ids: ArrayLike, vocab_size: int, what: str) -> None:
         raise InputError(f"{found} is not in the vocabulary of {vocab_size} tokens")
 
 
-def mix(
-    weights: Sequence[float], numbers: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Assign sequences to corpora in proportion to weights.
+def mix(weights: Sequence[float], number: int) -> tuple[int, int]:
+    """Return the corpus of a sequence, and the sequence's number in this corpus.
 
-    Returns the corpus of each sequence, and the sequence's number in this corpus, both (n,). The
-    number of a sequence decides its corpus, so a resumed run needs only the number of sequences
-    used so far. Of the first n sequences floor(n * weight) are from the first corpus. The other
-    sequences are divided among the remaining corpora in the same way. So the shares are exact, up
-    to whole sequences, all along the run.
+    Sequences are assigned to corpora in proportion to weights. The number of a sequence decides its
+    corpus, so a resumed run needs only the number of sequences used so far. Of the first n
+    sequences floor(n * weight) are from the first corpus. The other sequences are divided among the
+    remaining corpora in the same way. So the shares are exact, up to whole sequences, all along the
+    run.
 
-    weights: one for each corpus, above 0, in any unit. numbers: numbers of sequences in the run,
-    from 0, below 2^43.
+    weights: one for each corpus, above 0, in any unit. number: number of the sequence in the run,
+    from 0.
     """
     total = sum(weights)
     shares = [max(1, round(weight / total * _WHOLE_WEIGHT)) for weight in weights]
-    corpora = np.full(len(numbers), len(shares) - 1, np.int64)
-    left, open_ = numbers.copy(), np.ones(len(numbers), np.bool_)
-    places = numbers.copy()
     whole = sum(shares)
     for corpus, share in enumerate(shares[:-1]):
         # The number of a corpus's sequences is its share of all sequences so far, rounded down. A
         # sequence that increases this number belongs to the corpus. All other sequences are
         # renumbered, and divided among the remaining corpora.
-        before, after = left * share // whole, (left + 1) * share // whole
-        taken = open_ & (after > before)
-        corpora[taken], places[taken] = corpus, before[taken]
-        open_ &= ~taken
-        left -= before
+        before, after = number * share // whole, (number + 1) * share // whole
+        if after > before:
+            return corpus, before
+        number -= before
         whole -= share
-    places[open_] = left[open_]
-    return corpora, places
+    return len(shares) - 1, number
 
 
 @dataclass(frozen=True)
@@ -297,24 +291,17 @@ class _Corpus:
         """Number of sequences in an epoch."""
         return max(1, (len(self.source) - self.seq_len) // self.seq_len)
 
-    def starts(self, places: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-        """Return the positions of sequences in the source: int64 (n,).
+    def start(self, place: int, seed: int) -> int:
+        """Return the position of a sequence in the source.
 
-        places: (n,), numbers of the sequences in the corpus, counted from the first epoch on.
+        place: number of the sequence in the corpus, counted from the first epoch on.
         """
-        epochs, indices = np.divmod(places, self.sequences)
-        starts = np.empty(len(places), np.int64)
-        # A batch may reach into the next epoch, which has another order.
-        for epoch in np.unique(epochs).tolist():
-            of_epoch = epochs == epoch
-            # The raw numbers of Philox are the same with every version of NumPy.
-            key = np.array([seed, epoch | self.number << 32], np.uint64)
-            random = np.random.Philox(key=key).random_raw(ROUNDS + 1)
-            offsets = min(self.seq_len, len(self.source) - self.sequences * self.seq_len)
-            offset = int(random[ROUNDS]) % offsets
-            order = permute(indices[of_epoch], self.sequences, random[:ROUNDS])
-            starts[of_epoch] = order * self.seq_len + offset
-        return starts
+        epoch, index = divmod(place, self.sequences)
+        # The raw numbers of Philox are the same with every version of NumPy.
+        key = np.array([seed, epoch | self.number << 32], np.uint64)
+        *keys, last = np.random.Philox(key=key).random_raw(ROUNDS + 1).tolist()
+        offsets = min(self.seq_len, len(self.source) - self.sequences * self.seq_len)
+        return permute(index, self.sequences, keys) * self.seq_len + last % offsets
 
 
 class Batches:
@@ -375,14 +362,12 @@ class Batches:
 
     def training(self, position: int) -> Batch:
         """Return the batch that follows `position` sequences: tokens and targets, uint32 (B, T)."""
-        count = self.batch_size
-        chosen, places = mix(self._weights, np.arange(position, position + count, dtype=np.int64))
-        starts = np.empty(count, np.int64)
-        for number in np.unique(chosen).tolist():
-            of_corpus = chosen == number
-            starts[of_corpus] = self._corpora[number].starts(places[of_corpus], self._seed)
-        sources = [self._corpora[number].source for number in chosen.tolist()]
-        return self._read([*zip(sources, starts.tolist(), strict=True)])
+        sequences = []
+        for number in range(position, position + self.batch_size):
+            chosen, place = mix(self._weights, number)
+            corpus = self._corpora[chosen]
+            sequences.append((corpus.source, corpus.start(place, self._seed)))
+        return self._read(sequences)
 
     def evaluation(self, limit: int | None = None) -> Iterator[Batch]:
         """Yield the batches for evaluation, in order: tokens and targets, uint32 (B, T).
@@ -404,14 +389,12 @@ class Batches:
         sequences: for each its source, and the number of ids before it.
         """
         ids = np.zeros((self.batch_size, self.seq_len + 1), np.uint32)
+        counts = np.zeros((self.batch_size, self.seq_len), np.bool_)
         for k, (source, start) in enumerate(sequences):
             ids[k] = source.read(start, self.seq_len + 1)
+            counts[k] = source.read_mask(start + 1, self.seq_len)
         check_ids(ids, self._ids, "a token file was changed during the run")
-        tokens, targets = ids[:, :-1].copy(), ids[:, 1:].copy()
-        targets[len(sequences) :] = IGNORED_TARGET
-        for k, (source, start) in enumerate(sequences):
-            targets[k][~source.read_mask(start + 1, self.seq_len)] = IGNORED_TARGET
-        return tokens, targets
+        return ids[:, :-1].copy(), np.where(counts, ids[:, 1:], np.uint32(IGNORED_TARGET))
 
 
 def document_starts(tokens: NDArray[np.uint32], separator: int) -> NDArray[np.uint32]:
@@ -494,8 +477,8 @@ def _too_short(tokens: int, seq_len: int, held_out: int) -> InputError:
     )
 
 
-def permute(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the images of `indices` (n,) under a random permutation of [0, size): int64 (n,).
+def permute(index: int, size: int, keys: Sequence[int]) -> int:
+    """Return the image of `index` under a random permutation of [0, size).
 
     The permutation needs no memory for any size. A Feistel network permutes the numbers of k bits:
     each round XORs a hash of one half of the bits into the other half, which can be undone. A
@@ -503,25 +486,19 @@ def permute(indices: NDArray[np.int64], size: int, keys: NDArray[np.uint64]) -> 
     walking). A result in range is always reached, because a permutation moves every number along a
     cycle that contains the number itself.
 
-    keys: uint64 (ROUNDS,), random numbers that select the permutation.
+    keys: `ROUNDS` random numbers of 64 bits that select the permutation.
     """
     bits = (size - 1).bit_length()
-    values = indices.astype(np.uint64)
-    outside = np.ones(len(values), np.bool_)
-    # 2^bits < 2 * size, so less than half of the numbers are outside.
-    while outside.any():
-        values[outside] = _permute_bits(values[outside], bits, keys)
-        outside = values >= size
-    return values.astype(np.int64)
+    image = _permute_bits(index, bits, keys)
+    while image >= size:  # 2^bits < 2 * size, so less than half of the numbers are outside
+        image = _permute_bits(image, bits, keys)
+    return image
 
 
-def _permute_bits(
-    values: NDArray[np.uint64], bits: int, keys: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
-    low_bits = np.uint64(bits // 2)
-    low_mask = np.uint64((1 << bits // 2) - 1)
-    high_mask = np.uint64((1 << bits - bits // 2) - 1)
-    low, high = values & low_mask, values >> low_bits
+def _permute_bits(value: int, bits: int, keys: Sequence[int]) -> int:
+    low_bits = bits // 2
+    low_mask, high_mask = (1 << low_bits) - 1, (1 << bits - low_bits) - 1
+    low, high = value & low_mask, value >> low_bits
     for index, key in enumerate(keys):
         if index % 2:
             low ^= _hash(high, key) & low_mask
@@ -530,9 +507,9 @@ def _permute_bits(
     return high << low_bits | low
 
 
-def _hash(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
-    """Mix the bits of each number with a key, by the last step of SplitMix64."""
-    mixed = (values ^ key) * _GOLDEN
-    mixed = (mixed ^ mixed >> np.uint64(30)) * _MIX[0]
-    mixed = (mixed ^ mixed >> np.uint64(27)) * _MIX[1]
-    return mixed ^ mixed >> np.uint64(31)
+def _hash(value: int, key: int) -> int:
+    """Mix the bits of a number with a key, by the last step of SplitMix64."""
+    mixed = (value ^ key) * _GOLDEN & _64_BITS
+    mixed = (mixed ^ mixed >> 30) * _MIX[0] & _64_BITS
+    mixed = (mixed ^ mixed >> 27) * _MIX[1] & _64_BITS
+    return mixed ^ mixed >> 31
