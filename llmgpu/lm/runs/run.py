@@ -49,6 +49,7 @@ from llmgpu.lm.options import Intervals
 from llmgpu.lm.runs.loss_curve import write_loss_curve
 from llmgpu.lm.runs.run_folder import (
     ACTIVITIES,
+    LogContent,
     RunFolder,
     StepRecord,
     append_line,
@@ -80,13 +81,13 @@ _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # fields 
 
 
 def choose_arithmetic(
-    backend: Backend, begun: Mapping[str, Any] | None
+    backend: Backend, begun: Mapping[str, Any]
 ) -> tuple[Operations, dict[str, Any]]:
     """Choose the library and the kind of matrix products, on which the bits of a run depend.
 
     A resumed run uses the kind of products in its log, and the C engine only if the log names it.
 
-    begun: the facts in a resumed run's log; None for a new run. Returns the operations, and facts
+    begun: the facts in a resumed run's log; empty for a new run. Returns the operations, and facts
     about the device, the engine and the products for the log.
 
     Raises CheckpointError if the log lacks fixed_products.
@@ -94,7 +95,7 @@ def choose_arithmetic(
     is_on_cpu = backend.device is None
     in_c = is_on_cpu and library() is not None
     fixed = is_on_cpu and has_fixed_products()
-    if begun is not None:
+    if begun:
         if "fixed_products" not in begun:
             raise CheckpointError("the log of the run lacks fixed_products: start a new run")
         # A run that began on a GPU has no engine in its log. On a CPU, such a run continues with
@@ -188,8 +189,8 @@ class TrainingRun:
         self._token_bytes = token_bytes(self._vocabulary)
         if workers.is_first:
             prepare_step_folders(folder.path, 0 if checkpoint is None else checkpoint.state.step)
-        self._begun = None if checkpoint is None else read_log(folder.log)
-        begun = {} if self._begun is None else self._begun.facts
+        self._begun = LogContent({}, [], []) if checkpoint is None else read_log(folder.log)
+        begun = self._begun.facts
         # A resumed run keeps the command and the initial model that its log records.
         self._command = begun.get("command", plan.command)
         self._init = begun.get("init") if plan.init is None else str(plan.init.folder)
@@ -228,8 +229,7 @@ class TrainingRun:
         slots = self._plan.intervals.unread_steps(self._options.steps)
         separator = self._plan.eos_id if self._options.document_mask else None
         try:
-            begun = None if self._begun is None else self._begun.facts
-            operations, self._arithmetic = choose_arithmetic(self._plan.backend, begun)
+            operations, self._arithmetic = choose_arithmetic(self._plan.backend, self._begun.facts)
             return Trainer(operations, config, self._options, slots, self._workers, separator)
         except DeviceError as error:
             needed = f"the run needs {self._plan.needed_bytes:,} bytes in all"
@@ -288,9 +288,10 @@ class TrainingRun:
 
     def _open_log(self) -> BinaryIO:
         """Start the log, or continue it after the record of the checkpoint's step."""
-        if self._begun is None:
+        if self._plan.checkpoint is None:
             return begin_log(self._folder.log, self._facts())
-        before = {"engine": _IN_NUMPY, "products": "not recorded", **self._begun.facts}
+        facts, records, lines = self._begun
+        before = {"engine": _IN_NUMPY, "products": "not recorded", **facts}
         for name, now in self._arithmetic.items():
             if before.get(name) != now:
                 self._listener.note(
@@ -298,12 +299,12 @@ class TrainingRun:
                     f"{name} was {before.get(name)} and is {now} now"
                 )
         step = self._trainer.step
-        self._records = [*takewhile(lambda record: record.step <= step, self._begun.records)]
+        self._records = [*takewhile(lambda record: record.step <= step, records)]
         if not self._records:
             raise CheckpointError(f"{self._folder.log} has no record of step {step}")
         self._seconds = self._records[-1].seconds
         self._spent = seconds_beside_steps(self._records[-1])
-        return resume_log(self._folder.log, len(self._records))
+        return resume_log(self._folder.log, lines[: 1 + len(self._records)])
 
     def run(self) -> dict[str, Any]:
         """Train to the last step; return a summary on the first worker, {} on other workers.

@@ -299,10 +299,14 @@ def seconds_beside_steps(record: StepRecord) -> dict[str, float]:
 
 
 class LogContent(NamedTuple):
-    """The content of a log: the facts of the run, and its records in order."""
+    """The content of a log: the facts of the run, and its records in order.
+
+    lines: all complete lines, of which the first has the facts.
+    """
 
     facts: dict[str, Any]
     records: list[StepRecord]
+    lines: list[bytes]
 
 
 def begin_log(path: str | Path, facts: Mapping[str, Any]) -> BinaryIO:
@@ -316,13 +320,12 @@ def begin_log(path: str | Path, facts: Mapping[str, Any]) -> BinaryIO:
     return log
 
 
-def resume_log(path: str | Path, records: int) -> BinaryIO:
-    """Cut off a log after its first `records` records; return its file, to append records.
+def resume_log(path: str | Path, kept: Sequence[bytes]) -> BinaryIO:
+    """Cut off a log after the lines in `kept`; return its file, to append records.
 
-    Raises InputError if the log can't be read, OutputError if it can't be written.
+    Raises OutputError if the log can't be written.
     """
-    _, lines = _read_lines(path)
-    length = sum(len(line) + 1 for line in lines[: records + 1])
+    length = sum(len(line) + 1 for line in kept)
     with output_errors(str(path)):
         log = open(path, "r+b")  # noqa: SIM115 (closed by the caller)
         log.truncate(length)
@@ -351,12 +354,6 @@ def read_log(path: str | Path) -> LogContent:
 
     Raises InputError, with file and line, if the log can't be read or a line is not a record.
     """
-    facts, lines = _read_lines(path)
-    return LogContent(facts, [_read_record(lines[i], path, i) for i in range(1, len(lines))])
-
-
-def _read_lines(path: str | Path) -> tuple[dict[str, Any], list[bytes]]:
-    """Return the facts of the run, and all complete lines, including the line of the facts."""
     with input_errors(f"the log {path}"):
         lines = read_whole(path, "training log").split(b"\n")[:-1]
     if not lines:
@@ -369,11 +366,11 @@ def _read_lines(path: str | Path) -> tuple[dict[str, Any], list[bytes]]:
             f"{path}, line 1: command is {quote(str(command))}, not a text; restore the log from a "
             "copy, or start a new run"
         )
-    return facts, lines
+    records = [_read_record(line, f"{path}, line {n}") for n, line in enumerate(lines[1:], 2)]
+    return LogContent(facts, records, lines)
 
 
-def _read_record(line: bytes, path: str | Path, index: int) -> StepRecord:
-    where = f"{path}, line {index + 1}"
+def _read_record(line: bytes, where: str) -> StepRecord:
     found = parse_json_object(line, where)
     values = {}
     for field in fields(StepRecord):
