@@ -52,17 +52,6 @@ FINE_TUNING_LENGTH = 1024  # most tokens of a sequence with --init, unless --seq
 # about 1 / width (docs/recipes.md). Half that rate costs 1 % and is safer.
 RATE_TIMES_WIDTH = 0.5
 LARGEST_RATE = 1e-2
-# The default learning rate with Muon, multiplied by the root of the width. The best rate falls more
-# slowly with the width than AdamW's, because all singular values of a step are equal. Tables are
-# updated by AdamW, and their rate falls with the width itself.
-MUON_RATE_TIMES_ROOT = 0.06
-MUON_TABLE_RATE_TIMES_WIDTH = 5.0
-# Most rows of a table have no gradient in most steps, so the mean of squares must cover many steps.
-MUON_BETA2 = 0.99
-# Rows of frequent ids follow their gradients faster with a shorter mean.
-MUON_TABLE_BETA1 = 0.8
-# A short momentum follows the first gradients, which change fast.
-MUON_MOMENTUM_START, MUON_MOMENTUM_STEPS = 0.85, 300
 # Operations of a batch from which half precision is the default on matrix units. On an H200, half
 # precision was 1.4 times as slow as float32 for a batch of 1e10 operations, and twice as fast for a
 # batch of 7e11.
@@ -189,17 +178,22 @@ def _with_defaults(
 
 def _muon_defaults(config: ModelConfig) -> dict[str, Any]:
     """Return the options whose defaults for a new model differ between Muon and AdamW."""
-    rate = MUON_RATE_TIMES_ROOT / math.sqrt(config.dim)
-    table_rate = MUON_TABLE_RATE_TIMES_WIDTH / config.dim / rate
+    # The best rate falls more slowly with the width than AdamW's, because all singular values of a
+    # step are equal. Tables are updated by AdamW, and their rate falls with the width itself.
+    rate = 0.06 / math.sqrt(config.dim)
+    table_rate = 5.0 / config.dim / rate
     return {
         "learning_rate": min(LARGEST_RATE, rate),
         "table_rate": table_rate if config.tied else 2 * table_rate,
         "schedule": "linear",
-        "beta2": MUON_BETA2,
+        # Most rows of a table have no gradient in most steps, so the mean of squares must cover
+        # many steps. Rows of frequent ids follow their gradients faster with a shorter mean.
+        "beta2": 0.99,
         "table_decay": 0.0,
-        "table_beta1": MUON_TABLE_BETA1,
-        "momentum_start": MUON_MOMENTUM_START,
-        "momentum_steps": MUON_MOMENTUM_STEPS,
+        "table_beta1": 0.8,
+        # A short momentum follows the first gradients, which change fast.
+        "momentum_start": 0.85,
+        "momentum_steps": 300,
     }
 
 
