@@ -142,7 +142,7 @@ class Trainer:
         # add to the gradients.
         self._batch_programs: dict[int, Program] = {}
         stages: list[Stage] = []
-        for index in self._workers.own(self.options.grad_accum):
+        for index in range(self._workers.number, self.options.grad_accum, self._workers.count):
             if len(self._batch_programs) < 2:
                 adds = not written or bool(self._batch_programs)
                 stages = self._record_gradients(accumulate=adds)
@@ -307,7 +307,8 @@ class Trainer:
         """Write the tensors of `state_tensors`, given by name."""
         for tensor in self.state_tensors():
             self._ops.write(tensor, values[tensor.name])
-        self.updates.take_over(values)
+        if scaling := self.updates.loss_scaling:
+            scaling.restore(values[scaling.tensor.name])
         if self.adapters is not None:
             self.adapters.merge()
 

@@ -188,11 +188,6 @@ class Updates:
         if self.loss_scaling is not None:
             yield self.loss_scaling.tensor
 
-    def take_over(self, values: Mapping[str, AnyArray]) -> None:
-        """Restore the loss scale from a checkpoint; values: the checkpoint's tensors by name."""
-        if self.loss_scaling is not None:
-            self.loss_scaling.load(values[self.loss_scaling.tensor.name])
-
 
 class LossScaling:
     """The scale of a run's loss.
@@ -207,23 +202,19 @@ class LossScaling:
         self.tensor = operations.tensor("loss scaling", (4,))
         self.scale, self.good_steps, self.skipped = FIRST_SCALE, 0, 0
 
-    def load(self, values: AnyArray) -> None:
-        """Restore the state from the contents of `tensor` in a checkpoint."""
-        scale, good_steps, skipped, _ = values.tolist()
-        self.scale, self.good_steps, self.skipped = scale, int(good_steps), int(skipped)
-
     @property
     def state(self) -> NDArray[np.float32]:
         """The contents of `tensor`."""
         return np.array([self.scale, self.good_steps, self.skipped, 0], np.float32)
 
     def restore(self, state: AnyArray) -> None:
-        """Restore a `state`, also on the device."""
-        self.load(state)
+        """Restore a `state`, here and in `tensor`."""
+        scale, good_steps, skipped, _ = state.tolist()
+        self.scale, self.good_steps, self.skipped = scale, int(good_steps), int(skipped)
         self._operations.write(self.tensor, state)
 
     def take_lowest(self, states: Iterable[AnyArray]) -> None:
-        """Load the state of the worker with the lowest scale; of several such workers, the first.
+        """Restore the state with the lowest scale; of several such states, the first.
 
         states: the contents of `tensor` of all workers.
         """

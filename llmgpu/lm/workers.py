@@ -53,11 +53,13 @@ _MOST_THREADS = 8  # more threads are no faster, because memory is the limit
 # A function that receives a range of an array, and the sums over all workers of each number in it.
 # It does not change the sums.
 Use = Callable[[slice, FloatArray], None]
+# A function `add_up(use)`, which calls `use` for ranges of sums, in several threads. Any thread may
+# call it.
+AddUp = Callable[[Use], None]
 # A function that adds up an array over all workers. The argument is this worker's array, float32
-# (n,). The result is a function `add_up(use)`, which calls `use` for ranges of the sums, in several
-# threads. Any thread may call `add_up`. The array must not change until `add_up` has returned. At
-# most one more call of `Sums` may begin before `add_up` has returned.
-Sums = Callable[[FloatArray], Callable[[Use], None]]
+# (n,), which must not change until `add_up` has returned. At most one more call of `Sums` may begin
+# before `add_up` has returned.
+Sums = Callable[[FloatArray], AddUp]
 
 
 class Workers:
@@ -80,10 +82,6 @@ class Workers:
     def is_first(self) -> bool:
         """Whether this worker writes files and reports."""
         return self.number == 0
-
-    def own(self, batches: int) -> range:
-        """Return the numbers of this worker's batches in a step of `batches` batches."""
-        return range(self.number, batches, self.count)
 
     def check(self, grad_accum: int) -> None:
         """Raise InputError unless a step's batches can be divided evenly among the workers."""
@@ -111,18 +109,14 @@ class Workers:
             )
         return f"gpu:{self.local_number}"
 
-    def wait(self) -> None:
-        """Wait until all workers have called this method."""
-        self.gather(None)
-
     @contextmanager
     def first_alone(self) -> Iterator[None]:
         """Run the block on the first worker, and then on all other workers."""
         if not self.is_first:
-            self.wait()
+            self.gather(None)
         yield
         if self.is_first:
-            self.wait()
+            self.gather(None)
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all workers, by number; all workers must call this method."""
@@ -145,11 +139,11 @@ class Workers:
         """Return the `Sums` over all workers; all workers must call this method."""
         threads = BlockThreads(self.local_count)
         if self.count == 1:  # the sum is this worker's array itself
-            return lambda own: lambda use: threads.run(len(own), _pass_on(own, use))
+            return lambda own: partial(threads.run, len(own), own.__getitem__)
         memory = share_memory(self._mpi) if self.local_count == self.count else None
         if memory is None:
             return partial(collective_sums, self._mpi, threads)
-        return shared_sums(self._mpi, threads, memory)
+        return partial(shared_sums, self._mpi, threads, cycle(zip(*memory, strict=True)))
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
@@ -328,57 +322,49 @@ class BlockThreads:
         self._count = max(1, min(usable_processors() // workers, _MOST_THREADS))
         self._pool = ThreadPoolExecutor(self._count, "sums")
 
-    def run(self, count: int, do: Callable[[slice], None]) -> None:
-        """Call a function for the blocks of an array of `count` numbers."""
+    def run(self, count: int, sums_of: Callable[[slice], FloatArray], use: Use) -> None:
+        """Call `use` for the blocks of an array of `count` numbers, and for the sums of each."""
         size = max(_BLOCK, -(-count // (self._count * _START)) * _START)
         shares = [range(first, min(first + size, count)) for first in range(0, count, size)]
 
         def over_blocks(share: range) -> None:
             for start in share[::_BLOCK]:
-                do(slice(start, min(start + _BLOCK, share.stop)))
+                block = slice(start, min(start + _BLOCK, share.stop))
+                use(block, sums_of(block))
 
         list((self._pool.map if len(shares) > 1 else map)(over_blocks, shares))
 
 
-def _pass_on(sums: FloatArray, use: Use) -> Callable[[slice], None]:
-    return lambda block: use(block, sums[block])
-
-
-def shared_sums(communicator: Any, threads: BlockThreads, memory: Sequence[mmap.mmap]) -> Sums:
-    """Return the `Sums` over the workers of one machine, through shared memory.
+def shared_sums(
+    communicator: Any, threads: BlockThreads, slots: Iterator[Sequence[FloatArray]], own: FloatArray
+) -> AddUp:
+    """Add up an array over the workers of one machine, through shared memory.
 
     A worker writes to its slots in turn. Before the workers read a slot, they wait until all have
     written to this slot. A worker writes to the first slot again only after the wait for the second
     slot. At that wait all workers have finished reading the first slot.
 
-    memory: the memory of all workers, indexed by worker, as `share_memory` returns it.
+    slots: without end, the next slots of all workers, indexed by worker, see `share_memory`.
+    Argument `own` and result are those of `Sums`.
     """
-    arrays = [np.frombuffer(each, np.float32) for each in memory]
-    slots = cycle(zip(*(array.reshape(_SLOTS, BUCKET) for array in arrays), strict=True))
+    slot = next(slots)
+    slot[communicator.rank][: len(own)] = own
 
-    def begin(own: FloatArray) -> Callable[[Use], None]:
-        slot = next(slots)
-        slot[communicator.rank][: len(own)] = own
+    def sums_of(block: slice) -> FloatArray:
+        return reduce(np.add, (each[block] for each in slot))
 
-        def add_up(use: Use) -> None:
-            def add(block: slice) -> None:
-                use(block, reduce(np.add, (each[block] for each in slot)))
+    def add_up(use: Use) -> None:
+        communicator.Barrier()
+        threads.run(len(own), sums_of, use)
 
-            communicator.Barrier()
-            threads.run(len(own), add)
-
-        return add_up
-
-    return begin
+    return add_up
 
 
-def collective_sums(
-    communicator: Any, threads: BlockThreads, own: FloatArray
-) -> Callable[[Use], None]:
+def collective_sums(communicator: Any, threads: BlockThreads, own: FloatArray) -> AddUp:
     """Add up an array over workers of several machines; each worker adds up one range of it.
 
-    A worker sends about twice the size of the array, for any number of workers. Argument and result
-    are those of `Sums`.
+    A worker sends about twice the size of the array, for any number of workers. Argument `own` and
+    result are those of `Sums`.
     """
     workers, count = communicator.size, len(own)
     given = np.zeros((workers, -(-count // workers)), np.float32)
@@ -388,13 +374,13 @@ def collective_sums(
         taken = np.empty_like(given)
         communicator.Alltoall(given, taken)
         communicator.Allgather(reduce(np.add, taken), given)
-        threads.run(count, _pass_on(given.reshape(-1), use))
+        threads.run(count, given.reshape(-1).__getitem__, use)
 
     return add_up
 
 
-def share_memory(communicator: Any) -> list[mmap.mmap] | None:
-    """Return one shared memory per worker, which all workers can access; None if impossible.
+def share_memory(communicator: Any) -> list[FloatArray] | None:
+    """Return each worker's slots (_SLOTS, BUCKET) in shared memory; None if it can't be shared.
 
     The memory has no name in a file system, so a worker that dies leaves nothing behind.
     """
@@ -406,7 +392,7 @@ def share_memory(communicator: Any) -> list[mmap.mmap] | None:
         os.ftruncate(descriptor, nbytes)
         own = os.fstat(descriptor)
     # Map the memory of all workers. Sharing works only if every worker can map all of it.
-    memory: list[mmap.mmap] = []
+    memory: list[FloatArray] = []
     descriptors = communicator.allgather((os.getpid(), descriptor, own))
     with suppress(OSError, ValueError):
         for process, number, expected in descriptors:
@@ -414,7 +400,8 @@ def share_memory(communicator: Any) -> list[mmap.mmap] | None:
                 # If a worker is in another container, its process number belongs to another
                 # process here.
                 if expected and os.path.samestat(expected, os.fstat(file.fileno())):
-                    memory.append(mmap.mmap(file.fileno(), nbytes))
+                    mapped = np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.float32)
+                    memory.append(mapped.reshape(_SLOTS, BUCKET))
     is_shared = all(communicator.allgather(len(memory) == communicator.size))
     if descriptor >= 0:
         os.close(descriptor)

@@ -66,7 +66,7 @@ def test_the_tensor_has_all_that_is_resumed() -> None:
     made, resumed = scaling(), scaling()
     made.end_step(overflowed=True)
     made.end_step(overflowed=False)
-    resumed.load(made.tensor.array)
+    resumed.restore(made.tensor.array)
     assert (resumed.scale, resumed.good_steps, resumed.skipped) == (FIRST_SCALE / 2, 1, 1)
 
 

@@ -299,7 +299,7 @@ class _Corpus:
         epoch, index = divmod(place, self.sequences)
         # The raw numbers of Philox are the same with every version of NumPy.
         key = np.array([seed, epoch | self.number << 32], np.uint64)
-        *keys, last = np.random.Philox(key=key).random_raw(ROUNDS + 1).tolist()
+        *keys, last = map(int, np.random.Philox(key=key).random_raw(ROUNDS + 1))
         offsets = min(self.seq_len, len(self.source) - self.sequences * self.seq_len)
         return permute(index, self.sequences, keys) * self.seq_len + last % offsets
 
