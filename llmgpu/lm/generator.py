@@ -101,7 +101,8 @@ class CachedRows:
             ops.linear(self._normed, model.output_weight, self.logits)
         self._to_logits = Program("to logits", self._layers.steps + output.steps)
         self._draws = ops.tensor("draws", (MAX_STEPS, rows, 4))
-        # Results of steps, and programs by the number of steps; both by k, see `choose`.
+        # Results of steps, the likeliest ids or the largest logits as pairs, and programs by the
+        # number of steps; both by k, see `choose`.
         self._found = {0: ops.tensor("chosen ids", (MAX_STEPS, rows), np.uint32)}
         self._programs: dict[tuple[int, int], Program] = {}
 
@@ -144,18 +145,16 @@ class CachedRows:
             rows = Sequences(rotation, self._new.places, self._shape, cache)
             layer.record(weights, self._x, self._x, rows)
 
-    def write(self, tokens: Sequence[int], positions: Sequence[int], starts: Sequence[int]) -> None:
+    def write(self, rows: Sequence[tuple[int, int, int]]) -> None:
         """Set the first rows of the next pass; the remaining rows are not used.
 
-        starts: for each token, the cache row at which its sequence starts.
+        rows: for each its token, the token's position, and the cache row at which the token's
+        sequence starts.
         """
-        ids = np.zeros(self.rows, np.uint32)
-        ids[: len(tokens)] = tokens
-        places = np.zeros((2, self.rows), np.uint32)
-        places[1] = self._new.idle
-        places[:, : len(tokens)] = positions, starts
-        self._ops.write(self._new.tokens, ids)
-        self._ops.write(self._new.places, places)
+        unused = [(0, 0, self._new.idle)] * (self.rows - len(rows))
+        columns = np.array([*rows, *unused], np.uint32).T
+        self._ops.write(self._new.tokens, columns[0])
+        self._ops.write(self._new.places, columns[1:])
 
     def run(self) -> None:
         """Add the keys and values of the rows to the cache."""
@@ -179,11 +178,16 @@ class CachedRows:
         float32 (steps, rows, 4), see `Operations.draw_largest`; without effect if `k` is 0. Returns
         a function that waits for the steps and returns the result of each step.
         """
-        ops, steps, found = self._ops, len(draws), self._found_of(k)
+        ops, steps = self._ops, len(draws)
         if k:
-            padded = np.zeros(self._draws.shape, np.float32)
-            padded[:steps] = draws
-            ops.write(self._draws, padded)
+            ops.write(self._draws.rows(0, steps), draws)
+        if k not in self._found:
+            # The pairs of a step take a multiple of 256 bytes, because a device binds a part of a
+            # tensor only at such offsets.
+            pairs = -(-(1 + k + TIES) // PAIRS) * PAIRS
+            shape = (MAX_STEPS, self.rows, pairs, 2)
+            self._found[k] = ops.tensor("largest logits", shape, np.uint32)
+        found = self._found[k]
         if (k, steps) not in self._programs:
             joined = []
             for step in range(steps):
@@ -194,16 +198,6 @@ class CachedRows:
         ops.run(self._programs[k, steps])
         finish = ops.begin_read(found.rows(0, steps))
         return lambda: [_chosen_of(rows, k) for rows in finish()]
-
-    def _found_of(self, k: int) -> Tensor:
-        """Return the tensor of results: the likeliest ids, or the largest logits as pairs."""
-        if k not in self._found:
-            # The pairs of a step take a multiple of 256 bytes, because a device binds a part of a
-            # tensor only at such offsets.
-            pairs = -(-(1 + k + TIES) // PAIRS) * PAIRS
-            shape = (MAX_STEPS, self.rows, pairs, 2)
-            self._found[k] = self._ops.tensor("largest logits", shape, np.uint32)
-        return self._found[k]
 
     def _record_choice(self, k: int, found: Tensor, step: int) -> None:
         if not k:
@@ -307,9 +301,7 @@ class Generator:
         rows = min(PROMPT_ROWS, sequences * config.seq_len)
         self._ids = config.vocab_size if ids is None else ids
         self._step = CachedRows(model, caches, sequences, self._ids)
-        self._block = self._step
-        if rows != sequences:
-            self._block = CachedRows(model, caches, rows, self._ids)
+        self._block = CachedRows(model, caches, rows, self._ids)
         # Queueing steps saves no time if the host itself computes them.
         self._ahead_most = AHEAD if model.operations.is_asynchronous else 1
         self._steps = 1  # number of steps of the next submission
@@ -347,11 +339,11 @@ class Generator:
     ) -> Iterator[tuple[int, None]]:
         """Add requests to `working` while the batch has room; a request for 0 ids ends at once."""
         free = sorted(set(range(self._sequences)) - {s.row for s in working})
-        while free:
-            number, request = next(waiting, (None, None))
-            if number is None or request is None:
-                return
-            self._check(request.prompt)
+        while free and (following := next(waiting, None)):
+            number, request = following
+            if not request.prompt:
+                raise InputError("the prompt is empty; give at least one token")
+            check_ids(request.prompt, self._ids, "the prompt can't be used")
             if request.count < 1:
                 yield number, None
                 continue
@@ -372,7 +364,7 @@ class Generator:
             rows += [(s.ids[place], place, start) for place in range(s.done, last)]
             s.done = last
         for first in range(0, len(rows), self._block.rows):
-            self._block.write(*zip(*rows[first : first + self._block.rows], strict=True))
+            self._block.write(rows[first : first + self._block.rows])
             self._block.run()
 
     def _write_last(self, working: Sequence[_Sequence]) -> None:
@@ -381,7 +373,7 @@ class Generator:
         rows = [(0, 0, self._sequences * length)] * self._sequences
         for s in working:
             rows[s.row] = (s.ids[-1], len(s.ids) - 1, s.row * length)
-        self._step.write(*zip(*rows, strict=True))
+        self._step.write(rows)
 
     def _drawn(self, working: Sequence[_Sequence]) -> Iterator[tuple[int, int]]:
         """Yield the next id of each sequence, drawn on the host from all logits."""
@@ -445,11 +437,6 @@ class Generator:
                 self._steps = max(1, self._steps // 2)
             elif self._ahead_most > 1:
                 self._steps = min(2 * self._steps, MAX_STEPS)
-
-    def _check(self, ids: Sequence[int]) -> None:
-        if not ids:
-            raise InputError("the prompt is empty; give at least one token")
-        check_ids(ids, self._ids, "the prompt can't be used")
 
 
 class StopStrings:
