@@ -293,19 +293,18 @@ class TrainOptions:
         return self.batch_size * self.grad_accum
 
     @property
-    def stable_end(self) -> int:
-        """The first step of the decay. Before it, the schedule "wsd" keeps the rate constant."""
-        if self.schedule == "wsd":
-            return max(self.warmup_steps, self.steps - self.decay_steps)
-        return self.warmup_steps
+    def decay_start(self) -> int | None:
+        """The first step of the decay of "wsd"; None for a schedule without a constant part."""
+        if self.schedule != "wsd":
+            return None
+        return max(self.warmup_steps, self.steps - self.decay_steps)
 
     def ends_round(self, step: int) -> bool:
         """Whether all workers have the same weights after `step` steps."""
         if not self.sync_every:
             return True
         # End a round where the decay begins, because a run of more steps may continue from there.
-        begins_decay = self.schedule == "wsd" and step == self.stable_end
-        return not step % self.sync_every or begins_decay or step == self.steps
+        return not step % self.sync_every or step in (self.decay_start, self.steps)
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step: linear warm-up, then the schedule.
@@ -319,9 +318,10 @@ class TrainOptions:
             return peak * (step + 1) / warmup
         if step >= self.steps:
             return minimum
-        if step < self.stable_end:
+        begin = warmup if self.decay_start is None else self.decay_start
+        if step < begin:
             return peak
-        progress = (step - self.stable_end) / (self.steps - self.stable_end)
+        progress = (step - begin) / (self.steps - begin)
         if self.schedule == "wsd":
             height = 1 - math.sqrt(progress)
         elif self.schedule == "linear":

@@ -47,7 +47,7 @@ def test_a_rate_that_falls_linearly_from_the_end_of_the_warm_up() -> None:
     options = replace(schedule(1.0, 0.2, 10, 200), schedule="linear")
     expected = {0: 0.1, 9: 1.0, 10: 1.0, 105: 0.6, 200: 0.2, 10**9: 0.2}
     assert {step: options.rate(step) for step in expected} == pytest.approx(expected)
-    assert options.stable_end == 10
+    assert options.decay_start is None
 
 
 def test_a_momentum_that_rises() -> None:
@@ -76,9 +76,9 @@ def test_a_rate_that_is_stable_and_decays_at_the_end() -> None:
     options = replace(schedule(1.0, 0.2, 10, 200), schedule="wsd", decay_steps=100)
     expected = {0: 0.1, 9: 1.0, 10: 1.0, 100: 1.0, 125: 0.6, 200: 0.2, 10**9: 0.2}
     assert {step: options.rate(step) for step in expected} == pytest.approx(expected)
-    assert options.stable_end == 100
+    assert options.decay_start == 100
     assert replace(options, decay_steps=0).rate(199) == 1
-    assert replace(options, decay_steps=300).stable_end == 10
+    assert replace(options, decay_steps=300).decay_start == 10
     with pytest.raises(InputError, match="--decay-steps needs --schedule wsd"):
         replace(options, schedule="cosine")
 

@@ -367,11 +367,6 @@ class TrainingRun:
         """The folder of the newest checkpoint."""
         return self._folder.path / step_folder_name(self._saved_step)
 
-    @property
-    def _decay_start(self) -> int | None:
-        """The first step of the decay; None if the schedule has no stable part before it."""
-        return self._options.stable_end if self._options.schedule == "wsd" else None
-
     def _position(self, step: int) -> int:
         """The number of sequences in `step` steps."""
         return step * self._options.sequences
@@ -387,7 +382,7 @@ class TrainingRun:
         step = self._trainer.step
         evaluate = last or step % self._plan.intervals.evaluation == 0
         # Also save at the beginning of the decay, where a run of more steps continues with "wsd".
-        save = step % self._plan.intervals.save == 0 or step == self._decay_start
+        save = step % self._plan.intervals.save == 0 or step == self._options.decay_start
         sample = self._samples is not None and (last or step % self._plan.intervals.sample == 0)
         if last or evaluate or step % self._plan.intervals.log == 0:
             self._read_results = self._begin_results()
@@ -530,7 +525,7 @@ class TrainingRun:
             state,
             eos_id=self._plan.eos_id,
             keep=self._plan.intervals.keep,
-            spare=self._decay_start,
+            spare=self._options.decay_start,
             write_adapter=None if adapters is None else partial(adapters.write, read, base),
             stop_ids=self._stop_ids,
             card=model_card(self._facts(), self._plan.data, self._records[-1]),

@@ -221,8 +221,9 @@ def step_to_resume_from(checkpoint: Checkpoint, steps: int | None) -> int:
     checkpoint before the old decay.
     """
     options, step = _stored_options(checkpoint), checkpoint.state.step
-    if options.schedule == "wsd" and steps is not None and steps > options.steps:
-        return min(step, options.stable_end)
+    start = options.decay_start
+    if start is not None and steps is not None and steps > options.steps:
+        return min(step, start)
     return step
 
 
