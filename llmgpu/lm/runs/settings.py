@@ -11,9 +11,7 @@ on their way to a device or a file.
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from heapq import nlargest
 from typing import Any
@@ -28,7 +26,6 @@ from llmgpu.lm.model import drawn_ahead
 from llmgpu.lm.ops.attention import BLOCK_SCORES
 from llmgpu.lm.ops.matrix_units import trains_on_units
 from llmgpu.lm.ops.operations import GpuOperations, Operations
-from llmgpu.lm.ops.recording import Program
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.optimizers.adamw import PIECE
 from llmgpu.lm.options import (
@@ -296,36 +293,25 @@ def _stored_options(checkpoint: Checkpoint) -> TrainOptions:
 
 
 class _Measuring(Operations):
-    """Operations on tensors without memory: `nbytes` grows, but programs can't run."""
+    """Operations on tensors without memory: `nbytes` grows, but programs can't run.
 
-    largest = Tensor("nothing", (0,), np.dtype(np.float32), None)
+    DeviceError for a tensor that is too large for the device, or for the free memory.
+    """
+
     backend: Backend
     free: int | None  # free bytes on the host; None: unknown
 
     def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
-        self.largest = max(self.largest, tensor, key=lambda each: each.nbytes)
         if self.backend.is_software:
             require_free(self.nbytes + tensor.nbytes, self.free, "at least ")
-        elif tensor.nbytes > sys.maxsize:  # NumPy can't make an array of this size
-            self.require_bindable()
+        if tensor.nbytes > self.max_tensor_bytes:
+            raise DeviceError(
+                f"the model does not fit: {tensor.name} takes {tensor.nbytes:,} bytes, but "
+                f"{self.backend.description} binds at most {self.max_tensor_bytes:,}; {SMALLER}, "
+                "or --device cpu"
+            )
         # All elements share the memory of one number.
         return replace(tensor, data=np.broadcast_to(np.zeros((), tensor.dtype), tensor.shape))
-
-    @contextmanager
-    def record(self, name: str) -> Iterator[Program]:
-        """Record a program; raise DeviceError if a tensor is too large for the device."""
-        self.require_bindable()
-        with super().record(name) as program:
-            yield program
-
-    def require_bindable(self) -> None:
-        """Raise DeviceError if the device can't bind the largest tensor."""
-        largest, limit = self.largest, self.max_tensor_bytes
-        if largest.nbytes > limit:
-            raise DeviceError(
-                f"the model does not fit: {largest.name} takes {largest.nbytes:,} bytes, but "
-                f"{self.backend.description} binds at most {limit:,}; {SMALLER}, or --device cpu"
-            )
 
     def write(self, tensor: Tensor, array: AnyArray) -> None:
         """Write nothing."""
@@ -354,7 +340,6 @@ def training_memory(settings: RunSettings, backend: Backend, slots: int) -> int:
     operations = _Measuring() if device is None else _MeasuringGpu(device)
     operations.backend, operations.free = backend, free
     Trainer(operations, settings.config, settings.options, slots)
-    operations.require_bindable()  # includes the tensors created while programs were recorded
     return operations.nbytes
 
 
