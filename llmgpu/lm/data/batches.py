@@ -274,36 +274,6 @@ def mix(weights: Sequence[float], number: int) -> tuple[int, int]:
     return len(shares) - 1, number
 
 
-@dataclass(frozen=True)
-class _Corpus:
-    """The training sequences of a corpus.
-
-    number: number of the corpus. source: its training tokens. seq_len: number of tokens in a
-    sequence.
-    """
-
-    number: int
-    source: TokenSource
-    seq_len: int
-
-    @property
-    def sequences(self) -> int:
-        """Number of sequences in an epoch."""
-        return max(1, (len(self.source) - self.seq_len) // self.seq_len)
-
-    def start(self, place: int, seed: int) -> int:
-        """Return the position of a sequence in the source.
-
-        place: number of the sequence in the corpus, counted from the first epoch on.
-        """
-        epoch, index = divmod(place, self.sequences)
-        # The raw numbers of Philox are the same with every version of NumPy.
-        key = np.array([seed, epoch | self.number << 32], np.uint64)
-        *keys, last = map(int, np.random.Philox(key=key).random_raw(ROUNDS + 1))
-        offsets = min(self.seq_len, len(self.source) - self.sequences * self.seq_len)
-        return permute(index, self.sequences, keys) * self.seq_len + last % offsets
-
-
 class Batches:
     """The batches of a run.
 
@@ -332,7 +302,8 @@ class Batches:
         self.batch_size, self.seq_len = options.batch_size, seq_len
         self._ids, self._seed, self._weights = source.vocabulary.size, options.seed, options.shares
         fraction = options.evaluation_fraction if evaluation_source is None else 0.0
-        self._corpora: list[_Corpus] = []
+        # The training tokens of each corpus, and the number of sequences in an epoch.
+        self._corpora: list[tuple[TokenSource, int]] = []
         evaluated = []
         # Divide each corpus into training and evaluation.
         for begin, end in pairwise([0, *accumulate(source.corpora or [len(source)])]):
@@ -344,7 +315,8 @@ class Batches:
             training, evaluation = divide(
                 corpus, seq_len, held_out, options.evaluation_parts, separator
             )
-            self._corpora.append(_Corpus(len(self._corpora), corpus.joined(training), seq_len))
+            own = corpus.joined(training)
+            self._corpora.append((own, max(1, (len(own) - seq_len) // seq_len)))
             evaluated.append(begin + evaluation)
         self._evaluated, self._evaluation_starts = source, np.concatenate(evaluated)
         # Cut the sequences of an evaluation source, from its first token on.
@@ -358,16 +330,26 @@ class Batches:
             self._evaluated = evaluation_source
             self._evaluation_starts = seq_len * np.arange(count, dtype=np.int64)
         self.evaluation_sequences = len(self._evaluation_starts)
-        self.training_sequences = sum(corpus.sequences for corpus in self._corpora)
+        self.training_sequences = sum(count for _, count in self._corpora)
 
     def training(self, position: int) -> Batch:
         """Return the batch that follows `position` sequences: tokens and targets, uint32 (B, T)."""
-        sequences = []
-        for number in range(position, position + self.batch_size):
-            chosen, place = mix(self._weights, number)
-            corpus = self._corpora[chosen]
-            sequences.append((corpus.source, corpus.start(place, self._seed)))
-        return self._read(sequences)
+        numbers = range(position, position + self.batch_size)
+        return self._read([self._sequence(number) for number in numbers])
+
+    def _sequence(self, number: int) -> tuple[TokenSource, int]:
+        """Return the source of a training sequence, and the number of ids before it.
+
+        number: number of the sequence in the run, from 0.
+        """
+        chosen, place = mix(self._weights, number)
+        source, count = self._corpora[chosen]
+        epoch, index = divmod(place, count)
+        # The raw numbers of Philox are the same with every version of NumPy.
+        key = np.array([self._seed, epoch | chosen << 32], np.uint64)
+        *keys, last = map(int, np.random.Philox(key=key).random_raw(ROUNDS + 1))
+        offsets = min(self.seq_len, len(source) - count * self.seq_len)
+        return source, permute(index, count, keys) * self.seq_len + last % offsets
 
     def evaluation(self, limit: int | None = None) -> Iterator[Batch]:
         """Yield the batches for evaluation, in order: tokens and targets, uint32 (B, T).
