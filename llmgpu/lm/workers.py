@@ -66,7 +66,8 @@ class Workers:
     """The processes that train a model together, as seen from one of them.
 
     number: the number of this process, from 0. count: number of processes. local_number,
-    local_count: the same among the processes of this machine.
+    local_count: the same among the processes of this machine. is_first: whether this worker writes
+    files and reports.
     """
 
     def __init__(self, communicator: Any = None) -> None:
@@ -77,11 +78,7 @@ class Workers:
             self.number, self.count = communicator.rank, communicator.size
             local = communicator.Split_type(importlib.import_module("mpi4py.MPI").COMM_TYPE_SHARED)
             self.local_number, self.local_count = local.rank, local.size
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this worker writes files and reports."""
-        return self.number == 0
+        self.is_first = self.number == 0
 
     def check(self, grad_accum: int) -> None:
         """Raise InputError unless a step's batches can be divided evenly among the workers."""

@@ -20,7 +20,7 @@ has the unsigned code 0: a denominator of 0 would let the step explode.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import Steps, WeightState, WeightUpdate
 from llmgpu.lm.ops.recording import GpuRecorder, workgroups
-from llmgpu.lm.ops.tensor import AnyArray, FloatArray, Tensor
+from llmgpu.lm.ops.tensor import FloatArray, Tensor
 
 PIECE = 1 << 16  # elements that NumPy updates at a time, so that they fit in a processor's cache
 
@@ -122,7 +122,9 @@ class Moments(WeightState):
 
     def compute(self, update: WeightUpdate) -> None:
         tensors = (update.parameter, update.gradient, self.first, self.second)
-        for p, g, m, v in _pieces(*tensors):
+        arrays = [tensor.array.reshape(-1) for tensor in tensors]
+        for start in range(0, len(arrays[0]), PIECE):
+            p, g, m, v = (array[start : start + PIECE] for array in arrays)
             adamw(update, p, g * update.clip_scale, m, v)
 
     def dispatch(self, operations: GpuRecorder, update: WeightUpdate) -> None:
@@ -176,13 +178,6 @@ class RowMoments(Moments):
         threads = self.rows.size * width
         groups, sizes = workgroups(threads), (threads, width, height, int(update.decays))
         update.dispatch(operations, "adamw_update_rows", groups, sizes, vars(self))
-
-
-def _pieces(*tensors: Tensor) -> Iterator[tuple[AnyArray, ...]]:
-    """Yield, for each range of `PIECE` elements, the views of all tensors."""
-    arrays = [tensor.array.reshape(-1) for tensor in tensors]
-    for start in range(0, len(arrays[0]), PIECE):
-        yield tuple(array[start : start + PIECE] for array in arrays)
 
 
 def block_codes(operations: Operations, name: str, size: int) -> tuple[Tensor, Tensor]:

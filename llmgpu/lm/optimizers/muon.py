@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -19,7 +20,7 @@ from numpy.typing import DTypeLike
 from llmgpu.lm.ops.operations import Operations
 from llmgpu.lm.ops.optimizer import Steps, WeightState, WeightUpdate
 from llmgpu.lm.ops.recording import GpuRecorder, workgroups
-from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, Tensor
+from llmgpu.lm.ops.tensor import PACKED_ELEMENTS, Shape, Tensor
 from llmgpu.lm.optimizers.adamw import Moments, Optimizer, RowMoments
 
 UPDATE_RMS = 0.2  # root mean square of a step's elements, about that of AdamW's steps
@@ -105,10 +106,7 @@ def record_orthogonal(
     below 1. half: the factors of products are half precision, as in the model. memory: size of the
     scratch memory in numbers; stacks with the same size share scratch memory.
     """
-
-    def scratch(role: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Tensor:
-        return _scratch(operations, role, shape, max(memory, matrices.size), dtype)
-
+    scratch = partial(_scratch, operations, max(memory, matrices.size))
     count, rows, columns = matrices.shape
     side, is_wide = min(rows, columns), rows <= columns
     operations.scale_to_norm(matrices)  # the iteration requires that no singular value is above 1
@@ -134,7 +132,7 @@ def record_orthogonal(
 
 
 def _scratch(
-    operations: Operations, role: str, shape: tuple[int, ...], memory: int, dtype: DTypeLike
+    operations: Operations, memory: int, role: str, shape: Shape, dtype: DTypeLike = np.float32
 ) -> Tensor:
     whole = operations.scratch(role, (memory,), dtype)
     return whole.part(0, math.prod(shape)).reshaped(*shape)
@@ -174,7 +172,7 @@ def _stacks(steps: Sequence[HiddenStep], elements: int) -> Iterator[Sequence[Hid
 def _record_stack(operations: Operations, stack: Sequence[HiddenStep], memory: int) -> None:
     """Record the directions of all matrices into one stack, make them orthogonal, and update."""
     shape, half = stack[0][1].parameter.shape, stack[0][1].half_copy is not None
-    directions = _scratch(operations, "directions", (len(stack), *shape), memory, np.float32)
+    directions = _scratch(operations, memory, "directions", (len(stack), *shape))
     parts = _matrices(directions)
     momenta = [replace(state, direction=parts[k]) for k, (state, _) in enumerate(stack)]
     updates = [update for _, update in stack]
