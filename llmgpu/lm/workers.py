@@ -253,11 +253,6 @@ class BucketSums:
             release()
             write()
 
-    def read(self, bucket: Sequence[Tensor], out: FloatArray) -> None:
-        """Copy tensors, end to end, into `out`, an array (n,)."""
-        out[...], release = self._transfers.start_reading(bucket)()
-        release()
-
     def _begin(
         self, change: Change, read: Read
     ) -> Callable[[], tuple[Callable[[], None], Callable[[], None]]]:
@@ -423,7 +418,7 @@ class LocalSteps:
         self, operations: Operations, options: TrainOptions, workers: Workers, inner: Updates
     ) -> None:
         """Create the state of the outer optimizer; inner: the updates inside a round."""
-        self._options, self._workers = options, np.float32(workers.count)
+        self._read, self._options, self._count = operations.read, options, np.float32(workers.count)
         self._weights = weights = [*inner.trained.values()]
         self._moments = [each for state in inner.states.values() for each in state.tensors]
         self.momenta = [
@@ -438,9 +433,9 @@ class LocalSteps:
         """Copy the weights before the first round; all workers have equal weights."""
         if self._start is None:
             rest = self._start = np.empty(numbers_of(self._weights), np.float32)
-            for bucket in buckets(self._weights):
-                self._sums.read(bucket, rest[: numbers_of(bucket)])
-                rest = rest[numbers_of(bucket) :]
+            for weight in self._weights:
+                own, rest = np.split(rest, [weight.size])
+                own[...] = self._read(weight).reshape(-1)
 
     def end_round(self) -> None:
         """Make the outer step and average the moments. All workers must call this method."""
@@ -463,13 +458,13 @@ class LocalSteps:
         rate = np.float32(self._options.outer_learning_rate)
         decay = np.float32(self._options.outer_momentum)
         momenta = slice(len(start) + block.start, len(start) + block.stop)
-        gradient = start[block] - sums / self._workers
+        gradient = start[block] - sums / self._count
         momentum = decay * old[momenta] + gradient
         start[block] -= rate * (gradient + decay * momentum)
         new[block], new[momenta] = start[block], momentum
 
     def _take_mean(self, old: FloatArray, new: FloatArray, block: slice, sums: FloatArray) -> None:
-        new[block] = sums / self._workers
+        new[block] = sums / self._count
 
 
 def local_memory(parameters: int) -> int:

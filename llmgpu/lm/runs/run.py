@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import takewhile
@@ -76,7 +76,10 @@ if sys.platform != "win32":
     _STOP_SIGNALS.append(signal.SIGHUP)
 # Names, in the log, of the engine that computes on the CPU.
 _IN_NUMPY, _IN_C = "NumPy", f"C (arithmetic {ARITHMETIC})"
-_SWITCH_SECONDS = 2e-4  # Python's switch interval during a run
+# Python's switch interval during a run. The thread that submits steps waits for Python's lock after
+# each function of the driver, by default up to 5 ms. A device then waits 0.3 s for steps while a
+# thread writes tokenizer.json.
+_SWITCH_SECONDS = 2e-4
 _RESULTS = ("loss", "validation_loss", "perplexity", "bits_per_byte")  # fields of the summary
 
 
@@ -324,7 +327,9 @@ class TrainingRun:
         self._measured = self._paced = self._started, self._first_step
         number = 0  # number of the signal that stops the run
         log = self._log if self._workers.is_first else nullcontext()
-        with log, self._saving, self._saves_on_failure(), _switch_fast(), stop_requests() as stop:
+        with log, self._saving, self._saves_on_error(), ExitStack() as end, stop_requests() as stop:
+            end.callback(sys.setswitchinterval, sys.getswitchinterval())
+            sys.setswitchinterval(_SWITCH_SECONDS)
             while self._trainer.step < self._options.steps and not number:
                 step = self._trainer.step
                 if step == self._first_step:
@@ -554,7 +559,7 @@ class TrainingRun:
             self._saving.start(write)
 
     @contextmanager
-    def _saves_on_failure(self) -> Iterator[None]:
+    def _saves_on_error(self) -> Iterator[None]:
         """If the block fails, complete the checkpoint whose copies are still being read."""
         try:
             yield
@@ -589,21 +594,6 @@ class TrainingRun:
             "checkpoint": str(self._checkpoint()),
             **({"adapter": str(self._checkpoint() / ADAPTER)} if self._trainer.adapters else {}),
         }
-
-
-@contextmanager
-def _switch_fast() -> Iterator[None]:
-    """Set Python's switch interval to 0.2 ms.
-
-    The thread that submits steps waits for Python's lock after each function of the driver, by
-    default up to 5 ms. A device then waits 0.3 s for steps while a thread writes tokenizer.json.
-    """
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def _mean_loss(results: Sequence[StepResult]) -> float:
