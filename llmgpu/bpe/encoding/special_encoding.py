@@ -15,8 +15,8 @@ between two special tokens gets the ids that it would have alone. The text is se
 - The text without the special tokens is called the filtered text. In the filtered text a document
   starts where a special token was cut out, so that no token crosses this position. `_Boundaries`
   records which of these starts are starts of real documents.
-- The last bytes of a block are held back until the next block if they may begin a special token, or
-  if they are white space that a following token with the flag lstrip may swallow.
+- The last bytes of a block are held back until the next block: one byte fewer than the longest
+  special token has, and white space that a following token with the flag lstrip may swallow.
 
 Tokens with flags match as in Hugging Face's tokenizers (`llmgpu.bpe.encoding.special_search`).
 White space that such a token swallows has no id and is not counted in the `text_bytes` of a slice.
@@ -591,23 +591,12 @@ class _SpecialTokenFilter:
         while (found := search.find(data, position, borders)) and found[0] < safe:
             spans.append(found)
             position = found[1]
-        position = max(position, safe)
-        # Go on to the first position at which later text may complete a longer token.
-        while (position := search.next_candidate(data, position)) < len(data):
-            if search.may_continue(data, position):
-                break
-            match = search.pattern.match(data, position)
-            if match:
-                is_single = self._ids[match[0]] in self._flags.single_word
-                if is_single and len(data) - match.end() < LONGEST:
-                    break
-                spans.append(match.span())
-            position = match.end() if match else position + 1
+        decided = max(position, safe)
         # With flags, decided text must end between two characters.
-        if any(self._flags) and position == len(data) and not final:
-            position -= incomplete_bytes(data[max([0, *borders[-1:]]) :][-LONGEST:])
-            position = max([position, *(end for _, end in spans[-1:])])
-        return spans, position
+        if any(self._flags) and decided > position and not final:
+            least = max([position, *borders[-1:]])
+            decided -= incomplete_bytes(data[max(least, decided - LONGEST) : decided])
+        return spans, decided
 
     def _cut(
         self, data: bytes, starts: NDArray[np.int64], matches: list[_Match], final: bool

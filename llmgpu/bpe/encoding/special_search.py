@@ -19,7 +19,7 @@ import time
 from bisect import bisect_right
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Collection, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
@@ -66,11 +66,8 @@ class Search:
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         """Search for one or more distinct texts, which are sorted."""
-        self._texts = texts
         self.longest = max(map(len, texts))
         self.pattern = re.compile(_longest_of(texts))
-        firsts = {text[:1] for text in texts}
-        self._first = re.compile(b"[" + b"".join(map(re.escape, sorted(firsts))) + b"]")
 
     def find(self, data: bytes, position: int, starts: Sequence[int]) -> tuple[int, int] | None:
         """Return the (begin, end) of the first match at or after `position`; None without a match.
@@ -86,16 +83,6 @@ class Search:
             match = self.pattern.search(data, match.start(), border)
             match = match or self.pattern.search(data, border)
         return None
-
-    def next_candidate(self, data: bytes, position: int) -> int:
-        """Return the first position, from `position` on, where a string may start, or len(data)."""
-        match = self._first.search(data, position)
-        return match.start() if match else len(data)
-
-    def may_continue(self, data: bytes, position: int) -> bool:
-        """Whether a string begins with the data from `position` on, and is longer than it."""
-        rest = data[position:]
-        return any(len(text) > len(rest) and text.startswith(rest) for text in self._texts)
 
 
 def _longest_of(texts: Sequence[bytes], depth: int = 0) -> bytes:
@@ -166,8 +153,9 @@ LONGEST = 4  # largest number of bytes in a character
 _WINDOW = 64
 _ERRORS = "surrogateescape"
 _BLANKS = re.compile(b"(?:%s)*+" % b"|".join(re.escape(c.encode()) for c in WHITE_SPACE))
-_MORE_LETTERS = ((0x24B6, 0x24EA), (0x1F130, 0x1F14A), (0x1F150, 0x1F16A), (0x1F170, 0x1F18A))
-_JOINERS = (0x200C, 0x200D)
+_CIRCLED = ((0x24B6, 0x24EA), (0x1F130, 0x1F14A), (0x1F150, 0x1F16A), (0x1F170, 0x1F18A))
+# Code points of circled letters and joiners.
+_MORE_LETTERS = {0x200C, 0x200D}.union(*(range(begin, end) for begin, end in _CIRCLED))
 _NEWER_FRACTIONS = range(0x1D2C0, 0x1D2D4)  # numbers of category No that older Pythons do not know
 
 
@@ -184,23 +172,6 @@ class Flags(NamedTuple):
         return cls(*(frozenset(getattr(vocabulary, f"{flag}_tokens")) for flag in cls._fields))
 
 
-@cache
-def _word_characters() -> bytes:
-    """Return a byte for each code point: 1 for a word character, else 0."""
-    import unicodedata
-
-    classes = code_point_classes(DEFAULT_VERSION)
-    found = np.isin(classes, [*LETTERS, MARK])
-    for code in np.flatnonzero(classes == NUMBER).tolist():
-        found[code] = unicodedata.category(chr(code)) != "No" and code not in _NEWER_FRACTIONS
-    for begin, end in _MORE_LETTERS:
-        found[begin:end] = True
-    found[list(_JOINERS)] = True
-    connectors = [k for k in range(1 << 16) if unicodedata.category(chr(k)) == "Pc"]
-    found[connectors] = True
-    return found.tobytes()
-
-
 def ends_in_word(data: bytes) -> bool:
     """Whether the last character of `data` is a word character."""
     return bool(data) and _is_word(data[-LONGEST:].decode(errors=_ERRORS)[-1])
@@ -212,7 +183,13 @@ def begins_with_word(data: bytes) -> bool:
 
 
 def _is_word(character: str) -> bool:
-    return bool(_word_characters()[ord(character)])
+    import unicodedata
+
+    code, category = ord(character), unicodedata.category(character)
+    kind = code_point_classes(DEFAULT_VERSION)[code]
+    if kind == NUMBER:
+        return category != "No" and code not in _NEWER_FRACTIONS
+    return kind in (*LETTERS, MARK) or category == "Pc" or code in _MORE_LETTERS
 
 
 def blank_before(data: bytes, begin: int, end: int) -> int:
@@ -297,16 +274,14 @@ class SpelledTokens:
             self._spent += self._clock() - start
 
     def _count(self, search: Search, data: bytes) -> None:
-        position = 0
+        # The longest token that begins from `safe` on may end in the next bytes: search again when
+        # they arrive.
+        position = safe = max(0, len(data) - search.longest + 1)
         for match in search.pattern.finditer(data):
-            position = match.start()
-            # A token may begin here and end in the next bytes: search again when they arrive.
-            if position + search.longest > len(data) and search.may_continue(data, position):
+            if match.start() >= safe:
                 break
-            position = match.end()
+            position = max(safe, match.end())
             self._found += 1
-        else:
-            position = max(position, len(data) - search.longest + 1)
         self._tail = data[position:]
 
     @property
