@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from llmgpu.backend import NUMPY, Opening
 from llmgpu.bpe.encoding.encoder import CollectedIds, Encoder
-from llmgpu.bpe.encoding.encoder_c import CpuEncoder
+from llmgpu.bpe.encoding.encoder_c import CpuEncoder, CSliceEncoder
 from llmgpu.bpe.encoding.open import open_matching_encoder, prepare_vocabulary
 from llmgpu.bpe.encoding.special_encoding import SpecialEncoder
 from llmgpu.bpe.encoding.special_options import SpecialOptions
@@ -87,7 +87,7 @@ class ProcessEncoders:
         backend = replace(opening.backend(), encoders=self._long)
         return open_matching_encoder(self._vocabulary, backend, text_bytes=text_bytes)
 
-    def _on_host(self, text_bytes: int) -> CpuEncoder | None:
+    def _on_host(self, text_bytes: int) -> CSliceEncoder | None:
         """Return the encoder that encodes a text of this size in one call; None without one."""
         if text_bytes > MOST_AT_ONCE:
             return None
@@ -95,7 +95,7 @@ class ProcessEncoders:
         if text_bytes > HOST_BYTES:
             with self._lock:
                 encoder = self._open_long(text_bytes)
-        return encoder if isinstance(encoder, CpuEncoder) else None
+        return encoder.c_slices if isinstance(encoder, CpuEncoder) else None
 
     def encode_files(
         self, names: Sequence[str], reading: CorpusOptions | None, options: SpecialOptions

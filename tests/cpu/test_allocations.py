@@ -27,6 +27,7 @@ from llmgpu.bpe.words.count_host import count_words
 from llmgpu.cpu import build, library
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.host_encoders import find_cuts
 from tests.bpe.training.test_memory import of_lengths
 from tests.bpe.word_lists import listed
 from tests.cpu.fuzz import random_vocabulary
@@ -78,8 +79,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
 def encode(kind: int) -> list[list[int]]:
     """Encode documents with a random vocabulary."""
     rng = random.Random(kind)
-    slices = CSliceEncoder(random_vocabulary(rng, "gpt2"), cuts_from=0)
-    slices._find_cuts(np.frombuffer(TEXT, np.uint8))
+    vocabulary = random_vocabulary(rng, "gpt2")
+    slices = CSliceEncoder(vocabulary)
+    find_cuts(vocabulary)
     slices._is_complete = True
     found = [slices.encode_document(text) for text in (TEXT, b"x" * 500 + TEXT)]
     slices._matching.pairs()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -64,6 +63,8 @@ _LEAST_SHARE_BYTES = 1 << 14  # about the bytes of long words from which a furth
 class CpuEncoder(HostEncoder):
     """Encodes texts with a vocabulary, one text at a time.
 
+    c_slices: encodes slices, and documents without cutting them into slices.
+
     Memory: the table of words and, for each thread, up to 10 bytes for each byte of a slice and 24
     for each byte of the longest word of the slice.
     """
@@ -73,24 +74,14 @@ class CpuEncoder(HostEncoder):
         vocabulary: Vocabulary,
         slice_bytes: int = SLICE_BYTES,
         threads: int = 1,
-        cuts_from: int = LONG_TEXT,
     ) -> None:
-        """Prepare for encoding with `vocabulary`; see `HostEncoder` and `CSliceEncoder`."""
+        """Prepare for encoding with `vocabulary`; see `HostEncoder`."""
         # With few threads, each thread encodes its own slice, because then no thread waits for
         # another.
         engine_threads = threads if threads >= MANY_THREADS else 1
-        self._c_slices = CSliceEncoder(vocabulary, cuts_from, engine_threads, slice_bytes // PARTS)
+        self.c_slices = CSliceEncoder(vocabulary, engine_threads, slice_bytes // PARTS)
         slice_bytes *= max(1, engine_threads // MANY_THREADS)
-        super().__init__(vocabulary, self._c_slices, slice_bytes, threads)
-
-    def encode_document(self, text: bytes | memoryview) -> NDArray[np.uint32] | None:
-        """Return the ids of a document without cutting it into slices.
-
-        Returns None if only `encode` can encode the document: if a byte has no token and there is
-        no unknown token, if the engine lacks the vocabulary's pattern, or if cutting takes too many
-        steps.
-        """
-        return self._c_slices.encode_document(text)
+        super().__init__(vocabulary, self.c_slices, slice_bytes, threads)
 
 
 class CSliceEncoder:
@@ -99,14 +90,12 @@ class CSliceEncoder:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        cuts_from: int = LONG_TEXT,
         threads: int = 1,
-        part_bytes: int = SLICE_BYTES,
+        part_bytes: int = SLICE_BYTES // PARTS,
     ) -> None:
         """Start with an empty table of words.
 
-        cuts_from: bytes of the shortest slice for which cuts are searched. threads: threads of the
-        engine for one slice; each encodes up to `part_bytes` at a time.
+        threads: threads of the engine for one slice; each encodes up to `part_bytes` at a time.
         """
         self.is_parallel = threads > 1
         self._threads, self._part_bytes = threads, part_bytes
@@ -118,10 +107,11 @@ class CSliceEncoder:
         has_unknown = vocabulary.unknown_token is not None
         lacks_bytes = bool(vocabulary.missing_bytes)
         self._is_complete = has_unknown or not lacks_bytes
-        self._cuts_from = cuts_from
         # Cuts are found in the bytes of tokens. But the unknown token, and tokens merged from it,
-        # have other bytes than their text.
-        self._has_no_cuts = (has_unknown and lacks_bytes) or vocabulary.pieces is not None
+        # have other bytes than their text. Long tokens leave few cuts.
+        has_bytes = vocabulary.pieces is None and not (has_unknown and lacks_bytes)
+        leads = _leads(vocabulary.token_data)
+        self._has_many_cuts = has_bytes and leads <= _MOST_LEADS * vocabulary.size
 
     def encode(
         self, piece: Slice, entry: int, memory: NDArray[np.uint32] | None = None
@@ -132,7 +122,7 @@ class CSliceEncoder:
         """
         file = piece.file  # each thread of the engine reads the bytes of a file that it encodes
         text = piece.text if file is None else (file.fileno(), file.begin, file.nbytes)
-        self._find_cuts(file or piece.text)
+        self._find_cuts_for(file or piece.text)
         marks = None  # bool (n,), the starts of pre-tokens, unless the engine finds them
         if file is None and self.pattern.is_marked:
             cut = self._vocabulary.cut
@@ -153,10 +143,15 @@ class CSliceEncoder:
         return EncodedSlice(ids, starts, piece.main_end, piece.closed), stopped
 
     def encode_document(self, text: bytes | memoryview) -> NDArray[np.uint32] | None:
-        """Return the ids of a document; see `CpuEncoder.encode_document`."""
+        """Return the ids of a document without cutting it into slices.
+
+        Returns None if only `encode` can encode the document: if a byte has no token and there is
+        no unknown token, if the engine lacks the vocabulary's pattern, or if cutting takes too many
+        steps.
+        """
         if not self.is_immediate:
             return None
-        self._find_cuts(np.frombuffer(text, np.uint8))
+        self._find_cuts_for(np.frombuffer(text, np.uint8))
         encoder, words = self._take_encoder()
         ids = encoder.encode_document(words, text)
         self._idle.append(encoder)
@@ -164,7 +159,7 @@ class CSliceEncoder:
 
     def match_words(self, words: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint32]]:
         """Return the ids of each word; `words` is not empty."""
-        self._find_cuts(max(words, key=len))
+        self._find_cuts_for(max(words, key=len))
 
         def match(some: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.uint32]]:
             encoder = CEncoder(get_pattern("none").for_engine(), self._matching)
@@ -201,24 +196,18 @@ class CSliceEncoder:
         is_cut = not self.pattern.is_marked or self.pattern.has_expressions
         return self._is_complete and is_cut
 
-    def find_cuts_if_many(self) -> None:
-        """Find the vocabulary's cuts, unless its long tokens leave few of them."""
-        if self._cuts_are_many and not (self._has_no_cuts or self._matching.has_cuts):
+    def find_cuts(self) -> None:
+        """Find the vocabulary's cuts, unless there are few or none."""
+        if self._has_many_cuts and not self._matching.has_cuts:
             self._matching.find_cuts()
 
-    def _find_cuts(self, text: NDArray[np.uint8] | FileBytes) -> None:
+    def _find_cuts_for(self, text: NDArray[np.uint8] | FileBytes) -> None:
         """Find the cuts of the vocabulary before a long text with many characters beyond ASCII."""
-        if self._has_no_cuts or self._matching.has_cuts or text.nbytes < self._cuts_from:
+        if not self._has_many_cuts or self._matching.has_cuts or text.nbytes < LONG_TEXT:
             return
         sample = text[:_SAMPLE] if isinstance(text, np.ndarray) else _middle(text)
-        if not self._cuts_from:
-            self._matching.find_cuts()
-        elif _leads(sample) * _LEAST_SHARE >= len(sample):
-            self.find_cuts_if_many()
-
-    @cached_property
-    def _cuts_are_many(self) -> bool:
-        return _leads(self._vocabulary.token_data) <= _MOST_LEADS * self._vocabulary.size
+        if _leads(sample) * _LEAST_SHARE >= len(sample):
+            self.find_cuts()
 
 
 def _read(piece: Slice) -> Slice:
@@ -242,7 +231,7 @@ def host_slices(vocabulary: Vocabulary, threads: int = 1) -> HostSlices:
     threads: threads of the engine that encode a slice.
     """
     if library() is not None:
-        return CSliceEncoder(vocabulary, threads=threads, part_bytes=SLICE_BYTES // PARTS)
+        return CSliceEncoder(vocabulary, threads)
     from llmgpu.bpe.encoding.encoder_numpy import SliceEncoder
 
     return SliceEncoder(vocabulary)
@@ -279,7 +268,7 @@ def open_coder(vocabulary: Vocabulary, most_bytes: int | None = None) -> Any:
         tokens,
         slices.pattern if is_ready else None,
         make_c_vocabulary(vocabulary),
-        slices.find_cuts_if_many,
+        slices.find_cuts,
         vocabulary.special_tokens,
         (MAX_TABLE_BYTES, SLICE_BYTES // PARTS, most_bytes),
     )

@@ -33,7 +33,7 @@ def slices(doublings: int) -> CSliceEncoder:
 )
 def test_cuts_are_found_where_they_pay_off(text: str, doublings: int, are_found: bool) -> None:
     encoder = slices(doublings)
-    encoder._find_cuts(np.frombuffer(text.encode(), np.uint8))
+    encoder._find_cuts_for(np.frombuffer(text.encode(), np.uint8))
     assert encoder._matching.has_cuts is are_found
 
 

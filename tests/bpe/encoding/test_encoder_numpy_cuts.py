@@ -58,7 +58,8 @@ def encode(vocabulary: Vocabulary, text: bytes, slice_bytes: int, threads: int =
         encoder = host_encoder(vocabulary, slice_bytes, threads)
         pieces = encoder.encode(corpus_from_bytes([text]))
         found.append([i for piece in pieces for i in piece.ids.tolist()])
-        if isinstance(encoder, CpuEncoder) and (ids := encoder.encode_document(text)) is not None:
+        slices = encoder.c_slices if isinstance(encoder, CpuEncoder) else None
+        if slices and (ids := slices.encode_document(text)) is not None:
             found.append(ids.tolist())
     assert all(ids == found[0] for ids in found)
     return found[0]
