@@ -289,11 +289,6 @@ class FastTokenizer:
     def _tokenizer(self, library: Any) -> None:
         self.__dict__["_watched"] = WatchedBackend(library, is_shared=True)
 
-    def __copy__(self) -> Any:
-        made = type(self).__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        return made
-
     def __reduce__(self) -> Any:
         return _restore, (self._base, self.__dict__)
 
