@@ -375,9 +375,7 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
             data = encoders.bytes_of(text)
         if data is None:
             data = to_bytes(text, "use encode_batch for several")
-        if not self._is_prepared:
-            self._open_coder(encodes=True)
-        ids = encoders.encode_document(data, options, self._coder)
+        ids = encoders.encode_document(data, options, self._open_coder(encodes=True))
         if ids is None:
             ids = encoders.encode_documents([bytes(data)], options)[0]
         return as_asked(ids, self._dtype if dtype is None else dtype)
@@ -450,9 +448,8 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
         dtype = self._dtype if dtype is None else dtype
         given, encoders = [*several(texts)], self._current_encoders()
         if options is NO_SPECIAL_TOKENS and (dtype is None or dtype is list):
-            if not self._is_prepared:
-                self._open_coder(encodes=True)
-            found = encoders.encode_batch(given, self._coder, as_list=dtype is list)
+            coder = self._open_coder(encodes=True)
+            found = encoders.encode_batch(given, coder, as_list=dtype is list)
             if found is not None:
                 return found
         documents = [to_bytes(text, "", number) for number, text in enumerate(given)]

@@ -102,7 +102,7 @@ class HostEncoder:
         idle = [_Memory(nbytes)]
         # If slices are encoded one at a time, the final place of a slice's ids is known.
         collected = allocate if isinstance(allocate, CollectedIds) and at_a_time == 1 else None
-        text = _Text(reader, self.slices, idle, collected, is_alone=is_alone)
+        text = _Text(reader, self.slices, idle, collected)
         jobs = text.jobs()
         first = next(jobs, None)
         if first is None:
@@ -138,7 +138,6 @@ class _Text:
 
     idle: memory that no slice in flight uses. collected: the array of all ids, if ids are written
         straight to their final place.
-    is_alone: whether a single thread reads and encodes.
     """
 
     def __init__(
@@ -147,13 +146,12 @@ class _Text:
         slices: HostSlices,
         idle: list[_Memory],
         collected: CollectedIds | None,
-        *,
-        is_alone: bool,
     ) -> None:
         self._reader, self._slices, self._idle = reader, slices, idle
-        self._collected, self._is_alone = collected, is_alone
+        self._collected = collected
         self._read_bytes = 0
-        # Start of the first token in the next slice: 0, unless the text may be cut anywhere.
+        # Start of the first token in the next slice: 0, unless the text may be cut anywhere. Then a
+        # single thread encodes.
         self._entry = 0
         self._ids = 0 if collected is None else len(collected)  # number of ids so far
 
@@ -171,8 +169,6 @@ class _Text:
         thread that encodes the slice reads it.
         """
         reader, nbytes = self._reader, len(buffer)
-        if self._is_alone:
-            return reader.read(buffer)
         if not self._slices.is_parallel:
             return reader.take(nbytes) or reader.read(buffer)
         if self._collected is not None:
@@ -183,18 +179,15 @@ class _Text:
 
     def encode(self, job: _Job) -> tuple[EncodedSlice, _Memory]:
         """Return the ids of a slice, in its memory or in their final place."""
-        (taken, memory), entry = job, 0
+        (taken, memory), entry = job, self._entry
         if not self._slices.is_parallel:
             taken = taken.read(memory.text)
-        if self._is_alone:
-            entry = self._entry
         place = None
         if self._collected is not None:
             place = self._collected.place(self._ids, taken.main_end + PADDING)
         encoded, stopped = self._slices.encode(taken, entry, memory.ids if place is None else place)
-        if self._is_alone:
-            # The last token may reach into the next slice, whose first token then starts after it.
-            self._entry = max(stopped, entry) - taken.main_end
+        # The last token may reach into the next slice, whose first token then starts after it.
+        self._entry = max(stopped, entry) - taken.main_end
         self._ids += len(encoded.ids)
         return encoded, memory
 

@@ -74,15 +74,7 @@ _CONTINUES = 4  # see `llmgpu.bpe.vocabulary.pieces`
 Pairs = NDArray[np.uint32]
 
 
-class Matcher:
-    """Finds the tokens of words."""
-
-    def match_word(self, word: bytes) -> Sequence[int]:
-        """Return the tokens of a word, with NO_TOKEN for a byte without a token."""
-        raise NotImplementedError
-
-
-class BpeMatcher(Matcher):
+class BpeMatcher:
     """Finds the tokens of words by merging, in windows if a word is long and windows are possible.
 
     Memory: about 100 bytes for each pair that merges, and 5 bytes for each byte of a word that is
@@ -294,7 +286,7 @@ def merge_by_heap(symbols: list[int], pairs: Mapping[int, int]) -> list[int]:
     return symbols
 
 
-class PieceMatcher(Matcher):
+class PieceMatcher:
     """Finds the tokens of words of SentencePiece's kind."""
 
     def __init__(self, symbols: PieceSymbols) -> None:
@@ -330,7 +322,7 @@ class PieceMatcher(Matcher):
         return ids
 
 
-class GreedyMatcher(Matcher):
+class GreedyMatcher:
     """Splits words into tokens; at each position it chooses the longest token that matches."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -370,3 +362,6 @@ class GreedyMatcher(Matcher):
             ids.append(token)
             at = end
         return ids, at
+
+
+Matcher = BpeMatcher | PieceMatcher | GreedyMatcher

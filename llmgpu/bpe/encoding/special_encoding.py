@@ -150,10 +150,8 @@ class SpecialTokens:
         allowed, disallowed = chosen_texts(vocabulary, options)
         late = normalized_texts(vocabulary)
         found = {text.encode(): special[text] for text in allowed if text not in late}
-        found_late: dict[bytes, int] = {}
-        for text in late:
-            if text in allowed:
-                found_late.setdefault(late[text], special[text])
+        # Of texts that are equal once they are normalized, the first counts.
+        found_late = {late[text]: special[text] for text in reversed(late) if text in allowed}
         refused = [late[text] for text in late if text in disallowed]
         self.early = _SpecialSearch.of(found, [text.encode() for text in disallowed])
         self.late = _SpecialSearch.of(found_late, refused)
