@@ -121,6 +121,10 @@ class GpuEncoder:
         Raises the errors of `llmgpu.bpe.encoding.open.open_encoder`.
         """
         self._device, self._vocabulary = device, vocabulary
+        # The host marks the starts of words if the pattern is of expressions.
+        self._marks_on_host = isinstance(vocabulary.cut, HostPattern)
+        # Whether a byte of a text may be without a token.
+        self._has_gaps = vocabulary.unknown_token is None and bool(vocabulary.missing_bytes)
         # Threads that encode a slice on the host; NumPy has one.
         self._threads = 1 if library() is None else threads or default_threads()
         if slice_bytes is None:
@@ -285,19 +289,8 @@ class GpuEncoder:
         return EncodedSlice(ids, starts, piece.main_end, piece.closed)
 
     @cached_property
-    def _marks_on_host(self) -> bool:
-        """Whether the host marks the starts of words, because the pattern is of expressions."""
-        return isinstance(self._vocabulary.cut, HostPattern)
-
-    @cached_property
     def _host(self) -> HostSlices:
         return host_slices(self._vocabulary, self._threads)
-
-    @cached_property
-    def _has_gaps(self) -> bool:
-        """Whether a byte of a text may be without a token."""
-        is_bytes = self._vocabulary.pieces is None
-        return is_bytes and bool((byte_ids(self._vocabulary) < 0).any())
 
 
 class Spared:

@@ -267,7 +267,7 @@ class SpecialEncoder:
             early.follows = deque() if is_read else None
             source = FilteredSource(source, self.special.normalizer.filter(early.follows))
         if self.special.late.every:
-            source = self._filtered(source, self.special.late, late, is_normalized=True)
+            source = self._filtered(source, self.special.late, late)
             searches = [late, *searches]
         # Insert the ids of special tokens.
         insertion = _Insertion(self.special.bos, self.special.eos)
@@ -288,18 +288,14 @@ class SpecialEncoder:
             yield EncodedSlice(last, np.empty(0, np.int64), closed=True)
 
     def _filtered(
-        self,
-        source: TextSource,
-        wanted: _SpecialSearch,
-        boundaries: _Boundaries,
-        *,
-        is_normalized: bool = False,
+        self, source: TextSource, wanted: _SpecialSearch, boundaries: _Boundaries
     ) -> TextSource:
         """Return a source of the text without `wanted`.
 
-        boundaries: receives the boundaries that the search finds. is_normalized: see `Guard`.
+        boundaries: receives the boundaries that the search finds.
         """
-        guard = Guard(wanted.disallowed, is_normalized) if wanted.disallowed else None
+        is_late = wanted is self.special.late
+        guard = Guard(wanted.disallowed, is_late) if wanted.disallowed else None
         special_filter = _SpecialTokenFilter(wanted.allowed, self.special.flags, guard, boundaries)
         return _SpecialSource(source, special_filter, self._block_bytes)
 
