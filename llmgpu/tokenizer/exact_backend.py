@@ -78,18 +78,15 @@ class ExactBackend:
         vocabulary = read_content(content)
         # Run the post-processor to find the ids that it adds around a text.
         self.around = {adds: _ids_around(library.post_processor, adds) for adds in (False, True)}
-        around = self.around[True]
-        if (around.before, around.after) != (
-            [*vocabulary.prefix_ids],
-            [*vocabulary.suffix_ids],
-        ):
+        around, listed = self.around[True], (vocabulary.prefix_ids, vocabulary.suffix_ids)
+        if (tuple(around.before), tuple(around.after)) != listed:
             raise VocabularyError("post_processor adds other ids than it lists")
         # `_added` finds all added tokens of a text, `_special` only the special ones.
         self._added = SpecialTokens(vocabulary, SpecialOptions((ALL,)))
-        listed = content["added_tokens"]
-        special = [token["content"].encode() for token in listed if token["special"]]
+        tokens = content["added_tokens"]
+        special = [token["content"].encode() for token in tokens if token["special"]]
         self._special = search_for(special) if special else None
-        self._are_special = len(special) == len(listed)
+        self._are_special = len(special) == len(tokens)
         # Create a tokenizer that only matches text: `_added` does all earlier steps.
         self._takes_whole = bool(vocabulary.takes_whole_tokens)
         self._is_cut_by_regex = vocabulary.pattern.startswith(SPLITS_PREFIX)
@@ -133,8 +130,7 @@ class ExactBackend:
             stretches = [p for pieces in cut for p in pieces or () if not isinstance(p, int)]
             # Encode all stretches at once. Each text is one stretch, unless there are added tokens
             # in it.
-            is_uncut = all(pieces and len(pieces) == 1 for pieces in cut)
-            is_uncut = is_uncut and len(stretches) == len(texts)
+            is_uncut = cut == [[stretch] for stretch in stretches]
             found = self._encode(stretches, as_lists or not is_uncut)
         except (LlmgpuError, UnicodeEncodeError):
             return None

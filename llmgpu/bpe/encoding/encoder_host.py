@@ -82,10 +82,9 @@ class HostEncoder:
         self.pattern = vocabulary.cut
         self.slice_bytes = slice_bytes
         self._lookahead = stream_lookahead(vocabulary)
-        if self._lookahead is not None:
-            # A slice can't be encoded before the end of the previous slice's last token is known.
-            threads = 1
-        self.threads = threads
+        # With lookahead, a slice can't be encoded before the end of the previous slice's last token
+        # is known.
+        self.threads = threads if self._lookahead is None else 1
         self.slices = slices
 
     def encode(self, source: TextSource, allocate: Allocate = new_ids) -> Iterator[EncodedSlice]:

@@ -44,8 +44,7 @@ class SpecialOptions(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether all fields are empty."""
-        no_text = not self.allowed and not self.disallowed
-        return no_text and self.bos is None and self.eos is None
+        return not (self.allowed or self.disallowed) and self.bos is None and self.eos is None
 
 
 NO_SPECIAL_TOKENS = SpecialOptions()
