@@ -51,10 +51,9 @@ Tensors = dict[str, Tensor]
 Given = Callable[[], Mapping[str, Array]]  # returns operands by name
 Amount = int | str | None  # a number, or the text of a shape with as many elements
 TOLERANCE = 3e-5  # for different rounding and orders of addition in NumPy and on a GPU
-UNIFORMS = ("hyper", "params")  # inputs that kernels bind as uniforms
 # Tensors that kernels on matrix units bind as one.
 TOGETHER = ("q", "k", "v"), ("grad_q", "grad_k", "grad_v"), ("cosines", "sines")
-FEW_NUMBERS = ("stats", *UNIFORMS)  # inputs too small to count as moved bytes
+FEW_NUMBERS = ("stats", "hyper", "params")  # inputs too small to count as moved bytes
 NO_HALF_PRECISION = "no half precision (shader-f16)"
 MANY_ROWS = 64  # new tokens of a batch
 BLOCK_ELEMENTS = 1 << 22  # elements compared at a time
@@ -334,8 +333,7 @@ def prepare(operations: Operations, case: KernelCase, arrays: Arrays) -> Prepare
             tensors |= operations.side_by_side(shapes, arrays[names[0]].dtype)
     for name, array in in_parts(arrays, operations.max_tensor_bytes).items():
         if name not in tensors:
-            make = operations.parameters if name in UNIFORMS else operations.tensor
-            tensors[name] = make(name, array.shape, array.dtype)
+            tensors[name] = operations.tensor(name, array.shape, array.dtype)
         operations.write(tensors[name], array)
     with operations.record(case.variant) as program:
         case.record_on(operations, tensors)

@@ -142,7 +142,7 @@ class Device(OpenedAdapter):
         return {name: kernel.result() for name, kernel in begun.items()}
 
     def create_buffer(self, label: str, nbytes: int) -> Buffer:
-        """Allocate a storage buffer of at least `nbytes` bytes, filled with zeros.
+        """Allocate at least `nbytes` bytes for kernels, filled with zeros.
 
         Raises CapacityError if the adapter can't bind so many bytes, or is out of memory.
         """
@@ -153,18 +153,12 @@ class Device(OpenedAdapter):
                 f"{self.max_binding_bytes}; use less text ({spelled('--limit')}) or "
                 f"{spelled('--device cpu')}"
             )
-        usage = "STORAGE | INDIRECT | COPY_SRC | COPY_DST"
+        usage = "STORAGE | UNIFORM | INDIRECT | COPY_SRC | COPY_DST"
         return Buffer(label, size, self.create_handle(label, size, usage))
 
-    def create_uniform(self, label: str, nbytes: int) -> Buffer:
-        """Allocate a uniform buffer of at least `nbytes` bytes."""
-        size = aligned(nbytes)
-        return Buffer(label, size, self.create_handle(label, size, "UNIFORM | COPY_DST"))
-
-    def upload(self, label: str, array: NDArray[Any], *, uniform: bool = False) -> Buffer:
-        """Allocate a storage buffer, or a uniform buffer, with the contents of an array."""
-        create = self.create_uniform if uniform else self.create_buffer
-        buffer = create(label, array.nbytes)
+    def upload(self, label: str, array: NDArray[Any]) -> Buffer:
+        """Allocate a buffer with the contents of an array."""
+        buffer = self.create_buffer(label, array.nbytes)
         self.write(buffer, array)
         return buffer
 
@@ -347,5 +341,5 @@ def hash_key() -> NDArray[np.uint32]:
 
 
 def hash_key_buffer(device: Device) -> Buffer:
-    """Return a new uniform buffer with the key, to which kernels bind `hash_key`."""
-    return device.upload("hash key", _hash_key, uniform=True)
+    """Return a new buffer with the key, to which kernels bind `hash_key`."""
+    return device.upload("hash key", _hash_key)

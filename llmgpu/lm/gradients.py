@@ -83,7 +83,7 @@ class LossGraph:
         shape = replace(model.attention_shape(batch, seq), saves_memory=recompute)
         self._sequences = Sequences(model.rotation(self.positions), self._starts, shape)
         # The losses, and the tensors outside of layers.
-        self._loss_params = ops.parameters("loss parameters", (4,))
+        self._loss_params = ops.tensor("loss parameters", (4,))
         names = ("losses", "label smoothing", "z-losses")
         parts = (ops.tensor(name, (self.rows,)) for name in names)
         self.losses = Losses(self._ids("targets"), *parts)

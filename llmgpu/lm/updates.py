@@ -89,9 +89,9 @@ class Updates:
         self.loss_sums = ops.tensor("loss sums", (LOSS_PARTS * options.grad_accum, SUM_WIDTH))
         # Make the hyperparameters: for the embedding table, for an output layer that is not the
         # embedding table, and for all other weights.
-        self._hyper = ops.parameters("hyperparameters", (), HYPER)
-        self._table_hyper = ops.parameters("hyperparameters of tables", (), HYPER)
-        self._output_hyper = ops.parameters("hyperparameters of the output layer", (), HYPER)
+        self._hyper = ops.tensor("hyperparameters", (), HYPER)
+        self._table_hyper = ops.tensor("hyperparameters of tables", (), HYPER)
+        self._output_hyper = ops.tensor("hyperparameters of the output layer", (), HYPER)
         self.loss_scaling = LossScaling(ops) if options.is_mixed else None
 
     def _make_states(self) -> dict[str, WeightState]:

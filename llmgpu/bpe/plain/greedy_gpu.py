@@ -200,7 +200,7 @@ class _Slot:
         self.pretokenizer = GpuPretokenizer(device, encoder._vocabulary.cut, slice_bytes)
         self.state, self._long_args = shared["slice_state"], shared["long_args"]
         self._compact = device.create_buffer("compact output", 4 * slice_bytes)
-        self._params = device.create_uniform("trie params", PARAMS.itemsize)
+        self._params = device.create_buffer("trie params", PARAMS.itemsize)
         self._state_copy, self._ids_copy = Download(device), Download(device)
         buffers = shared | {
             "input": self.pretokenizer.text,

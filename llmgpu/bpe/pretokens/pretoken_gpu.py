@@ -221,7 +221,7 @@ class GpuPretokenizer:
         self.start_bits = device.create_buffer("start bits", size)
         self._document_bits = device.create_buffer("document bits", size)
         self.undecided = device.create_buffer("undecided", 4 + size)
-        self._params = device.create_uniform("pretoken params", PARAMS.itemsize)
+        self._params = device.create_buffer("pretoken params", PARAMS.itemsize)
         buffers = {
             "text": self.text,
             "params": self._params,

@@ -208,7 +208,7 @@ class _BatchedLoop:
             "pair_entries": device.upload("pair entries", numbers),
             "words": device.upload("words", ends),
             "first_pairs": device.upload("first pairs", first_pairs),
-            "params": device.upload("lay out params", params, uniform=True),
+            "params": device.upload("lay out params", params),
             "places": device.create_buffer("places", 4 * self._positions),
         }
         by_position = -(-self._positions // device.workgroup_size)

@@ -187,7 +187,7 @@ class WordSlot:
             "text": self._pretokenizer.text,
             "start_bits": self._pretokenizer.start_bits,
             "pending": device.create_buffer("pending", slice_bytes // 8 + 4),
-            "params": device.create_uniform("slice params", 16),
+            "params": device.create_buffer("slice params", 16),
             "undecided": self._pretokenizer.undecided,
         }
 

@@ -101,8 +101,8 @@ class IdOperations(Recorder):
         tokens: W, the number of tokens. The first W of the V columns belong to tokens. All other
             columns are not read, and their gradient is 0.
         losses: the loss and the gradient of a row whose target is W or more are 0.
-        params: (4,), from `parameters`: factor of the gradients (1 / number of valid targets, 0 if
-            there are none), label smoothing, weight of the z-loss, 1 / W.
+        params: (4,): factor of the gradients (1 / number of valid targets, 0 if there are none),
+            label smoothing, weight of the z-loss, 1 / W.
         """
 
         def compute(rows: slice) -> None:

@@ -163,25 +163,17 @@ class Recorder:
 
     # Memory
 
-    def tensor(
-        self, name: str, shape: Shape, dtype: DTypeLike = np.float32, *, uniform: bool = False
-    ) -> Tensor:
+    def tensor(self, name: str, shape: Shape, dtype: DTypeLike = np.float32) -> Tensor:
         """Create a tensor of zeros.
-
-        uniform: for small tensors that the host writes between runs.
 
         Raises:
             DeviceError: the device can't allocate or bind a tensor of this size.
         """
-        tensor = self._allocate(Tensor(name, shape, np.dtype(dtype), None), uniform=uniform)
+        tensor = self._allocate(Tensor(name, shape, np.dtype(dtype), None))
         self.nbytes += tensor.nbytes
         return tensor
 
-    def parameters(self, name: str, shape: Shape, dtype: DTypeLike = np.float32) -> Tensor:
-        """Create a small tensor of numbers that the host writes between runs."""
-        return self.tensor(name, shape, dtype, uniform=True)
-
-    def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
+    def _allocate(self, tensor: Tensor) -> Tensor:
         """Return the tensor with memory, set to zero, as its `data`."""
         return replace(tensor, data=np.zeros(tensor.shape, tensor.dtype))
 
@@ -457,11 +449,10 @@ class GpuRecorder(Recorder):
         self._runs: deque[object] = deque()
         self._commands: Commands  # steps append dispatches to these commands
 
-    def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
+    def _allocate(self, tensor: Tensor) -> Tensor:
         if tensor.is_half:
             self.device.choose_halves()
-        create = self.device.create_uniform if uniform else self.device.create_buffer
-        return replace(tensor, data=create(tensor.name, tensor.nbytes))
+        return replace(tensor, data=self.device.create_buffer(tensor.name, tensor.nbytes))
 
     def adjacent_tensors(
         self, shapes: Shapes, dtype: DTypeLike = np.float32, kinds: Sequence[Hashable] = ()
@@ -603,7 +594,7 @@ class GpuRecorder(Recorder):
         """Return a uniform with these contents. Equal contents share one uniform."""
         content = np.ascontiguousarray(values).tobytes()
         if content not in self._uniforms:
-            self._uniforms[content] = self.device.upload("parameters", values, uniform=True)
+            self._uniforms[content] = self.device.upload("parameters", values)
         return self._uniforms[content]
 
 

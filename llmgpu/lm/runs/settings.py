@@ -301,7 +301,7 @@ class _Measuring(Operations):
     backend: Backend
     free: int | None  # free bytes on the host; None: unknown
 
-    def _allocate(self, tensor: Tensor, *, uniform: bool) -> Tensor:
+    def _allocate(self, tensor: Tensor) -> Tensor:
         if self.backend.is_software:
             require_free(self.nbytes + tensor.nbytes, self.free, "at least ")
         if tensor.nbytes > self.max_tensor_bytes:

@@ -48,7 +48,7 @@ class Steps:
         self.first = operations.tensor("first", parameter.shape)
         self.second = operations.tensor("second", parameter.shape)
         self.stats = tensor_of(operations, "stats", np.array([1.0, 0, 0, 0]))
-        self.hyper = operations.parameters("hyper", (), HYPER)
+        self.hyper = operations.tensor("hyper", (), HYPER)
 
     @property
     def state(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:

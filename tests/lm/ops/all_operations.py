@@ -133,7 +133,7 @@ def _loss(new: Tensors, shape: AttentionShape, vocabulary: int) -> Callable[[], 
     ops, rows = new.operations, shape.batch * shape.seq
     logits, losses = new("logits", rows, vocabulary + 3), [new(f"loss {k}", rows) for k in range(3)]
     targets = new.rng.integers(0, vocabulary + 1, rows).astype(np.uint32)
-    params = ops.parameters("loss", (4,))
+    params = ops.tensor("loss", (4,))
     ops.write(params, np.array([1 / rows, 0.05, 1e-3, 1 / vocabulary]))
     indices = tensor_of(ops, "targets", targets)
     return lambda: ops.cross_entropy(logits, Losses(indices, *losses), params, vocabulary)
@@ -143,7 +143,7 @@ def _update(new: Tensors, shape: AttentionShape, vocabulary: int) -> Callable[[]
     ops, rows = new.operations, shape.batch * shape.seq
     parameter, gradient = new("parameter", rows, vocabulary), new("gradient", rows, vocabulary)
     (state,) = Moments.make(ops, [parameter])
-    hyper = ops.parameters("hyper", (), hyper_parameters(TrainOptions(), 0, 0.1, 1.0, 0).dtype)
+    hyper = ops.tensor("hyper", (), hyper_parameters(TrainOptions(), 0, 0.1, 1.0, 0).dtype)
     ops.write(hyper, hyper_parameters(TrainOptions(), 3, 0.1, 1.0, 0))
     stats = tensor_of(ops, "stats", np.array([0.5, 1, 0, 0], np.float32))
     partials = tensor_of(ops, "partials", np.ones((2, 128), np.float32))

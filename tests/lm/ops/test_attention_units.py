@@ -120,7 +120,7 @@ class Case:
         device = self.device
         places = [*self.firsts, *places]
         params = attention_params(self.shape, self.shape.seq, groups, places)
-        buffers = {"params": device.create_uniform("params", PARAMS.itemsize)}
+        buffers = {"params": device.create_buffer("params", PARAMS.itemsize)}
         device.write(buffers["params"], params)
         text = source_of(file, a, settings).text
         used = {

@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 def parameters(
     operations: Operations, tokens: int, inv_norm: float, alpha: float, beta: float
 ) -> Tensor:
-    params = operations.parameters("loss", (4,))
+    params = operations.tensor("loss", (4,))
     operations.write(params, np.array([inv_norm, alpha, beta, 1 / tokens]))
     return params
 

@@ -121,7 +121,7 @@ def run(
         "left": device.upload("left", left if given["left_contiguous"] else turned(left)),
         "right": device.upload("right", turned(right) if given["right_contiguous"] else right),
         "product": device.upload("product", room),
-        "dims": device.create_uniform("dims", 16),
+        "dims": device.create_buffer("dims", 16),
     }
     device.write(buffers["dims"], dims(rows, columns, inner, stack if given["stacked"] else part))
     if given["residual"]:

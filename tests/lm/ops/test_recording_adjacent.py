@@ -134,7 +134,7 @@ def test_norms_of_many_gradients_are_those_of_each(operations: Operations) -> No
 def test_steps_of_adjacent_weights_are_those_of_each(operations: Operations, half: bool) -> None:
     if half and not operations.has_half_precision:
         pytest.skip("the device has no half precision")
-    hyper = [operations.parameters("hyper", (), HYPER) for _ in range(2)]
+    hyper = [operations.tensor("hyper", (), HYPER) for _ in range(2)]
     for k, tensor in enumerate(hyper):
         operations.write(tensor, hyper_parameters(TrainOptions(), 3, 0.1 * (k + 1), 1.0, 0))
     stats = tensor_of(operations, "stats", np.array([0.5, 0, 0, 0]))
@@ -187,7 +187,7 @@ def test_muons_steps_of_adjacent_weights_are_those_of_each(
 ) -> None:
     if half and not operations.has_half_precision:
         pytest.skip("the device has no half precision")
-    hyper = operations.parameters("hyper", (), HYPER)
+    hyper = operations.tensor("hyper", (), HYPER)
     options = TrainOptions(optimizer="muon", weight_decay=0.3)
     operations.write(hyper, hyper_parameters(options, 3, 0.1, 1.0, 0))
     stats = tensor_of(operations, "stats", np.array([0.5, 0, 0, 0]))

@@ -45,7 +45,6 @@ KINDS = [
     ),
 ]
 NAMES = ["plain", "8 bits", "rows", "adapters"]
-UNIFORM_BYTES = 160  # of the parameters, which are in uniform buffers
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=NAMES)
@@ -77,9 +76,8 @@ def test_the_sum_for_a_device_is_what_its_buffers_take(
     if not settings.options.lora_rank:  # tables have no gradient then
         kinds.append("embedding pieces")
     assert {f"{kind} scratch" for kind in kinds} <= set(scratch)
-    held = sum(nbytes for of_label in sizes.values() for nbytes in of_label)
-    assert 0 <= needed - held <= UNIFORM_BYTES
-    assert sum(sizes[label][0] for label in scratch) > UNIFORM_BYTES
+    del sizes["parameters"]  # the sizes that kernels take are not tensors
+    assert needed == sum(nbytes for of_label in sizes.values() for nbytes in of_label)
 
 
 def test_a_model_of_too_many_layers_is_refused_before_it_is_recorded(
