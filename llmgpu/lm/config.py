@@ -71,17 +71,19 @@ class Weight:
 class RopeScaling:
     """The stretching of rotary positions, for sequences longer than in the original training.
 
+    Numbers have their names in Hugging Face's config.json.
+
     kind: "linear" divides all frequencies by `factor`. "llama3" divides frequencies that turn fewer
-    than `low_freq_factor` times in `original_seq_len` tokens, keeps frequencies that turn more than
-    `high_freq_factor` times, and interpolates in between (A. Grattafiori et al., The Llama 3 Herd
-    of Models, arXiv 2407.21783, as Hugging Face computes it).
+    than `low_freq_factor` times in `original_max_position_embeddings` tokens, keeps frequencies
+    that turn more than `high_freq_factor` times, and interpolates in between (A. Grattafiori et
+    al., The Llama 3 Herd of Models, arXiv 2407.21783, as Hugging Face computes it).
     """
 
     kind: RopeScalingKind
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_seq_len: int = 8192
+    original_max_position_embeddings: int = 8192
 
     def __post_init__(self) -> None:
         """Raise InputError for an unknown kind, and for numbers out of range."""
@@ -91,11 +93,12 @@ class RopeScaling:
             self.kind in known
             and 1 <= self.factor < math.inf
             and 0 < low < high < math.inf
-            and self.original_seq_len >= 1
+            and self.original_max_position_embeddings >= 1
         ):
             raise InputError(
                 f"rope_scaling is {vars(self)}, but kind must be one of {', '.join(known)}, factor "
-                "and original_seq_len at least 1, low_freq_factor between 0 and high_freq_factor"
+                "and original_max_position_embeddings at least 1, low_freq_factor between 0 and "
+                "high_freq_factor"
             )
 
 

@@ -254,7 +254,7 @@ def scaled_frequencies(config: ModelConfig) -> NDArray[np.float64]:
         return frequencies / scaling.factor
     # Pairs that turn often within the original length keep their frequencies. All other pairs turn
     # more slowly.
-    turns = frequencies * scaling.original_seq_len / (2 * np.pi)
+    turns = frequencies * scaling.original_max_position_embeddings / (2 * np.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = np.clip((turns - low) / (high - low), 0, 1)
     return frequencies * (kept + (1 - kept) / scaling.factor)

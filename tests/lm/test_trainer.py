@@ -29,7 +29,7 @@ from tests.reference.lm.recorded_run import recorded, reference_setup
 pytestmark = pytest.mark.usefixtures("few_partial_norms")
 
 SMALL = ModelConfig(vocab_size=70, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, seq_len=9)
-LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, original_seq_len=40)
+LLAMA3 = RopeScaling("llama3", 8.0, 1.0, 4.0, original_max_position_embeddings=40)
 KINDS = [
     SMALL,
     replace(SMALL, tied=False, activation="gelu", dim=48, kv_heads=1, ffn_dim=50, seq_len=7),

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,33 +65,14 @@ _SIZES = {
     "intermediate_size": "ffn_dim",
     "max_position_embeddings": "seq_len",
 }
+# Numbers of `RopeScaling`, by kind.
 _SCALING_NUMBERS = {
-    "linear": {"factor": "factor"},
-    "llama3": {
-        "factor": "factor",
-        "low_freq_factor": "low_freq_factor",
-        "high_freq_factor": "high_freq_factor",
-        "original_max_position_embeddings": "original_seq_len",
-    },
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 _LARGEST = float(np.finfo(np.float32).max)
 _MOST = 2**53  # largest whole number accepted; a float64 represents it and all smaller numbers
-
-
-class _Kind(NamedTuple):
-    """A model type of transformers: its class, and its differences from Llama."""
-
-    architecture: str
-    qkv_bias: bool = False
-    qk_norm: bool = False
-
-
-_KINDS = {
-    "llama": _Kind("LlamaForCausalLM"),
-    "mistral": _Kind("MistralForCausalLM"),
-    "qwen2": _Kind("Qwen2ForCausalLM", qkv_bias=True),
-    "qwen3": _Kind("Qwen3ForCausalLM", qk_norm=True),
-}
+_KINDS = ("llama", "mistral", "qwen2", "qwen3")  # model types of transformers
 # Keys of config.json for features that models of llmgpu lack, with the values that turn the
 # features off.
 _HARMLESS: dict[str, tuple[object, ...]] = {
@@ -126,15 +107,14 @@ def describe_model(config: ModelConfig, *, eos_id: int | None = None) -> dict[st
     # llmgpu's own entries: vocab_size, and seq_len if the model supports longer sequences.
     kind = model_type(config)
     scaling: dict[str, Any] | None = None
-    if config.rope_scaling is not None:
-        numbers = _SCALING_NUMBERS[config.rope_scaling.kind]
-        scaling = {theirs: getattr(config.rope_scaling, ours) for theirs, ours in numbers.items()}
-        scaling = {"rope_type": config.rope_scaling.kind} | scaling
+    if (stretched := config.rope_scaling) is not None:
+        numbers = {name: getattr(stretched, name) for name in _SCALING_NUMBERS[stretched.kind]}
+        scaling = {"rope_type": stretched.kind, **numbers}
     own = {"vocab_size": config.vocab_size}
     if config.max_positions is not None:
         own["seq_len"] = config.seq_len
     return {
-        "architectures": [] if kind is None else [_KINDS[kind].architecture],
+        "architectures": [] if kind is None else [f"{kind.capitalize()}ForCausalLM"],
         "model_type": kind or OWN_KEY,
         **{theirs: getattr(config, ours) for theirs, ours in _SIZES.items()},
         "max_position_embeddings": config.max_positions or config.seq_len,
@@ -171,7 +151,6 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
     own = _get(content, OWN_KEY, dict) if OWN_KEY in content else content
     name = _get(content, "model_type", str)
     activation = _read_activation(name, content)
-    kind = _KINDS.get(name, _Kind(OWN_KEY))
     _refuse_unsupported(name, content)
     # Read the sizes and the positions.
     sizes = {
@@ -199,8 +178,8 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
         # The width is dim / heads unless config.json or the model type says something else.
         head_width=None if sizes["dim"] == sizes["heads"] * (width or 0) else width,
         rope_scaling=scaling,
-        qkv_bias=kind.qkv_bias,
-        qk_norm=kind.qk_norm,
+        qkv_bias=name == "qwen2",
+        qk_norm=name == "qwen3",
         max_positions=max_positions,
     )
     # The tables must have exactly one row for each id.
@@ -254,10 +233,8 @@ def _read_rope(content: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
             f"rope_type of {where} is {quote(kind)}, which is not supported; use default, "
             f"{', '.join(_SCALING_NUMBERS)}"
         )
-    numbers = {
-        ours: _get(parameters, theirs, int if ours == "original_seq_len" else float)
-        for theirs, ours in _SCALING_NUMBERS[kind].items()
-    }
+    types = get_type_hints(RopeScaling)
+    numbers = {name: _get(parameters, name, types[name]) for name in _SCALING_NUMBERS[kind]}
     return theta, RopeScaling(kind, **numbers)  # type: ignore[arg-type]
 
 

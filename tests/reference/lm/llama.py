@@ -51,13 +51,13 @@ def _stretched(frequency: float, scaling: RopeScaling | None) -> float:
     if scaling.kind == "linear":
         return frequency / scaling.factor
     wavelength = 2 * np.pi / frequency
-    longest = scaling.original_seq_len / scaling.low_freq_factor
-    shortest = scaling.original_seq_len / scaling.high_freq_factor
+    longest = scaling.original_max_position_embeddings / scaling.low_freq_factor
+    shortest = scaling.original_max_position_embeddings / scaling.high_freq_factor
     if wavelength < shortest:
         return frequency
     if wavelength > longest:
         return frequency / scaling.factor
-    smooth = (scaling.original_seq_len / wavelength - scaling.low_freq_factor) / (
+    smooth = (scaling.original_max_position_embeddings / wavelength - scaling.low_freq_factor) / (
         scaling.high_freq_factor - scaling.low_freq_factor
     )
     return (1 - smooth) * frequency / scaling.factor + smooth * frequency
