@@ -23,9 +23,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from llmgpu.files import output_errors
 from llmgpu.lm.checkpoints.checkpoint import write_json
@@ -35,6 +35,7 @@ from llmgpu.lm.model import Model, make_weights
 from llmgpu.lm.ops.tensor import AnyArray, Tensor
 from llmgpu.lm.options import TrainOptions
 
+_PREFIX = "base_model.model."  # of the factors' names in peft's file
 _STREAM = 1 << 32  # number of the random stream of the first A, above the numbers used for weights
 
 
@@ -142,17 +143,14 @@ class Adapters:
 
         read: returns the contents of a factor by its name. base: folder of the model.
         """
-        factors, kinds = dict[str, Tensor](), dict[str, tuple[np.dtype[Any], tuple[int, ...]]]()
-        for name, adapter in self.adapters.items():
-            prefix = f"base_model.model.{name.removesuffix('.weight')}"
-            a, b = f"{prefix}.lora_A.weight", f"{prefix}.lora_B.weight"
-            factors |= {a: adapter.a, b: adapter.b}
+        kinds = dict[str, tuple[DTypeLike, tuple[int, ...]]]()
+        for adapter in self.adapters.values():
             # The file has A transposed.
-            kinds |= {a: (adapter.a.dtype, adapter.a.shape[::-1])}
-            kinds |= {b: (adapter.b.dtype, adapter.b.shape)}
+            kinds[_PREFIX + adapter.a.name] = adapter.a.dtype, adapter.a.shape[::-1]
+            kinds[_PREFIX + adapter.b.name] = adapter.b.dtype, adapter.b.shape
 
         def read_factor(name: str) -> AnyArray:
-            content = read(factors[name].name)
+            content = read(name.removeprefix(_PREFIX))
             return content.T if name.endswith(".lora_A.weight") else content
 
         config = {
