@@ -92,7 +92,7 @@ class CEngine(NumpyEngine):
     def _choose(self, patch: pytest.MonkeyPatch) -> None:
         patch.setenv(library.VARIABLE, "c")
         if self._loaded is not None:
-            patch.setattr(library, "_load", lambda: (self._loaded, ""))
+            patch.setattr(library, "load", lambda path: (self._loaded, ""))
             uncached = blocks.make_rule.__wrapped__
             for module in (blocks, custom_regex):
                 patch.setattr(module, "make_rule", uncached)

@@ -47,7 +47,7 @@ def extension() -> Any:
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "ctypes"):
         raise LlmgpuError(f"{VARIABLE}={wanted}: use ctypes, or leave it out")
-    return None if wanted or library() is None else _load()[0]
+    return None if wanted or library() is None else load(MODULE)[0]
 
 
 def describe() -> str:
@@ -57,14 +57,10 @@ def describe() -> str:
     if library() is None:
         return "none, without the CPU engine"
     chosen = os.environ.get(VARIABLE) == "ctypes"
-    return f"ctypes ({f'{VARIABLE}=ctypes' if chosen else _load()[1]})"
+    return f"ctypes ({f'{VARIABLE}=ctypes' if chosen else load(MODULE)[1]})"
 
 
 @cache
-def _load() -> tuple[Any, str]:
-    return load(MODULE)
-
-
 def load(path: Path) -> tuple[Any, str]:
     """Return the module and "", or None and the reason why the module can't be loaded."""
     if not path.exists():

@@ -87,7 +87,7 @@ def library() -> ctypes.CDLL | None:
         raise LlmgpuError(f"{VARIABLE}={wanted}: use c or numpy, or leave it out")
     if wanted == "numpy":
         return None
-    loaded, reason = _load()
+    loaded, reason = load(LIBRARY)
     if wanted == "c" and loaded is None:
         raise LlmgpuError(f"{VARIABLE}=c: {reason}; use numpy, or leave it out")
     return loaded
@@ -95,7 +95,7 @@ def library() -> ctypes.CDLL | None:
 
 def engine() -> ctypes.CDLL:
     """Return the library. The caller has checked that `library` does not return None."""
-    loaded, _ = _load()
+    loaded, _ = load(LIBRARY)
     assert loaded is not None, "there is no CPU engine"
     return loaded
 
@@ -109,14 +109,10 @@ def describe() -> str:
 
 def why_missing() -> str:
     """Return the reason why the library can't be used; "" if it can, or if the user chose NumPy."""
-    return "" if os.environ.get(VARIABLE) == "numpy" else _load()[1]
+    return "" if os.environ.get(VARIABLE) == "numpy" else load(LIBRARY)[1]
 
 
 @cache
-def _load() -> tuple[ctypes.CDLL | None, str]:
-    return load(LIBRARY)
-
-
 def load(path: Path) -> tuple[ctypes.CDLL | None, str]:
     """Return the library and "", or None and the reason why the library can't be loaded."""
     if not path.exists():

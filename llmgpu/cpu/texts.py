@@ -84,12 +84,10 @@ def replaced_bytes(spans: NDArray[np.int64], ids: NDArray[np.uint32]) -> int:
 
 def line_starts(text: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Return the positions after newlines, int64 (n,). The last one may be the end of the text."""
-    loaded = library()
-    if loaded is None:
+    if library() is None:
         return np.flatnonzero(text == ord("\n")) + 1
-    find, given = loaded.llmgpu_line_starts, (address_of(text), len(text))
     starts = np.empty(len(text) // 16, np.int64)
-    while (count := find(*given, address_of(starts), len(starts))) > len(starts):
+    while (count := call("line_starts", text, len(text), starts, len(starts))) > len(starts):
         starts = np.empty(count, np.int64)
     return starts[:count]
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.cpu.library import address_of, library
+from llmgpu.cpu.library import call, library
 from llmgpu.errors import DeviceError
 from llmgpu.gpu.adapters import Buffer, OpenedAdapter, aligned
 from llmgpu.gpu.driver import BufferMap
@@ -177,11 +177,10 @@ COPY_THREADS = min(12, usable_processors())
 
 def parallel_copy(target: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
     """Copy bytes between contiguous arrays of equal length; with the CPU engine, in threads."""
-    loaded = library() if len(source) > FEW_BYTES else None
-    if loaded is None:
+    if len(source) > FEW_BYTES and library() is not None:
+        call("copy", target, source, len(source), COPY_THREADS)
+    else:
         target[:] = source
-        return
-    loaded.llmgpu_copy(address_of(target), address_of(source), len(source), COPY_THREADS)
 
 
 class Staging:

@@ -68,7 +68,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
     loaded.calls_left.restype = loaded.not_given_back.restype = c_int64
     loaded.peak_bytes.restype = c_int64
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "_load", lambda: (loaded, ""))
+        patch.setattr(library, "load", lambda path: (loaded, ""))
         patch.setenv(library.VARIABLE, "c")
         uncached = blocks.make_rule.__wrapped__
         for module in (blocks, custom_regex):

@@ -88,15 +88,11 @@ def test_a_library_that_does_not_load_is_named(
         path.write_bytes(content)
     monkeypatch.setattr(library, "LIBRARY", path)
     monkeypatch.delenv(library.VARIABLE, raising=False)
-    library._load.cache_clear()
-    try:
-        assert library.library() is None
-        assert str(path) in library.describe()
-        monkeypatch.setenv(library.VARIABLE, "c")
-        with pytest.raises(LlmgpuError, match=r"LLMGPU_CPU=c: .*engine\.so"):
-            library.library()
-    finally:
-        library._load.cache_clear()
+    assert library.library() is None
+    assert str(path) in library.describe()
+    monkeypatch.setenv(library.VARIABLE, "c")
+    with pytest.raises(LlmgpuError, match=r"LLMGPU_CPU=c: .*engine\.so"):
+        library.library()
 
 
 def test_a_command_says_that_the_library_is_missing(
@@ -116,22 +112,18 @@ def test_a_command_says_that_the_library_is_missing(
         ("score", "run", "text.txt"),
     )
     note = b"note: NumPy replaces the CPU engine, which is up to 14 times faster: "
-    library._load.cache_clear()
-    try:
-        for command in (
-            *commands,
-            ("bpe-train", "text.txt", "--counts-only", "--save-counts", "c"),
-        ):
-            done = run_here(tmp_path, (*command, "--device", "cpu"), b"")
-            assert done.returncode == 0, done.stderr
-            assert done.stderr.count(note) == 1, (command, done.stderr)
-            assert b"engine.so was not built" in done.stderr
-        quiet = run_here(tmp_path, (*commands[1], "--device", "cpu", "--quiet"), b"")
-        assert (quiet.returncode, quiet.stderr) == (0, b"")
-        monkeypatch.setenv(library.VARIABLE, "numpy")
-        assert note not in run_here(tmp_path, (*commands[1], "--device", "cpu"), b"").stderr
-    finally:
-        library._load.cache_clear()
+    for command in (
+        *commands,
+        ("bpe-train", "text.txt", "--counts-only", "--save-counts", "c"),
+    ):
+        done = run_here(tmp_path, (*command, "--device", "cpu"), b"")
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count(note) == 1, (command, done.stderr)
+        assert b"engine.so was not built" in done.stderr
+    quiet = run_here(tmp_path, (*commands[1], "--device", "cpu", "--quiet"), b"")
+    assert (quiet.returncode, quiet.stderr) == (0, b"")
+    monkeypatch.setenv(library.VARIABLE, "numpy")
+    assert note not in run_here(tmp_path, (*commands[1], "--device", "cpu"), b"").stderr
 
 
 @pytest.mark.slow
@@ -142,11 +134,7 @@ def test_a_library_of_other_sources_is_not_used(
     monkeypatch.setattr(build, "sources_checksum", lambda: 1)
     build.build(tmp_path / "engine.so", ["-O0"])
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "engine.so")
-    library._load.cache_clear()
-    try:
-        assert "was built from other sources" in library._load()[1]
-    finally:
-        library._load.cache_clear()
+    assert "was built from other sources" in library.load(library.LIBRARY)[1]
 
 
 def test_info_says_what_computes() -> None:

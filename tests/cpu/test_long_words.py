@@ -18,6 +18,7 @@ from llmgpu.bpe.encoding.encoder_c import CSliceEncoder
 from llmgpu.bpe.pretokens import blocks, custom_regex
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu import build, library
+from llmgpu.cpu.library import load
 from tests.bpe.encoding.test_long_words import WORDS, by_ranks, random_words, trained
 from tests.bpe.encoding.test_matching import (
     BYTES,
@@ -38,10 +39,10 @@ def small_windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The engine with windows of a few bytes for words that are not searched, of 49 or more."""
     path: Path = tmp_path_factory.mktemp("engine") / "engine.so"
     build.build(path, ["-O0", "-DMOST_AT_ONCE=48", "-DWINDOW=16"])
-    loaded, reason = library.load(path)
+    loaded, reason = load(path)
     assert loaded is not None, reason
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "_load", lambda: (loaded, ""))
+        patch.setattr(library, "load", lambda path: (loaded, ""))
         patch.setenv(library.VARIABLE, "c")
         uncached = blocks.make_rule.__wrapped__
         for module in (blocks, custom_regex):
@@ -81,9 +82,9 @@ def test_windows_give_the_ids_of_whole_words(monkeypatch: pytest.MonkeyPatch) ->
     rng = random.Random(1)
     cases = [random_words(rng, 20) for _ in range(examples(300))]
     found = [encode_all(*case) for case in cases]
-    whole, reason = library.load(build.LIBRARY)
+    whole, reason = load(build.LIBRARY)
     assert whole is not None, reason
-    monkeypatch.setattr(library, "_load", lambda: (whole, ""))
+    monkeypatch.setattr(library, "load", lambda path: (whole, ""))
     for case, ids in zip(cases, found, strict=True):
         assert encode_all(*case) == ids, case[0].tokens[256:]
 
