@@ -38,14 +38,12 @@ libf: Any = _api.libf
 # Dawn's names of features. The keys are wgpu's names, or llmgpu's name if wgpu has none.
 _DAWN_NAMES = {"subgroup": "subgroups", MATRIX_FEATURE: "chromium-experimental-subgroup-matrix"}
 _OWN_NAMES = {dawn: own for own, dawn in _DAWN_NAMES.items()}
-_INSTANCE_TOGGLES = (
+_ENABLED_TOGGLES = (
     "allow_unsafe_apis",  # enables experimental features
     "vulkan_enable_f16_on_nvidia",  # unsafe only for uniform buffers of f16, which no kernel has
+    "disable_workgroup_init",  # kernels write workgroup memory before they read it
 )
-# Timestamps are exact, which is a risk only on web pages. Workgroup memory is not zeroed, because
-# kernels write it before they read it.
-_DISABLED_TOGGLES = ("timestamp_quantization",)
-_ENABLED_TOGGLES = ("disable_workgroup_init",)
+_DISABLED_TOGGLES = ("timestamp_quantization",)  # exact timestamps are a risk only on web pages
 _ALWAYS = frozenset({"implicit-device-synchronization"})  # allows calls from several threads
 _TURN = 50_000_000  # nanoseconds of a turn of waiting, after which Python handles signals
 # A C function without arguments or effect, which can serve as a callback of any type.
@@ -131,9 +129,8 @@ class DawnDriver(Driver):
     wgpu_names = _OWN_NAMES
 
     def make_instance(self) -> None:
-        known = extras.all_toggles()
-        toggles = [name for name in _INSTANCE_TOGGLES if name in known]
-        extras.set_instance_extras(backends=NATIVE_BACKENDS, enable_toggles=toggles)
+        toggles = {"enable_toggles": _ENABLED_TOGGLES, "disable_toggles": _DISABLED_TOGGLES}
+        extras.set_instance_extras(backends=NATIVE_BACKENDS, **toggles)
 
     def enumerate_handles(self) -> list[Any]:
         backends = _helpers.dawn_instance_extras["backends"] or NATIVE_BACKENDS
@@ -154,16 +151,8 @@ class DawnDriver(Driver):
         return tuple(sorted(shapes))
 
     def open(self, adapter: Any, features: frozenset[str], limits: dict[str, int]) -> Any:
-        names = {_DAWN_NAMES.get(name, name) for name in features} | _ALWAYS
-        known = extras.all_toggles()
-        return extras.request_device_sync(
-            adapter,
-            label="llmgpu",
-            required_features=sorted(names),
-            required_limits=limits,
-            enable_toggles=[name for name in _ENABLED_TOGGLES if name in known],
-            disable_toggles=[name for name in _DISABLED_TOGGLES if name in known],
-        )
+        names = {_DAWN_NAMES.get(name, name) for name in features}
+        return super().open(adapter, _ALWAYS | names, limits)
 
     def create_shader_module(self, device: Any, code: str, label: str) -> Any:
         return device.create_shader_module(code=enable_lines(code), label=label)

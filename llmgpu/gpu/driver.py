@@ -174,9 +174,11 @@ class Driver(ABC):
         """
         return ()
 
-    @abstractmethod
     def open(self, adapter: Any, features: frozenset[str], limits: dict[str, int]) -> Any:
         """Return a device; raises the driver's own errors."""
+        return adapter.request_device_sync(
+            label="llmgpu", required_features=sorted(features), required_limits=limits
+        )
 
     @abstractmethod
     def create_shader_module(self, device: Any, code: str, label: str) -> Any:

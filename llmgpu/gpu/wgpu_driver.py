@@ -10,7 +10,7 @@ functions end the process when misused, so `submit` and the map functions are ca
 from __future__ import annotations
 
 import time
-from collections import deque
+from itertools import count
 from typing import Any
 
 import wgpu
@@ -29,44 +29,31 @@ _NATIVE_APIS = 1 << 0 | 1 << 2 | 1 << 3  # WGPUInstanceBackend: Vulkan, Metal, D
 _BOUNDS_CHECKS_ONLY = 1  # WGPUShaderRuntimeChecks: indices are clamped, loops are not counted
 # Seconds between two polls of a mapping: a short wait stays short, a long one costs little.
 _FIRST_PAUSE, _PAUSE_GROWTH, _LONGEST_PAUSE = 2e-5, 1.05, 1e-3
-# Pending callbacks, by the state that each callback changes. Callbacks that were called recently
-# are kept, too: the thread that called one may still be returning from its code. Neither table
-# refers to a mapping, so the memory of a mapping is freed as soon as its object is.
-_pending_callbacks: dict[_MapState, Any] = {}
-_called_callbacks: deque[Any] = deque(maxlen=64)
+# The results of finished mappings, by the mappings' numbers: a status, or an exception that a
+# signal handler raised in the callback.
+_results: dict[int, int | BaseException] = {}
+_numbers = count()
 
 
-class _MapState:
-    """The status of a mapping, and an exception that a signal handler raised in its callback."""
+def _interrupted(kind: type, error: BaseException, trace: Any) -> None:
+    _results[int(ffi.cast("uintptr_t", trace.tb_frame.f_locals["number"]))] = error
 
-    status: int | None = None
-    interrupt: BaseException | None = None
+
+@ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", onerror=_interrupted)
+def _finished(status: int, message: Any, number: Any, second: Any) -> None:
+    _results[int(ffi.cast("uintptr_t", number))] = status
 
 
 class _WgpuMap(BufferMap):
     binding = _api
 
     def _callback(self) -> Any:
-        self._state = state = _MapState()
-
-        def finished(status: int, message: Any, first: Any, second: Any) -> None:
-            state.status = status
-            _called_callbacks.append(_pending_callbacks.pop(state, None))
-
-        def interrupted(kind: type, error: BaseException, trace: Any) -> None:
-            state.interrupt = error
-            _called_callbacks.append(_pending_callbacks.pop(state, None))
-
-        callback = ffi.callback(
-            "void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)",
-            finished,
-            onerror=interrupted,
-        )
-        _pending_callbacks[state] = callback
+        self._number = next(_numbers)
         return _api.new_struct(
             "WGPUBufferMapCallbackInfo",
             mode=lib.WGPUCallbackMode_AllowProcessEvents,
-            callback=callback,
+            callback=_finished,
+            userdata1=ffi.cast("void *", self._number),
         )
 
     def wait(self) -> bool:
@@ -76,15 +63,14 @@ class _WgpuMap(BufferMap):
         exception that a signal handler raised in the callback, such as KeyboardInterrupt.
         """
         pause = _FIRST_PAUSE
-        state = self._state
-        while state.status is None:
-            if state.interrupt is not None:
-                raise state.interrupt
+        while (result := _results.pop(self._number, None)) is None:
             libf.wgpuDevicePoll(self._device._internal, False, ffi.NULL)
-            if state.status is None:
+            if self._number not in _results:
                 time.sleep(pause)
                 pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE)
-        return bool(state.status == lib.WGPUMapAsyncStatus_Success)
+        if isinstance(result, BaseException):
+            raise result
+        return bool(result == lib.WGPUMapAsyncStatus_Success)
 
 
 class WgpuDriver(Driver):
@@ -111,15 +97,10 @@ class WgpuDriver(Driver):
         # Omit OpenGL: listing its adapters in two threads, one after the other, ends the process.
         instance = _helpers.get_wgpu_instance()
         native = _api.new_struct_p("WGPUInstanceEnumerateAdapterOptions *", backends=_NATIVE_APIS)
-        count = libf.wgpuInstanceEnumerateAdapters(instance, native, ffi.NULL)
-        found = _api.new_array("WGPUAdapter[]", count)
+        listed = libf.wgpuInstanceEnumerateAdapters(instance, native, ffi.NULL)
+        found = _api.new_array("WGPUAdapter[]", listed)
         libf.wgpuInstanceEnumerateAdapters(instance, native, found)
         return [wgpu.gpu._create_adapter(handle) for handle in found]
-
-    def open(self, adapter: Any, features: frozenset[str], limits: dict[str, int]) -> Any:
-        return adapter.request_device_sync(
-            label="llmgpu", required_features=sorted(features), required_limits=limits
-        )
 
     def create_shader_module(self, device: Any, code: str, label: str) -> Any:
         """Create a shader module whose loops are not bounded by an injected counter."""
