@@ -150,17 +150,12 @@ def _in_their_order(
 
 
 def _convert(name: str, values: NDArray[np.float32], kind: str, package: Any) -> NDArray[Any]:
-    if kind == "f32":
-        return np.ascontiguousarray(values)
     largest = float(np.abs(values).max(initial=0))
-    if largest > float(np.finfo(np.float16).max):
+    if kind != "f32" and largest > float(np.finfo(np.float16).max):
         raise CheckpointError(
             f"{name} has the weight {largest:g}, which is too large for {kind}: use --weights f32"
         )
     with np.errstate(under="ignore"):
-        if kind == "f16":
-            return values.astype(np.float16)
-        quantized: NDArray[Any] = package.quantize(
-            values, package.GGMLQuantizationType[kind.upper()]
-        )
-        return quantized
+        number = package.GGMLQuantizationType[kind.upper()]
+        converted: NDArray[Any] = package.quantize(values, number)
+    return converted

@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -328,7 +329,7 @@ class SavedModel:
             )
 
 
-class WeightFiles(Mapping[str, NDArray[np.float32]]):
+class WeightFiles(UserDict[str, NDArray[Any]]):
     """Weights in safetensors files, by name.
 
     Each access reads a weight and converts it to float32.
@@ -341,14 +342,14 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
         unexpected, of another shape or type. The output layer of a tied model is ignored: the
         embedding table replaces it.
         """
-        self._tensors: dict[str, NDArray[Any]] = {}
+        super().__init__()
         self._files: dict[str, Path] = {}
         for path, names in _weight_files(folder).items():
             found = read_tensors(path)
             for name in names or found:
                 is_unused = name.endswith(_COMPUTED) or (config.tied and name == OUTPUT)
                 if name in found and not is_unused:
-                    self._tensors[name], self._files[name] = found[name], path
+                    self.data[name], self._files[name] = found[name], path
         # A damaged config may have very many layers. `config.weights` would name them all.
         if config.layers > len(self):
             raise CheckpointError(
@@ -356,21 +357,15 @@ class WeightFiles(Mapping[str, NDArray[np.float32]]):
             )
         expected = {weight.name: (WEIGHT_DTYPES, weight.used_shape) for weight in config.weights()}
         why = f" by the sizes in {CONFIG}; convert tensors of other types"
-        require_tensors(folder, self._tensors, expected, why, self._files)
+        require_tensors(folder, self.data, expected, why, self._files)
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
         """Return a weight; raise CheckpointError for numbers that are not finite."""
-        values = as_float32(self._tensors[name])
+        values = as_float32(self.data[name])
         if not np.isfinite(values).all():
             reason = "has numbers that are not finite"
             raise CheckpointError(f"{self._files[name]}: tensor {quote(name)} {reason}")
         return values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
 
 def has_model(path: str | Path) -> bool:
@@ -405,9 +400,8 @@ def read_model_files(folder: Path, read_vocabulary: Callable[[], Vocabulary]) ->
         config = read_model(content)
     weights = WeightFiles(folder, config)
     with naming(folder / CONFIG):
-        first, last = (
-            read_token_ids(content, f"{end}_token_id", config.vocab_size) for end in ("bos", "eos")
-        )
+        first = read_token_ids(content, "bos_token_id", config.vocab_size)
+        last = read_token_ids(content, "eos_token_id", config.vocab_size)
     stop_ids = {*last}
     if os.path.lexists(folder / GENERATION_CONFIG):
         generation = read_object(folder / GENERATION_CONFIG)
