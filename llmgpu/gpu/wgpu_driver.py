@@ -39,9 +39,13 @@ def _interrupted(kind: type, error: BaseException, trace: Any) -> None:
     _results[int(ffi.cast("uintptr_t", trace.tb_frame.f_locals["number"]))] = error
 
 
-@ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", onerror=_interrupted)
 def _finished(status: int, message: Any, number: Any, second: Any) -> None:
     _results[int(ffi.cast("uintptr_t", number))] = status
+
+
+_callback: Any = ffi.callback(
+    "void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", _finished, onerror=_interrupted
+)
 
 
 class _WgpuMap(BufferMap):
@@ -52,7 +56,7 @@ class _WgpuMap(BufferMap):
         return _api.new_struct(
             "WGPUBufferMapCallbackInfo",
             mode=lib.WGPUCallbackMode_AllowProcessEvents,
-            callback=_finished,
+            callback=_callback,
             userdata1=ffi.cast("void *", self._number),
         )
 
