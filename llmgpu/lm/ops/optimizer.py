@@ -306,9 +306,8 @@ class GpuUpdates(GpuRecorder, UpdateOperations):
         alike: dict[tuple[object, ...], list[tuple[WeightState, WeightUpdate]]] = {}
         for state, update in steps:
             others = (value for name, value in vars(state).items() if name not in state.elements)
-            alone = () if state.elements else (id(state),)
             shared = update.stats, update.hyper, update.decays, update.half_copy is None
-            alike.setdefault((type(state), *shared, *others, *alone), []).append((state, update))
+            alike.setdefault((type(state), *shared, *others), []).append((state, update))
         for group in alike.values():
             rows = [_element_tensors(*step) for step in group]
             for run in adjacent_runs([[*row.values()] for row in rows]):
