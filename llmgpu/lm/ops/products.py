@@ -22,7 +22,8 @@ from contextlib import contextmanager
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from types import SimpleNamespace
+from typing import TypeVar
 
 import numpy as np
 import numpy.linalg
@@ -45,24 +46,23 @@ _claimed = [0]  # number of threads whose memory OpenBLAS has allocated
 T = TypeVar("T")
 
 
-class _OpenBlas(NamedTuple):
-    """Functions of NumPy's OpenBLAS.
-
-    processor: name of the processor whose kernels run. config: settings of OpenBLAS's build. sgemm:
-    the function cblas_sgemm. take_memory, give_back: allocate and free the memory of a product.
-    """
-
-    get_threads: Callable[[], int]
-    set_threads: Callable[[int], None]
-    processor: Callable[[], bytes]
-    config: Callable[[], bytes]
-    sgemm: Callable[..., None]
-    take_memory: Callable[[int], int]
-    give_back: Callable[[ctypes.c_void_p], None]
+# Functions of OpenBLAS, with {} for the prefix and the suffix that a build adds to names.
+# processor: name of the processor whose kernels run. config: settings of the build. take_memory,
+# give_back: allocate and free the memory of a product.
+_FUNCTIONS = {
+    "get_threads": "{}openblas_get_num_threads{}",
+    "set_threads": "{}openblas_set_num_threads{}",
+    "processor": "{}openblas_get_corename{}",
+    "config": "{}openblas_get_config{}",
+    "sgemm": "{}cblas_sgemm{}",
+    "take_memory": "blas_memory_alloc",
+    "give_back": "blas_memory_free",
+}
 
 
 @cache
-def _openblas() -> _OpenBlas | None:
+def _openblas() -> SimpleNamespace | None:
+    """Return the functions of NumPy's OpenBLAS; None if NumPy's library is another."""
     # A name looked up in an extension module is also found in the libraries that the module was
     # linked with, except on Windows.
     extension = Path(sys.modules["numpy.linalg._umath_linalg"].__file__ or "")
@@ -73,17 +73,12 @@ def _openblas() -> _OpenBlas | None:
         except OSError:
             continue
         for prefix, suffix in product(("scipy_", ""), ("64_", "")):
-            verbs = ("get_num_threads", "set_num_threads", "get_corename", "get_config")
-            names = [
-                *(f"{prefix}openblas_{verb}{suffix}" for verb in verbs),
-                *(f"{prefix}cblas_sgemm{suffix}", "blas_memory_alloc", "blas_memory_free"),
-            ]
-            functions = [getattr(library, name, None) for name in names]
-            if None not in functions:
-                found = _OpenBlas(*functions)  # type: ignore[arg-type]
-                found.take_memory.restype = ctypes.c_void_p  # type: ignore[attr-defined]
-                for text in (found.processor, found.config):
-                    text.restype = ctypes.c_char_p  # type: ignore[attr-defined]
+            theirs = [name.format(prefix, suffix) for name in _FUNCTIONS.values()]
+            if all(hasattr(library, name) for name in theirs):
+                functions = [library[name] for name in theirs]
+                found = SimpleNamespace(**dict(zip(_FUNCTIONS, functions, strict=True)))
+                found.take_memory.restype = ctypes.c_void_p
+                found.processor.restype = found.config.restype = ctypes.c_char_p
                 return found
     return None
 
@@ -101,8 +96,8 @@ def sgemm() -> tuple[int, bool] | None:
     blas = _openblas()
     if blas is None:
         return None
-    address = ctypes.cast(blas.sgemm, ctypes.c_void_p).value  # type: ignore[arg-type]
-    return None if address is None else (address, b"USE64BITINT" in blas.config())
+    address = ctypes.cast(blas.sgemm, ctypes.c_void_p).value or 0
+    return address, b"USE64BITINT" in blas.config()
 
 
 def _adds_alike() -> bool:
