@@ -21,7 +21,6 @@ _LOW = (1 << 64) - 1  # mask of the lower 64 bits
 CELL_IDS = 10**6  # largest number of ids whose spellings fit into cells
 SMALL_BYTES = 1 << 16  # largest file, in bytes, that is read together with other files
 _READ_THREADS = 8
-_BLOCK_IDS = 1 << 16  # ids counted at a time, so that their spans fit in the processor's cache
 
 
 def spell_cells(count: int, separator: bytes) -> NDArray[np.uint64]:
@@ -76,10 +75,7 @@ def replaced_bytes(spans: NDArray[np.int64], ids: NDArray[np.uint32]) -> int:
     """
     if library() is not None:
         return call("replaced_bytes", spans, np.ascontiguousarray(ids, np.uint32), len(ids))
-    count = 0
-    for begin in range(0, len(ids), _BLOCK_IDS):
-        count += int(spans[ids[begin : begin + _BLOCK_IDS]].sum())
-    return count
+    return int(spans[ids].sum())
 
 
 def line_starts(text: NDArray[np.uint8]) -> NDArray[np.int64]:
