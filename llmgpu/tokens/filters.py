@@ -313,13 +313,9 @@ class SplitSink(TokenSink):
 
     def close(self) -> None:
         """Close all sinks. If closing a sink fails, abort the remaining sinks."""
-        left = list(self.sinks)
-        try:
-            while left:
-                left.pop(0).close()
-        finally:
-            for sink in left:
-                sink.abort()
+        with ExitStack() as stack:
+            for sink in reversed(self.sinks):
+                stack.push(sink)
 
     def abort(self) -> None:
         """Abort all sinks."""
