@@ -113,7 +113,7 @@ def read_bin(
     if name != STANDARD_INPUT and os.path.isfile(name):
         side = read_side_file(name) if has_side_file(name) else None
         found, kind, count = _side_facts(name, side, dtype) if side else numbers_of(name, dtype)
-    elif not found.parse_header:
+    elif not found.header_bytes:
         if vocabulary_size is None:
             raise InputError(
                 f"{name}: a bin stream has no side file, which records its integer type: use npy"
@@ -122,10 +122,9 @@ def read_bin(
     with open_stream(name) as stream:
         buffered = io.BufferedReader(stream, BLOCK_BYTES)
         header = buffered.read(found.header_bytes)
-        if kind is None and found.parse_header:
+        if kind is None:
             stored, count = found.parse_header(header, name)
             kind = np.dtype(stored).newbyteorder("<")
-        assert kind is not None
         yield from read_numbers(buffered, name, kind, count)
 
 
@@ -260,7 +259,6 @@ def numbers_of(path: str, dtype: str | None = None) -> tuple[Layout, np.dtype[np
     """
     layout, found, count = LAYOUTS["raw"], _type_in_index(path), None
     with suppress(InputError):  # an InputError means that the file has no header of llm.c
-        assert _LLMC.parse_header is not None
         found, count = _LLMC.parse_header(read_head(path, _LLMC.header_bytes), path)
         layout = _LLMC
     if found and dtype and found != dtype:
@@ -291,11 +289,9 @@ def _type_in_index(path: str) -> str | None:
 
     Raises InputError if the type is neither uint16 nor int32.
     """
-    try:
-        with open(index_name(path), "rb") as file:
-            data = file.read(_INDEX.size)
-    except (InputError, OSError):
-        return None
+    data = b""
+    with suppress(InputError):  # there is no index, or the file's name can't have one
+        data = read_head(index_name(path), _INDEX.size)
     if len(data) < _INDEX.size or not data.startswith(_INDEX_MAGIC):
         return None
     code = _INDEX.unpack(data)[2]
@@ -353,7 +349,7 @@ def _side_facts(
     _check_samples(name, side, name)
     if asked not in (None, dtype.name):
         raise InputError(f"{name}: by its side file, its numbers are {dtype.name}, not {asked}")
-    if layout.parse_header:
+    if layout.header_bytes:
         kind, number = layout.parse_header(read_head(name, layout.header_bytes), name)
         if (kind, number) != (dtype.name, count):
             raise InputError(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,11 +126,9 @@ def _get_format(name: str) -> TokenFormat:
 class Layout:
     """A layout: its header, and its limits.
 
-    description: text for --help. header_bytes: length of the header. max_tokens: largest number of
-        tokens in a file, None for any number.
-    make_header: given a type, uint16 or uint32, and a count, returns the header.
-    parse_header: given the header and the name of the file, returns type and number of the tokens,
-        and raises InputError for an invalid header. None for a layout without a header.
+    description: text for --help. header_bytes: length of the header, which is llm.c's; 0 if there
+        is none.
+    max_tokens: largest number of tokens in a file, None for any number.
     max_ids: largest number of ids in a vocabulary, None for any number.
     has_index: whether an index of Megatron-LM is written, see `llmgpu.tokens.bin`.
     """
@@ -139,40 +137,35 @@ class Layout:
     description: str
     header_bytes: int = 0
     max_tokens: int | None = None
-    make_header: Callable[[str, int], bytes] = lambda kind, count: b""
-    parse_header: Callable[[bytes, str], tuple[str, int]] | None = None
     max_ids: int | None = None
     has_index: bool = False
 
+    def make_header(self, kind: str, count: int) -> bytes:
+        """Return the header of `count` tokens; kind: uint16 or uint32."""
+        return _LLMC_HEADER.pack(*_LLMC_KINDS[kind], count) if self.header_bytes else b""
 
-def _make_llmc_header(kind: str, count: int) -> bytes:
-    return _LLMC_HEADER.pack(*_LLMC_KINDS[kind], count)
+    def parse_header(self, data: bytes, name: str) -> tuple[str, int]:
+        """Return type and number of the tokens, for a layout with a header.
 
-
-def _parse_llmc_header(data: bytes, name: str) -> tuple[str, int]:
-    if len(data) < _LLMC_HEADER.size:
-        raise InputError(f"{name}: {len(data)} bytes, but a header takes {_LLMC_HEADER.size}")
-    magic, version, count = _LLMC_HEADER.unpack_from(data)
-    for kind, known in _LLMC_KINDS.items():
-        if known == (magic, version) and count >= 0:
-            return kind, count
-    raise InputError(
-        f"{name}: not a header of llm.c tokens (magic {magic}, version {version}, {count} tokens)"
-    )
+        name: of the file, for errors. Raises InputError for an invalid header.
+        """
+        if len(data) < self.header_bytes:
+            raise InputError(f"{name}: {len(data)} bytes, but a header takes {self.header_bytes}")
+        magic, version, count = _LLMC_HEADER.unpack_from(data)
+        for kind, known in _LLMC_KINDS.items():
+            if known == (magic, version) and count >= 0:
+                return kind, count
+        raise InputError(
+            f"{name}: not a header of llm.c tokens (magic {magic}, version {version}, {count} "
+            "tokens)"
+        )
 
 
 LAYOUTS = {
     layout.name: layout
     for layout in (
         Layout("raw", "numbers only"),
-        Layout(
-            "llmc",
-            "with the header of llm.c",
-            _LLMC_HEADER.size,
-            2**31 - 1,
-            _make_llmc_header,
-            _parse_llmc_header,
-        ),
+        Layout("llmc", "with the header of llm.c", _LLMC_HEADER.size, max_tokens=2**31 - 1),
         Layout("megatron", "with an .idx for Megatron-LM", has_index=True),
         Layout("nanogpt", "uint16 only", max_ids=1 << 16),
     )
