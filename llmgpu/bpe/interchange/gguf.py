@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -63,6 +63,7 @@ from llmgpu.bpe.vocabulary.building import listed_merges
 from llmgpu.bpe.vocabulary.file import ChatTemplate
 from llmgpu.bpe.vocabulary.pieces import BYTE, CONTROL, NORMAL, SPACE_MARK, UNKNOWN, UNUSED, USER
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
+from llmgpu.closing import undoing
 from llmgpu.errors import InputError, OutputError, VocabularyError
 from llmgpu.files import OutputFile, output_errors, writes_directly
 from llmgpu.input_files import MAX_BYTES, Note, naming, no_notes, quote, read_head
@@ -127,17 +128,11 @@ def new_file(
     if writes_directly(str(path)):
         raise OutputError(f"can't write {path}: a GGUF file has to be a file, not a pipe or device")
     output = OutputFile(path)
-    writer = package.GGUFWriter(output.temporary, architecture)
-    try:
-        with output_errors(output.path):
-            for name, value in described.items():
-                getattr(writer, f"add_{name}")(value)
-            yield writer
-            writer.close()
-    except BaseException:
-        writer.close()
-        output.discard()
-        raise
+    new_writer = closing(package.GGUFWriter(output.temporary, architecture))
+    with undoing(output.discard), output_errors(output.path), new_writer as writer:
+        for name, value in described.items():
+            getattr(writer, f"add_{name}")(value)
+        yield writer
     output.commit()
 
 
@@ -264,19 +259,18 @@ def _name_cut(vocabulary: Vocabulary, merges: NDArray[np.uint32]) -> str:
 
 
 def _note_differences(vocabulary: Vocabulary, note: Note, eos_id: int | None) -> None:
-    differs = []
-    if vocabulary.pieces is None:
-        differs = [_NEW_CHARACTERS, _DIFFERENCES[vocabulary.pattern]]
-    if vocabulary.normalizer is not None and vocabulary.pieces is None:
-        name = get_normalizer(vocabulary.normalizer).name
-        differs.append(f"text that the normalizer {name} changes, which it does not have")
     if eos_id is None:
         note(
             f"the vocabulary has no end-of-text token, so {_TOOL} stops at id {_DEFAULT_END}: "
             f"train it with {spelled('--special-token')} '<|endoftext|>'"
         )
-    for texts in filter(None, differs):
-        note(f"{_TOOL} gives different ids for {texts}")
+    if vocabulary.pieces is None:
+        differs = [_NEW_CHARACTERS, _DIFFERENCES[vocabulary.pattern]]
+        if vocabulary.normalizer is not None:
+            name = get_normalizer(vocabulary.normalizer).name
+            differs.append(f"text that the normalizer {name} changes, which it does not have")
+        for texts in filter(None, differs):
+            note(f"{_TOOL} gives different ids for {texts}")
     note_unicode(vocabulary, note)
 
 
