@@ -86,8 +86,6 @@ def _read_special(entries: object, count: int) -> dict[str, int]:
         if not isinstance(text, str) or not text or text in special:
             raise VocabularyError(f"special token {quote(str(text))} is missing or a duplicate")
         special[text] = _number(entry, "rank", count)
-    if len(set(special.values())) < len(special):
-        raise VocabularyError("two special tokens have the same rank")
     taken = set(special.values())
     special |= {f"<SPECIAL_{i}>": i for i in range(count) if i not in taken}
     return special
@@ -97,19 +95,17 @@ def _read_ranks(entries: object, count: int) -> list[bytes]:
     """Return the tokens of the first `count` ranks, or of all ranks if there are fewer."""
     if not isinstance(entries, list) or count < 0:
         raise VocabularyError("there is no vocab, or no room for it in default_vocab_size")
-    tokens: list[bytes] = []
-    seen: set[bytes] = set()
+    ranks: dict[bytes, int] = {}
     for number, entry in enumerate(entries[:count]):
         try:
             token = binascii.a2b_base64(entry["token_bytes"], strict_mode=True)
             rank = entry["rank"]
         except (KeyError, TypeError, ValueError) as error:
             raise VocabularyError(f"entry {number} of vocab is not a rank and bytes") from error
-        if rank != number or not token or token in seen:
+        if rank != number or not token or token in ranks:
             raise VocabularyError(
                 f"entry {number} of vocab has rank {quote(str(rank))}, or a token "
                 "that is empty or a duplicate"
             )
-        seen.add(token)
-        tokens.append(token)
-    return tokens
+        ranks[token] = rank
+    return [*ranks]

@@ -105,7 +105,7 @@ def set_in(*keys: Any) -> Callable[[dict[str, Any]], None]:
         (set_in("config", "default_num_special_tokens", -1), "default_num_special_tokens is '-1'"),
         (set_in("special_tokens", None), "no special_tokens: use a file of version 7"),
         (set_in("special_tokens", 1, "token_str", "<unk>"), "'<unk>' is missing or a duplicate"),
-        (set_in("special_tokens", 1, "rank", 0), "two special tokens have the same rank"),
+        (set_in("special_tokens", 1, "rank", 0), "'<s>' and '<unk>' have the same id, 0"),
         (set_in("special_tokens", 1, "rank", 10), "rank is '10', not a number below 10"),
         (set_in("vocab", {}), "no vocab"),
         (set_in("vocab", 3, {}), "entry 3 of vocab is not a rank and bytes"),
