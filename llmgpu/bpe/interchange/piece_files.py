@@ -71,7 +71,7 @@ from llmgpu.errors import VocabularyError
 from llmgpu.input_files import Note, quote
 from llmgpu.text.normalizing import spell_normalizer, steps_of
 
-_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 TO_MARKS = {"content": SPACE_MARK, "pattern": {"String": " "}, "type": "Replace"}
 TO_SPACES = {"content": " ", "pattern": {"String": SPACE_MARK}, "type": "Replace"}
 PREFIX = {"prepend": " ", "type": "Prepend"}
@@ -242,13 +242,13 @@ def _read_tokens(model: Model, merged: Set[int]) -> tuple[dict[int, bytes], dict
     has_bytes = model.content.get("byte_fallback") is True
     kinds: dict[int, int] = {}
     tokens: dict[int, bytes] = {}
-    for text in filter(_BYTE_TOKEN.fullmatch, added if has_bytes else ()):
+    for text in filter(BYTE_TOKEN.fullmatch, added if has_bytes else ()):
         raise VocabularyError(
             f"the byte token {quote(text)} is also an added token: leave byte tokens in the model "
             "only"
         )
     for text, number in ids.items():
-        found = _BYTE_TOKEN.fullmatch(text) if has_bytes else None
+        found = BYTE_TOKEN.fullmatch(text) if has_bytes else None
         kinds[number] = UNKNOWN if number == unknown else BYTE if found else NORMAL
         spelled = text.replace(SPACE_MARK, " ").encode()
         tokens[number] = bytes([int(found[1], 16)]) if found else spelled
@@ -568,14 +568,9 @@ def _steps(vocabulary: Vocabulary, tool: str) -> list[dict[str, Any]]:
     steps = steps_of(vocabulary.normalizer)
     for step in steps:
         if step["type"] == "SentencePiece":
-            rule = (
-                "its map of characters"
-                if step["charsmap"]
-                else "white space that is removed"
-                if step["remove_extra_whitespaces"]
-                else "white space as suffix"
-            )
-            raise VocabularyError(f"{tool} can't hold the model's normalizer: {rule}")
+            names = ("charsmap", "remove_extra_whitespaces", "suffix")
+            rules = ", ".join(name for name in names if step[name])
+            raise VocabularyError(f"{tool} can't hold the model's normalizer, which has {rules}")
     return steps
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import binascii
 import math
-import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from llmgpu.bpe.interchange.piece_files import PREFIX, TO_SPACES
+from llmgpu.bpe.interchange.piece_files import BYTE_TOKEN, PREFIX, TO_SPACES
 from llmgpu.bpe.interchange.token_tables import MAX_IDS, imported_vocabulary
 from llmgpu.bpe.vocabulary.pieces import (
     BYTE,
@@ -42,7 +41,6 @@ from llmgpu.input_files import Note, naming, no_notes, quote, read_limited
 from llmgpu.text.normalizing import spell_normalizer
 
 _MODEL_TYPES = {1: "Unigram", 2: "BPE", 3: "Word", 4: "Char"}
-_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 _UNKNOWN_SURFACE = " \u2047 ".encode()  # bytes to which the unknown piece decodes
 
 
@@ -169,8 +167,7 @@ def _spell_normalizer(
     If the steps Prepend and Replace have the same effect, they are stored, because they run faster
     than SentencePiece's rules.
     """
-    steps: list[dict[str, Any]] = [PREFIX] if prefix else []
-    steps.append(TO_SPACES)
+    steps: list[dict[str, Any]] = [PREFIX, TO_SPACES] if prefix else [TO_SPACES]
     if charsmap or removes or suffix:
         rules = {
             "charsmap": binascii.b2a_base64(charsmap, newline=False).decode(),
@@ -200,7 +197,7 @@ def _check_pieces(pieces: list[tuple[str, float, int]], *, has_bytes: bool) -> b
             raise VocabularyError(f"the piece {quote(text)} is a character, and no normal piece")
         if kind in (NORMAL, UNUSED, USER) and " " in text:
             raise VocabularyError(f"the piece {quote(text)} has a space, which no text has")
-        if kind == BYTE and not (has_bytes and _BYTE_PIECE.fullmatch(text)):
+        if kind == BYTE and not (has_bytes and BYTE_TOKEN.fullmatch(text)):
             raise VocabularyError(f"the byte piece {quote(text)} is none, or byte_fallback is off")
     kinds = bytes(kind for _, _, kind in pieces)
     found, needed = (kinds.count(UNKNOWN), kinds.count(BYTE)), (1, 256 * has_bytes)
