@@ -125,12 +125,8 @@ _PARTS = ("version", "truncation", "padding", "added_tokens", "model", *_SEQUENC
 _MODEL_REFUSED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
 _BYTES_REFUSED = (*_MODEL_REFUSED, "fuse_unk", "byte_fallback")  # refused in byte-level models
 _MODEL_PARTS = ("type", "vocab", "merges", "unk_token", "ignore_merges", *_BYTES_REFUSED)
-_ADDED_FLAGS = {  # for each flag in the file, the field of a vocabulary that lists the tokens
-    "single_word": "single_word_tokens",
-    "lstrip": "lstrip_tokens",
-    "rstrip": "rstrip_tokens",
-    "normalized": "normalized_tokens",
-}
+# Flags of added tokens. The ids with a flag are in a field of Vocabulary: single_word_tokens etc.
+_ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 # The supported types of components, in byte-level files and in files of SentencePiece's kind.
 _BYTES_COMPONENTS = {
     "pre_tokenizer": PRE_TOKENIZERS,
@@ -339,7 +335,7 @@ def _left_out(vocabulary: Vocabulary, texts: Mapping[int, str], unknown: int | N
 
 
 def _describe_added(vocabulary: Vocabulary, texts: Mapping[int, str]) -> list[dict[str, Any]]:
-    flagged = {flag: set(getattr(vocabulary, field)) for flag, field in _ADDED_FLAGS.items()}
+    flagged = {flag: set(getattr(vocabulary, f"{flag}_tokens")) for flag in _ADDED_FLAGS}
     rules = vocabulary.pieces
     return [
         {
@@ -406,13 +402,13 @@ def _model_of(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_added(content: object) -> tuple[dict[str, int], list[str], dict[str, Any]]:
-    """Return ids of added tokens by text, texts that are not special, and ids by field.
+    """Return ids of added tokens by text, texts that are not special, and ids by flag.
 
-    A field is one of Vocabulary in the values of `_ADDED_FLAGS`; its ids ascend.
+    The ids ascend. They are given by the names of fields of Vocabulary.
     """
     added: dict[str, int] = {}
     plain: list[str] = []
-    flagged: dict[str, list[int]] = {field: [] for field in _ADDED_FLAGS.values()}
+    flagged: dict[str, list[int]] = {flag: [] for flag in _ADDED_FLAGS}
     for entry in _as_list("added_tokens", [] if content is None else content):
         text = _as_map("an added token", entry).get("content")
         if not isinstance(text, str) or not text:
@@ -422,10 +418,10 @@ def _read_added(content: object) -> tuple[dict[str, int], list[str], dict[str, A
         added[text] = check_id(f"added token {quote(text)}", entry.get("id"))
         if entry.get("special") is not True:
             plain.append(text)
-        for flag, field in _ADDED_FLAGS.items():
+        for flag, ids in flagged.items():
             if entry.get(flag):
-                flagged[field].append(added[text])
-    return added, plain, {field: tuple(sorted(ids)) for field, ids in flagged.items()}
+                ids.append(added[text])
+    return added, plain, {f"{flag}_tokens": tuple(sorted(ids)) for flag, ids in flagged.items()}
 
 
 def _check_different(vocabulary: Vocabulary) -> None:
