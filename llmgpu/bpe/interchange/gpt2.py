@@ -80,14 +80,13 @@ def read(
             note(f"special tokens: {listed(list(special))}")
         taken = set(special.values())
         ordinary = {i: to_bytes(text) for text, i in ids.items() if i not in taken}
-        by_ranks = len(merges) == 0
         vocabulary = imported_vocabulary(
             "gpt2",
             place_tokens(ordinary, special),
             special,
             merges,
             pattern or "gpt2",
-            ignore_merges=by_ranks,
+            ignore_merges=len(merges) == 0,
         )
     note_missing_bytes(vocabulary, note)
     return vocabulary

@@ -144,30 +144,28 @@ def read(
         ranks = _parse_ranks(read_limited(path))
         canonical = _dump_ranks(ranks)
         known = _read_side(path, canonical, note) or _recognize(canonical, note)
-        if known is None and pattern is None:
+        known = known or _Encoding("", "", {})
+        pattern = pattern or known.pattern
+        if not pattern:
             raise VocabularyError(
                 "a tiktoken file does not say how to split text: import it with "
-                f"{spelled('--pattern')}, "
-                f"one of {', '.join(PATTERNS)}"
+                f"{spelled('--pattern')}, one of {', '.join(PATTERNS)}"
             )
-        special = _join_special(known, special_tokens or {}, note)
-        for text, number in special.items():
-            check_id(f"special token {quote(text)}", number)
+        special = _join_special(known.special_tokens, special_tokens or {}, note)
         _check_bytes(ranks)
         if b"" in ranks:
             note(f"id {ranks[b'']} has an empty token, so it is never used")
         ordinary = {rank: token for token, rank in ranks.items()}
-        normalizer = known.normalizer if known else None
         return imported_vocabulary(
             "tiktoken",
             place_tokens(ordinary, special),
             special,
             (),
-            pattern or (known.pattern if known else ""),
+            pattern,
             ignore_merges=True,
-            normalizer=normalizer,
+            normalizer=known.normalizer,
             # Qwen's tokenizer normalizes the whole text before it searches for special tokens.
-            normalized_tokens=tuple(sorted(special.values())) if normalizer else (),
+            normalized_tokens=tuple(sorted(special.values())) if known.normalizer else (),
         )
 
 
@@ -308,16 +306,17 @@ def _check_bytes(ranks: Mapping[bytes, int]) -> None:
     refuse_missing_bytes(missing, "tiktoken can't encode text that contains them")
 
 
-def _join_special(known: _Encoding | None, given: Mapping[str, int], note: Note) -> dict[str, int]:
+def _join_special(known: Mapping[str, int], given: Mapping[str, int], note: Note) -> dict[str, int]:
     """Return the known and the given special tokens as ids by text.
 
     A given token replaces the known token of the same text or id. A note names each known token
     whose id belongs to a given token with another text.
     """
+    for text, number in (*given.items(), *known.items()):
+        check_id(f"special token {quote(text)}", number)
     ids = set(given.values())
     special = dict(given)
-    for text, number in (known.special_tokens if known else {}).items():
-        check_id(f"special token {quote(text)}", number)
+    for text, number in known.items():
         if text not in given and number in ids:
             note(f"special token {quote(text)} is skipped: its id {number} belongs to another")
         else:
