@@ -323,14 +323,12 @@ def _left_out(vocabulary: Vocabulary, texts: Mapping[int, str], unknown: int | N
     left_out = {number for number in special.values() if number != unknown}
     kept = {text: number for number, text in texts.items() if number not in left_out}
     added = dict(sorted(vocabulary.special_tokens.items(), key=lambda item: item[1]))
-    try:
+    text = quote(vocabulary.tokens[reached[0]])
+    with naming(
+        f"the special token {text} would also be a token of the model, which normalized text can "
+        "spell, and it can't be left out"
+    ):
         check_added_ids(added, kept)
-    except VocabularyError as error:
-        text = quote(vocabulary.tokens[reached[0]])
-        raise VocabularyError(
-            f"the special token {text} would also be a token of the model, which normalized text "
-            f"can spell, and it can't be left out: {error}"
-        ) from error
     return left_out
 
 
@@ -460,8 +458,7 @@ def _read_model(
     check_added_ids(added, ids)
     unknown = model.get("unk_token")
     if unknown is not None and (not isinstance(unknown, str) or unknown not in ids):
-        shown = quote(unknown) if isinstance(unknown, str) else type(unknown).__name__
-        raise VocabularyError(f"the unk_token {shown} is not a token")
+        raise VocabularyError(f"the unk_token {quote(unknown)} is not a token")
     return ids, merges, None if unknown is None else ids[unknown]
 
 

@@ -570,7 +570,9 @@ def _steps(vocabulary: Vocabulary, tool: str) -> list[dict[str, Any]]:
         if step["type"] == "SentencePiece":
             names = ("charsmap", "remove_extra_whitespaces", "suffix")
             rules = ", ".join(name for name in names if step[name])
-            raise VocabularyError(f"{tool} can't hold the model's normalizer, which has {rules}")
+            raise VocabularyError(
+                f"{tool} can't hold the model's normalizer, which has SentencePiece's {rules}"
+            )
     return steps
 
 

@@ -49,6 +49,7 @@ ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "<|eos|>", "<eos>", "</s>", 
 # Limit of the ids. Without it, a file with one large id would request as many empty tokens.
 MAX_IDS = 1 << 22
 
+_LETTERS = frozenset(ALPHABET)
 _TO_TEXT = dict(enumerate(ALPHABET))
 # U+FFFD, which Latin-1 can't encode, marks the Latin-1 characters that are not in the alphabet.
 _TO_BYTES = {value: 0xFFFD for value in range(256)} | {
@@ -73,11 +74,7 @@ def to_bytes(text: str) -> bytes:
 
 def stands_for_bytes(text: str) -> bool:
     """Whether all characters of `text` are in the byte-level alphabet."""
-    try:
-        to_bytes(text)
-    except VocabularyError:
-        return False
-    return True
+    return _LETTERS.issuperset(text)
 
 
 def find_end_of_text(special_tokens: Mapping[str, int]) -> str | None:
@@ -87,12 +84,9 @@ def find_end_of_text(special_tokens: Mapping[str, int]) -> str | None:
 
 def check_id(what: str, number: object) -> int:
     """Return `number` if it is a valid id; otherwise raise VocabularyError with the name `what`."""
-    if type(number) is not int:
-        raise VocabularyError(f"the id of {what} is a {type(number).__name__}, not a whole number")
-    if not 0 <= number < MAX_IDS:
-        shown = quote(number)
-        raise VocabularyError(f"{what} has id {shown}: ids are whole numbers below {MAX_IDS}")
-    return number
+    if type(number) is int and 0 <= number < MAX_IDS:
+        return number
+    raise VocabularyError(f"{what} has id {quote(number)}: ids are whole numbers below {MAX_IDS}")
 
 
 def place_tokens(ordinary: Mapping[int, bytes], special: Mapping[str, int]) -> tuple[bytes, ...]:

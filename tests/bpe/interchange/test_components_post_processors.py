@@ -121,7 +121,7 @@ def of_pieces(*pieces: Any, ids: Any = (0,)) -> dict[str, Any]:
         (of_pieces({}), "once"),
         (of_pieces("A"), "not what the library writes"),
         (of_pieces(A, {"SpecialToken": {"id": "x", "type_id": 0}}), "not what the library writes"),
-        (of_pieces(A, MARK, ids="0"), "the id of the post_processor's token 'm' is a str"),
+        (of_pieces(A, MARK, ids="0"), "the post_processor's token 'm' has id '0'"),
         (of_pieces(A, MARK, ids=(-1,)), "'m' has id -1"),
         (of_pieces(A, MARK, ids=(5000,)), "id 5000, added around a text, is not in the vocabulary"),
         ({"type": "TemplateProcessing"}, "not what the library writes"),

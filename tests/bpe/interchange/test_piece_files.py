@@ -141,7 +141,7 @@ RUN: list[Piece] = [("aa", -9.0, NORMAL), ("aaa", -9.0, NORMAL)]
         ([("c", -1.0, UNUSED), ("ac", -1.0, NORMAL)], {}, "the character 'c' is no piece"),
         ([("c", -1.0, UNUSED), ("cdd", -1.0, UNUSED)], {}, None),
         (user_defined("<x>"), {}, "user-defined piece '<x>' and a dummy prefix"),
-        ([], {4: 1}, "normalizer, which has remove_extra_whitespaces"),
+        ([], {4: 1}, "which has SentencePiece's remove_extra_whitespaces"),
     ],
 )
 def test_models_that_a_list_of_merges_can_not_express(
