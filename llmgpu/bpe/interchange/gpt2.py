@@ -48,9 +48,7 @@ from llmgpu.input_files import (
 )
 from llmgpu.outputs import MERGES_TXT, VOCAB_JSON, Output
 
-VOCAB_NAME = "vocab.json"
-MERGES_NAME = "merges.txt"
-
+_FILES = {"vocab.json": VOCAB_JSON, "merges.txt": MERGES_TXT}
 _HEADER = "#version: 0.2\n"
 
 
@@ -94,11 +92,7 @@ def read(
 
 def outputs(path: str | Path) -> list[Output]:
     """Return the files that `write` would write."""
-    folder = Path(path)
-    return [
-        Output(str(folder / VOCAB_NAME), VOCAB_JSON),
-        Output(str(folder / MERGES_NAME), MERGES_TXT),
-    ]
+    return [Output(str(Path(path, name)), kind) for name, kind in _FILES.items()]
 
 
 def write(

@@ -28,14 +28,14 @@ from tests.reference.encoding import bpe_encode
 
 
 def open_with_peer(folder: Path) -> Tokenizer:
-    model = models.BPE.from_file(str(folder / gpt2.VOCAB_NAME), str(folder / gpt2.MERGES_NAME))
+    model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
     made = Tokenizer(model)
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return made
 
 
 def read_folder(folder: Path, **options: Any) -> Vocabulary:
-    return gpt2.read(folder / gpt2.VOCAB_NAME, folder / gpt2.MERGES_NAME, **options)
+    return gpt2.read(folder / "vocab.json", folder / "merges.txt", **options)
 
 
 class TestAlphabet:
@@ -71,12 +71,12 @@ class TestFiles:
         read = read_folder(tmp_path / "first")
         assert read.fingerprint == trained().fingerprint
         gpt2.write(read, tmp_path / "second")
-        for name in (gpt2.VOCAB_NAME, gpt2.MERGES_NAME):
+        for name in ("vocab.json", "merges.txt"):
             data = (tmp_path / "first" / name).read_bytes()
             assert (tmp_path / "second" / name).read_bytes() == data
-        assert (tmp_path / "first" / gpt2.MERGES_NAME).read_bytes().startswith(b"#version: 0.2\n")
+        assert (tmp_path / "first" / "merges.txt").read_bytes().startswith(b"#version: 0.2\n")
         # As GPT-2's file is: ascending ids, ASCII, the separators of Python's json.
-        text = (tmp_path / "first" / gpt2.VOCAB_NAME).read_text()
+        text = (tmp_path / "first" / "vocab.json").read_text()
         assert text.isascii() and text == json.dumps(json.loads(text))
         assert list(json.loads(text).values()) == list(range(400))
 
@@ -96,12 +96,12 @@ class TestFiles:
     def test_crlf_and_lines_like_the_first(self, tmp_path: Path) -> None:
         vocabulary = trained()
         gpt2.write(vocabulary, tmp_path)
-        path = tmp_path / gpt2.MERGES_NAME
+        path = tmp_path / "merges.txt"
         path.write_bytes(path.read_bytes().partition(b"\n")[2].replace(b"\n", b"\r\n"))
         assert read_folder(tmp_path).fingerprint == vocabulary.fingerprint
         ids = {character: byte for byte, character in enumerate(ALPHABET)}
         ids |= {"#version:0.2": 256, "#version": 257, ":0.2": 258}
-        (tmp_path / gpt2.VOCAB_NAME).write_text(json.dumps(ids))
+        (tmp_path / "vocab.json").write_text(json.dumps(ids))
         path.write_text("#version: 0.2\n#version :0.2\n")
         read = read_folder(tmp_path)
         assert read.merges.tolist() == [[257, 258, 256]]
