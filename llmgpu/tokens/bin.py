@@ -442,14 +442,13 @@ class BinWriter(NumbersWriter):
         # A kill must never leave ids beside a side file of other ids. So remove the old side file
         # before the old ids, and add the new side file after the new ids.
         with undoing(self.abort):
-            with output_errors(self._output.path):
-                self._finish()
-                self._output.finish()
             if self._mask is not None:
                 self._mask.stream.seek(0)
                 self._write_mask(npy_header(np.dtype(np.bool_), self.ids))
                 self._mask.finish()
             with output_errors(self._output.path):
+                self._finish()
+                self._output.finish()
                 contents = self._describe(self._output.temporary)
             for path, content in contents.items():
                 self._side_outputs.insert(0, OutputFile(path))

@@ -77,7 +77,6 @@ class Conversations(Closing):
         early = sorted(vocabulary.special_tokens.keys() - late, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, early)) or "(?!)")
         self._vocabulary = vocabulary
-        self._normalizes = vocabulary.normalizer is not None
         self.text_bytes = self.in_loss = 0
         # Spans of bytes that the assistant wrote. `mask` drops the spans that its ids have passed.
         self._spans: list[tuple[int, int]] = []
@@ -96,7 +95,7 @@ class Conversations(Closing):
             raise BadRowError(f"{where}: the tools are not a list but {kind_of_value(tools)}")
         found = cast("list[dict[str, Any]]", messages)
         parts = self._renderer.render(found, tools, where, prompt=prompt)
-        return self._normalized(parts, where) if self._normalizes else parts
+        return self._normalized(parts, where) if self._vocabulary.normalizer else parts
 
     def add(self, parts: list[tuple[bytes, bool]]) -> None:
         """Record which bytes of the next conversation the assistant wrote.

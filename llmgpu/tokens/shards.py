@@ -147,8 +147,8 @@ class ShardWriter(TokenSink):
         self._spans = spans_without(vocabulary, special)
         self._shard_tokens = shard_tokens
         self._run = _job_key(vocabulary, shard_tokens, layout, run)
-        self._force = force
-        self._masked = masked
+        # Options of each shard's writer.
+        self._options: dict[str, Any] = {"layout": layout, "masked": masked, "force": force}
         self._lock = FileLock(self._names.lock, self._names.output)
         with undoing(self._lock.remove):
             self._former = _read_progress(self._names, self._run) if resume else []
@@ -195,8 +195,7 @@ class ShardWriter(TokenSink):
         with undoing(self.abort):
             if self._held or self._current is None:
                 starts, mask = np.zeros(self._held, np.int64), np.zeros(0, np.bool_)
-                rest = EncodedSlice(_NO_IDS, starts, mask=mask)
-                self._put(replace(rest, content=b""))
+                self._put(EncodedSlice(_NO_IDS, starts, mask=mask, content=b""))
             self._finish_shard()
             _remove_from(self._names, len(self._shards))
             self._write_manifest()
@@ -221,9 +220,8 @@ class ShardWriter(TokenSink):
             if index < self.kept:
                 self._current = _KeptShard(path, vocabulary, self._layout)
             else:
-                how = {"masked": self._masked, "continues": self._continues, "force": self._force}
                 self._current = open_writer(
-                    path, "bin", vocabulary, layout=self._layout.name, **how
+                    path, "bin", vocabulary, continues=self._continues, **self._options
                 )
         self._current.write(piece)
 

@@ -198,17 +198,14 @@ class Reservation:
         # A duplicate, because another thread may close the file.
         self._descriptor = os.dup(file.fileno())
         self._has_ended = c_int()
-        self._reserved = 0
         self._threads: list[threading.Thread] = []
         start_thread(partial(self._reserve, nbytes), self._threads)
 
     def _reserve(self, nbytes: int) -> None:
         free, loaded = free_memory(), library()
         if loaded is not None:
-            most = nbytes if free is None else free // _MOST_OF_FREE
-            self._reserved = loaded.llmgpu_reserve(
-                self._descriptor, min(nbytes, most), byref(self._has_ended)
-            )
+            most = nbytes if free is None else min(nbytes, free // _MOST_OF_FREE)
+            loaded.llmgpu_reserve(self._descriptor, most, byref(self._has_ended))
 
     def end(self) -> None:
         """Stop reserving disk space ahead of the writes, and free the space beyond the end."""
@@ -216,8 +213,7 @@ class Reservation:
         for thread in self._threads:
             thread.join()
         with suppress(OSError):  # after an error the file keeps the space
-            if self._reserved:
-                os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size)
+            os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size)
         os.close(self._descriptor)
 
 
@@ -354,17 +350,12 @@ def read_numbers(
         numbers = np.frombuffer(data, dtype, whole)
         if count is not None and done + whole > count:
             raise InputError(f"{name}: more bytes than its {count} ids take")
-        _check_range(numbers, name, done)
+        if whole and not 0 <= int(numbers.min()) <= int(numbers.max()) <= MAX_ID:
+            place = int(np.argmax((numbers < 0) | (numbers > MAX_ID)))
+            raise not_an_id(f"{name}, number {done + place}", str(numbers[place]))
         done += whole
         if whole:
             yield numbers.astype(np.int64)
     if rest or (count is not None and done < count):
         expected = "a whole number of ids" if count is None else f"{count} ids"
         raise InputError(f"{name}: ends after {done} ids and {len(rest)} bytes, not {expected}")
-
-
-def _check_range(numbers: NDArray[np.integer], name: str, done: int) -> None:
-    if not len(numbers) or (int(numbers.min()) >= 0 and int(numbers.max()) <= MAX_ID):
-        return
-    position = int(np.argmax((numbers < 0) | (numbers > MAX_ID)))
-    raise not_an_id(f"{name}, number {done + position}", str(numbers[position]))
