@@ -315,11 +315,9 @@ def matched_as(
 
     Raises VocabularyError if the file was written with another vocabulary.
     """
-    if not made_with:
-        return vocabulary
     for rule in sorted(MATCH_RULES, key=lambda rule: rule != vocabulary.match):
         matched = vocabulary.with_match(rule)
-        if matched.fingerprint == made_with:
+        if not made_with or matched.fingerprint == made_with:
             return matched
     raise VocabularyError(
         f"{name} was made with vocabulary {made_with[:12]}, but {vocabulary_name} is "
@@ -349,13 +347,6 @@ def _side_facts(
     _check_samples(name, side, name)
     if asked not in (None, dtype.name):
         raise InputError(f"{name}: by its side file, its numbers are {dtype.name}, not {asked}")
-    if layout.header_bytes:
-        kind, number = layout.parse_header(read_head(name, layout.header_bytes), name)
-        if (kind, number) != (dtype.name, count):
-            raise InputError(
-                f"{name}: its header says {number} ids of {np.dtype(kind).itemsize} bytes, but its "
-                f"side file {side_path(name)} does not"
-            )
     return layout, dtype, count
 
 
