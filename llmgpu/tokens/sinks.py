@@ -15,7 +15,7 @@ import shutil
 import threading
 from abc import abstractmethod
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from ctypes import byref, c_int
 from dataclasses import replace
 from functools import partial
@@ -40,7 +40,6 @@ from llmgpu.text.streams import BYTES, ByteStream, Source
 BLOCK_BYTES = 1 << 20  # bytes read at a time
 MAX_ID = (1 << 32) - 1
 HEADER_BYTES = 128  # header of every array that llmgpu writes
-_MAX_HEADER_BYTES = 1 << 16
 # For texts of at least as many bytes, reserving memory for the ids saves time.
 _LEAST_RESERVED = 64 << 20
 _TOKEN_BYTES = 4  # usual bytes of text per token
@@ -222,10 +221,8 @@ def write_in_parts(file: BinaryIO, content: memoryview) -> None:
 
     Several threads write 4 MiB or more to a RAM disk.
     """
-    is_shared = len(content) >= _LEAST_SHARED and _WRITE_THREADS > 1
-    loaded = library() if is_shared else None
-    count = 0
-    if loaded is not None:
+    loaded, count = library(), 0
+    if loaded is not None and len(content) >= _LEAST_SHARED and _WRITE_THREADS > 1:
         file.flush()
         data = np.frombuffer(content, np.uint8)
         place, begin = address_of(data), file.tell()
@@ -246,7 +243,7 @@ class NumbersWriter(TokenWriter):
         self._dtype = id_dtype(vocabulary.size)
         self._numbers: BinaryIO = self._output.stream
         header = self._header(0)
-        self._reservation: Reservation | None = None
+        self._reservations = ExitStack()  # closing it ends them
         self._is_collected = bool(header) and self.is_direct
         if self._is_collected:
             import tempfile
@@ -265,7 +262,7 @@ class NumbersWriter(TokenWriter):
             return
         nbytes = text_bytes // _TOKEN_BYTES * self._dtype.itemsize
         with suppress(OSError):  # writing also works without a reservation
-            self._reservation = Reservation(self._numbers, nbytes)
+            self._reservations.callback(Reservation(self._numbers, nbytes).end)
 
     def _content(self, piece: EncodedSlice) -> memoryview:
         return np.ascontiguousarray(piece.ids, self._dtype).data.cast("B")
@@ -278,7 +275,7 @@ class NumbersWriter(TokenWriter):
 
     def _finish(self) -> None:
         stream, header = self._output.stream, self._header(self.ids)
-        self._end_reservation()
+        self._reservations.close()
         if self._is_collected:
             stream.write(header)
             self._numbers.seek(0)
@@ -290,15 +287,10 @@ class NumbersWriter(TokenWriter):
 
     def abort(self) -> None:
         """Remove the unfinished output, if possible."""
-        self._end_reservation()
+        self._reservations.close()
         if self._is_collected:
             self._numbers.close()
         super().abort()
-
-    def _end_reservation(self) -> None:
-        reservation, self._reservation = self._reservation, None
-        if reservation is not None:
-            reservation.end()
 
 
 class NpyWriter(NumbersWriter):
@@ -319,14 +311,9 @@ def read_npy(name: str) -> Iterator[NDArray[np.int64]]:
 def _npy_layout(stream: io.BufferedReader[Any], name: str) -> tuple[np.dtype[np.integer], int]:
     try:
         version = npy_format.read_magic(stream)
-        if version == (1, 0):
-            shape, _, dtype = npy_format.read_array_header_1_0(stream)
-        elif version == (2, 0):
-            if int.from_bytes(stream.peek(4)[:4], "little") > _MAX_HEADER_BYTES:
-                raise ValueError(f"a header of more than {_MAX_HEADER_BYTES} bytes")
-            shape, _, dtype = npy_format.read_array_header_2_0(stream)
-        else:
+        if version != (1, 0):  # others are for headers of more than 64 KiB
             raise ValueError(f"version {version[0]}.{version[1]} of the format is not read")
+        shape, _, dtype = npy_format.read_array_header_1_0(stream)
     except _HEADER_ERRORS as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{name}: not an npy file of ids ({reason})") from error
