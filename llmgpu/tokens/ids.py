@@ -36,7 +36,7 @@ from llmgpu.tokens.sinks import (
     open_stream,
 )
 
-_BLOCK_IDS = 1 << 18  # ids that Python formats at a time
+_BLOCK_IDS = 1 << 18  # ids that Python formats, or reads from JSON lines, at a time
 _LEAST_IDS = 1 << 12  # in a slice of at least as many ids, making a table of spelled ids saves time
 _MAX_DIGITS = 10
 # Bytes that may stand between ids; commas and brackets for lists as programs print them.
@@ -87,19 +87,15 @@ def _parse_decimals(text: bytes, name: str, line: int) -> NDArray[np.int64]:
             return ids
     for found in _WORD.finditer(text):
         word = found[0]
-        if not word.isdigit() or len(word) > _MAX_DIGITS or int(word) > MAX_ID:
-            raise _error_at(found, name, line)
+        if word.isdigit() and len(word) <= _MAX_DIGITS and int(word) <= MAX_ID:
+            continue
+        more = "..." if len(word) > 40 else ""
+        shown = repr(word[:40].decode("utf-8", "backslashreplace") + more)
+        if word.startswith(b"{"):
+            shown += f" (JSON lines need {spelled('--format')} jsonl)"
+        number = line + text.count(b"\n", 0, found.start())
+        raise not_an_id(f"{source_name(name)}, line {number}", shown)
     return np.empty(0, np.int64)
-
-
-def _error_at(found: re.Match[bytes], name: str, line: int) -> InputError:
-    """Return the error for an item that is no id; line: the number of the text's first line."""
-    word = found[0]
-    shown = repr(word[:40].decode("utf-8", "backslashreplace") + ("..." if len(word) > 40 else ""))
-    if word.startswith(b"{"):
-        shown += f" (JSON lines need {spelled('--format')} jsonl)"
-    number = line + found.string.count(10, 0, found.start())
-    return not_an_id(f"{source_name(name)}, line {number}", shown)
 
 
 class TextWriter(TokenWriter):
@@ -169,9 +165,6 @@ def _format(
     return border.join(documents)
 
 
-_BLOCK_IDS_READ = 1 << 18  # ids of JSON lines that are yielded at a time
-
-
 class JsonlWriter(TextWriter):
     """Writes ids as JSON lines."""
 
@@ -190,9 +183,9 @@ def _ids_of_lines(raw: io.RawIOBase, stream: ByteStream, name: str) -> Iterator[
     pending: list[int] = []
     for number, line in jsonl_lines(io.BufferedReader(raw, BLOCK_BYTES), name):
         pending += _line_ids(line, f"{name}, line {number}")
-        if len(pending) >= _BLOCK_IDS_READ or not stream.wait(0):
-            for begin in range(0, len(pending), _BLOCK_IDS_READ):
-                yield np.array(pending[begin : begin + _BLOCK_IDS_READ], np.int64)
+        if len(pending) >= _BLOCK_IDS or not stream.wait(0):
+            for begin in range(0, len(pending), _BLOCK_IDS):
+                yield np.array(pending[begin : begin + _BLOCK_IDS], np.int64)
             pending = []
     if pending:
         yield np.array(pending, np.int64)

@@ -420,7 +420,7 @@ def test_bad_lines_of_jsonl(tmp_path: Path, line: str, message: str) -> None:
 
 
 def test_other_fields_and_blocks_of_jsonl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decimal_text, "_BLOCK_IDS_READ", 2)
+    monkeypatch.setattr(decimal_text, "_BLOCK_IDS", 2)
     path = tmp_path / "f"
     path.write_text('{"text": "x", "ids": [1, 2, 3]}\n\n{"ids": []}\n{"ids": [4]}')
     assert read_all(path, "jsonl") == [1, 2, 3, 4]
