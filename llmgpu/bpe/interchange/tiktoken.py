@@ -37,6 +37,7 @@ import numpy as np
 
 from llmgpu.bpe.interchange.token_tables import (
     TIKTOKEN,
+    check_distinct,
     check_id,
     expression_of,
     imported_vocabulary,
@@ -263,7 +264,6 @@ def _check_order(vocabulary: Vocabulary, ranks: Mapping[bytes, int]) -> None:
 
 def _parse_ranks(data: bytes) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
-    lines_by_rank: dict[int, int] = {}
     for number, line in enumerate(io.BytesIO(data), 1):
         fields = line.split()
         if not fields:
@@ -278,8 +278,6 @@ def _parse_ranks(data: bytes) -> dict[bytes, int]:
             rank = check_id(f"token {quote(token)}", int(fields[1]))
             if token in ranks:
                 raise VocabularyError(f"token {quote(token)} already has rank {ranks[token]}")
-            if rank in lines_by_rank:
-                raise VocabularyError(f"rank {rank} is already on line {lines_by_rank[rank]}")
         except binascii.Error as error:
             raise VocabularyError(
                 f"line {number}: {quote(fields[0])} is not base64: {error}"
@@ -287,9 +285,9 @@ def _parse_ranks(data: bytes) -> dict[bytes, int]:
         except VocabularyError as error:
             raise VocabularyError(f"line {number}: {error}") from error
         ranks[token] = rank
-        lines_by_rank[rank] = number
     if not ranks:
         raise VocabularyError("it has no tokens")
+    check_distinct(ranks, "tokens {} and {} have the same rank, {}")
     return ranks
 
 
