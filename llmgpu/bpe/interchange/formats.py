@@ -214,15 +214,14 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
 def _missing(name: str) -> str:
     """Return the rest of the error message for a name that is neither a file nor published."""
     # An ending of letters belongs to a file name. A dot as in -1.5 may belong to a model's version.
-    if os.path.splitext(name)[1][1:].isalpha():
-        return "No such file or directory"
-    if advice := download_advice(name, "tokenizer.json "):
-        return f"no such file{advice}"
-    if re.fullmatch(r"[\w.-]+", name):
-        return (
-            "no such file, and no published encoding; those are cl100k, o200k, o200k_harmony, "
-            "gpt2, p50k and names of models that tiktoken knows, such as gpt-4o-mini"
-        )
+    if not os.path.splitext(name)[1][1:].isalpha():
+        if advice := download_advice(name, "tokenizer.json "):
+            return f"no such file{advice}"
+        if re.fullmatch(r"[\w.-]+", name):
+            return (
+                "no such file, and no published encoding; those are cl100k, o200k, o200k_harmony, "
+                "gpt2, p50k and names of models that tiktoken knows, such as gpt-4o-mini"
+            )
     return "No such file or directory"
 
 

@@ -57,9 +57,9 @@ from llmgpu.bpe.interchange.components import (
 from llmgpu.bpe.interchange.formats import END_OF_TEXT
 from llmgpu.bpe.interchange.piece_files import (
     describe_decoder,
-    describe_merges,
     describe_steps,
     name_pieces,
+    pairs_by_score,
     unused_characters,
 )
 from llmgpu.bpe.interchange.token_tables import (
@@ -201,7 +201,6 @@ def write(
     path: a file, or a folder for AutoTokenizer, existing or with a slash at the end.
     """
     content = describe(vocabulary)
-    ids = content["model"]["vocab"]
     tokens = name_tokens(vocabulary)
     described = content, describe_config(vocabulary, tokens), tokens
     texts = [json.dumps(each, ensure_ascii=False, indent=1) + "\n" for each in described]
@@ -211,7 +210,7 @@ def write(
     note_unicode(vocabulary, note)
     if vocabulary.chat and len(files) == 1:
         note("the chat template is not in a tokenizer.json: export to a folder")
-    count = len(ids.keys() | vocabulary.special_tokens.keys())
+    count = len(content["model"]["vocab"].keys() | vocabulary.special_tokens.keys())
     if count < vocabulary.size:
         note(f"{count:,} of {vocabulary.size:,} ids have tokens, so len(tokenizer) is {count:,}")
 
@@ -263,7 +262,7 @@ def describe(vocabulary: Vocabulary) -> dict[str, Any]:
         steps, cut = describe_steps(vocabulary)
         decoder = describe_decoder(rules)
         left_out = unused_characters(vocabulary)
-        merges = describe_merges(vocabulary, texts)
+        merges = pairs_by_score(vocabulary) if rules.ranks else name_pairs(texts, vocabulary.merges)
     if len(steps) > 1:
         steps = [{"type": "Sequence", "normalizers": steps}]
     return {

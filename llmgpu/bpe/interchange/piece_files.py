@@ -51,7 +51,6 @@ from llmgpu.bpe.interchange.token_tables import (
     WRITTEN_ALIKE,
     check_distinct,
     imported_vocabulary,
-    name_pairs,
     place_tokens,
 )
 from llmgpu.bpe.vocabulary.building import last_pair
@@ -289,16 +288,6 @@ def unused_characters(vocabulary: Vocabulary) -> set[int]:
     return {number for number in unused if len(vocabulary.tokens[number].decode()) == 1}
 
 
-def describe_merges(vocabulary: Vocabulary, texts: Mapping[int, str]) -> list[tuple[str, str]]:
-    """Return the merges of a tokenizer.json; VocabularyError if no list gives the same ids.
-
-    texts: see `name_pieces`.
-    """
-    if _rules(vocabulary).ranks:
-        return _pairs_by_score(vocabulary)
-    return name_pairs(texts, vocabulary.merges)
-
-
 def describe_steps(vocabulary: Vocabulary) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """Return the steps of the normalizer and the pre-tokenizer of a tokenizer.json.
 
@@ -361,7 +350,7 @@ def name_pieces(vocabulary: Vocabulary) -> dict[int, str]:
     return names
 
 
-def _pairs_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def pairs_by_score(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """Return the merges of a tokenizer.json: the last pair of each piece, sorted by score.
 
     Raises VocabularyError if no list of merges gives the same ids.
