@@ -47,10 +47,10 @@ from llmgpu.bpe.words.distinct_words import (
     words_of,
 )
 from llmgpu.bpe.words.spilling import RunFile, WordAccumulator, merge_runs
-from llmgpu.closing import Closing
+from llmgpu.closing import Closing, undoing
 from llmgpu.errors import InputError, LlmgpuError, OutputError
 from llmgpu.files import atomic_output
-from llmgpu.input_files import quote
+from llmgpu.input_files import naming, quote
 from llmgpu.progress import Progress, no_progress
 from llmgpu.spelling import spelled
 from llmgpu.text.compressions import PYARROW, PYARROW_PARQUET
@@ -98,7 +98,7 @@ def write_counts(
     if is_parquet(path):
         write_parquet(path, facts, blocks)
         return summary
-    header = _packed_header(facts, facts.documents, text_bytes, words, data_bytes)
+    header = _packed_header(facts, text_bytes, words, data_bytes)
     if len(header) > _MAX_HEADER_BYTES:
         raise OutputError(f"can't write {path}: the document separators are too long")
     # Write one column after the other, each by a pass over the blocks.
@@ -141,21 +141,11 @@ class CountsReader(Closing):
         """Open a file and read it to its end to check it; raises the errors of `load_counts`."""
         self._path = path
         with _errors_of(path):
-            self._stream = _open_seekable(path)
-            try:
-                self._header = header = self._check_whole()
-            except BaseException:
-                self.close()
-                raise
-        self.text_bytes: int = header["text_bytes"]
-        self.facts = WordCounts(
-            NO_WORDS,
-            header["documents"],
-            header["pattern"],
-            tuple(header["separators"]),
-            source=str(path),
-            unicode=header.get("unicode", DEFAULT_VERSION),
-        )
+            self._stream: BinaryIO = open(path, "rb")  # noqa: SIM115 (closed by `close`)
+            with undoing(self.close):
+                facts, self._header, self._begin = self._check_whole()
+        self.text_bytes: int = self._header["text_bytes"]
+        self.facts = replace(facts, source=str(path))
 
     def close(self) -> None:
         """Close the file."""
@@ -180,7 +170,7 @@ class CountsReader(Closing):
                 count = max(1, int(np.searchsorted(ends, block_bytes, side="right")))
                 offsets = offsets_of(lengths[:count])
                 if begin + offsets[-1] > data_bytes:
-                    raise _UnfitError("damaged: the lengths of its words do not match its data")
+                    raise InputError("damaged: the lengths of its words do not match its data")
                 data = self._column(data_begin, np.dtype(np.uint8), begin, int(offsets[-1]))
                 counts = self._column(counts_begin, _COUNT, first, count).astype(np.int64)
                 # The words must ascend, within the block and after the last word of the previous
@@ -188,38 +178,49 @@ class CountsReader(Closing):
                 block = DistinctWords(data, offsets, counts)
                 _check_words(block)
                 if last_word >= block.spell(0) and first:
-                    raise _UnfitError("damaged: its words are not in order")
+                    raise InputError("damaged: its words are not in order")
                 last_word = block.spell(count - 1)
                 first, begin = first + count, begin + len(data)
                 text_bytes += block.text_bytes
                 yield block
             if (begin, text_bytes) != (data_bytes, self.text_bytes):
                 size = f"{self.text_bytes:,} bytes of text"
-                raise _UnfitError(f"damaged: its words don't add up to {size}")
+                raise InputError(f"damaged: its words don't add up to {size}")
 
-    def _check_whole(self) -> dict[str, Any]:
-        """Check the length and the digest of the file; return its header."""
-        size = self._stream.seek(0, os.SEEK_END)
-        self._stream.seek(0)
+    def _check_whole(self) -> tuple[WordCounts, dict[str, Any], int]:
+        """Check the length and the digest of the file; return what `_read_header` returns.
+
+        A pipe is kept in memory, up to one byte beyond the length in its header.
+        """
+        stream, kept = self._stream, BytesIO()
         # `read` allocates memory for as many bytes as requested, so request at most the file's
-        # size.
-        header, self._begin = _read_header(self._stream.read(min(size, _MAX_HEADER_BYTES)))
-        left = self._begin + _words_bytes(header)
-        digest = hashlib.sha256()
-        self._stream.seek(0)
-        while left and (block := self._stream.read(min(left, size, _MAX_HEADER_BYTES))):
-            digest.update(block)
-            left -= len(block)
-        if left or self._stream.read(_HASH_BYTES + 1) != digest.digest():
-            raise _UnfitError("damaged or cut short: its SHA-256 does not match its content")
-        return header
+        # size, which is 0 for a pipe.
+        size = os.fstat(stream.fileno()).st_size or _MAX_HEADER_BYTES
+        block = stream.read(min(size, _MAX_HEADER_BYTES))
+        found = _, header, begin = _read_header(block)
+        left = begin + header["data_bytes"] + header["words"] * (_LENGTH.itemsize + _COUNT.itemsize)
+        digest, end = hashlib.sha256(), b""
+        while block:
+            if not stream.seekable():
+                kept.write(block)
+            digest.update(block[:left])
+            end += block[left:]
+            left -= len(block[:left])
+            more = max(0, left + _HASH_BYTES + 1 - len(end))
+            block = stream.read(min(more, size, _MAX_HEADER_BYTES))
+        if end != digest.digest():
+            raise InputError("damaged or cut short: its SHA-256 does not match its content")
+        if not stream.seekable():
+            stream.close()
+            self._stream = kept
+        return found
 
     def _column(self, begin: int, dtype: np.dtype[Any], first: int, count: int) -> NDArray[Any]:
         """Return entries first .. first + count - 1 of the column that begins at byte `begin`."""
         self._stream.seek(begin + first * dtype.itemsize)
         content = self._stream.read(count * dtype.itemsize)
         if len(content) < count * dtype.itemsize:
-            raise _UnfitError("it was changed while it was read")
+            raise InputError("it was changed while it was read")
         return np.frombuffer(content, dtype)
 
 
@@ -227,12 +228,11 @@ class CountsReader(Closing):
 def _errors_of(path: str | Path) -> Iterator[None]:
     """Turn an error in the block into an InputError that names the file."""
     try:
-        yield
+        with naming(path, InputError):
+            yield
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"can't read {path}: {reason}") from error
-    except _UnfitError as error:
-        raise InputError(f"{path}: {error}") from error
 
 
 def add_counts(counts: Sequence[WordCounts]) -> WordCounts:
@@ -272,12 +272,11 @@ def check_counted_alike(counts: Sequence[WordCounts]) -> None:
                 )
 
 
-class _UnfitError(Exception):
-    """The file is not a valid file of word counts; the message gives the reason."""
+def _read_header(data: bytes) -> tuple[WordCounts, dict[str, Any], int]:
+    """Return the facts at the beginning of a file, the map that has them, and its length in bytes.
 
-
-def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
-    """Return the map at the beginning of a file, and its length in bytes."""
+    Raises InputError, with the reason, unless the data begin like a file of word counts.
+    """
     # Limit the reader: a damaged header must not allocate more than the file's size.
     size = len(data)  # no value in the header may have more entries or bytes
     unpacker = msgpack.Unpacker(
@@ -294,22 +293,19 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
         header = unpacker.unpack()
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         known = FORMAT_NAME.encode() in data[:64]
-        raise _UnfitError(f"damaged or cut short: {error}" if known else _OF_OTHERS) from error
+        raise InputError(f"damaged or cut short: {error}" if known else _OF_OTHERS) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT_NAME:
-        raise _UnfitError(_OF_OTHERS)
+        raise InputError(_OF_OTHERS)
     if (version := header.get("version")) not in (_VERSION_WITHOUT_UNICODE, FORMAT_VERSION):
-        raise _UnfitError(
+        raise InputError(
             f"version {quote(version)} of the format, but this llmgpu reads versions up to "
             f"{FORMAT_VERSION}: count the corpus again, or use the llmgpu that wrote it"
         )
     length = unpacker.tell()
-    _check_header(header, data[:length])
-    return header, length
+    return _check_header(header, data[:length]), header, length
 
 
-def _packed_header(
-    facts: WordCounts, documents: int, text_bytes: int, words: int, data_bytes: int
-) -> bytes:
+def _packed_header(facts: WordCounts, text_bytes: int, words: int, data_bytes: int) -> bytes:
     """Return the map at the beginning of a file."""
     unicode = facts.cut.unicode
     entries = {
@@ -319,7 +315,7 @@ def _packed_header(
         "expression": facts.cut.expression,
         "separators": list(facts.separators),
         "text_bytes": text_bytes,
-        "documents": documents,
+        "documents": facts.documents,
         "words": words,
         "data_bytes": data_bytes,
     }
@@ -327,60 +323,50 @@ def _packed_header(
     return packed
 
 
-def _check_header(header: dict[str, Any], packed: bytes) -> None:
-    """Accept only the header that `write_counts` would write, so equal counts give equal files."""
-    totals: list[Any] = [header.get(name) for name in _TOTALS]
+def _check_header(header: dict[str, Any], packed: bytes) -> WordCounts:
+    """Accept only the header that `write_counts` would write, so equal counts give equal files.
+
+    Returns the facts in the header.
+    """
+    documents, *totals = [header.get(name) for name in _TOTALS]
     name, expression = header.get("pattern"), header.get("expression")
     separators: Any = header.get("separators")
     unicode = header.get("unicode", DEFAULT_VERSION)
     are_sound = isinstance(separators, list) and all(
         type(separator) is bytes and separator for separator in separators
     )
-    are_sound &= all(type(total) is int and 0 <= total <= MAX_TEXT_BYTES for total in totals)
+    are_sound &= all(
+        type(total) is int and 0 <= total <= MAX_TEXT_BYTES for total in (documents, *totals)
+    )
     # Refuse the words if this version of llmgpu cuts text differently by the pattern of that name.
     try:
-        facts = WordCounts(NO_WORDS, 0, str(name), (), unicode=str(unicode))
+        facts = WordCounts(
+            NO_WORDS,
+            documents,
+            str(name),
+            tuple(separators) if are_sound else (),
+            unicode=str(unicode),
+        )
     except LlmgpuError:
         facts = None
     if facts is None or facts.cut.expression != expression:
-        raise _UnfitError(
+        raise InputError(
             f"its words were cut by pattern {quote(name)}, {quote(expression)}, of Unicode "
             f"{unicode}, which this llmgpu does not know: count the corpus again"
         )
-    if not are_sound or packed != _packed_header(
-        replace(facts, separators=tuple(separators)), *totals
-    ):
-        raise _UnfitError("damaged: its header is not in canonical form")
-
-
-def _words_bytes(header: dict[str, Any]) -> int:
-    """Return the number of bytes between the header and the digest."""
-    return int(header["words"] * (_LENGTH.itemsize + _COUNT.itemsize) + header["data_bytes"])
-
-
-def _open_seekable(path: str | Path) -> BinaryIO:
-    """Open a file. A pipe is read into memory, up to one byte beyond the length in its header."""
-    stream = open(path, "rb")  # noqa: SIM115 (closed by the reader)
-    if stream.seekable():
-        return stream
-    with stream:
-        blocks = [stream.read(_MAX_HEADER_BYTES)]
-        header, begin = _read_header(blocks[0])
-        left = begin + _words_bytes(header) + _HASH_BYTES + 1 - len(blocks[0])
-        while left > 0 and (block := stream.read(min(left, _MAX_HEADER_BYTES))):
-            blocks.append(block)
-            left -= len(block)
-    return BytesIO(b"".join(blocks))
+    if not are_sound or packed != _packed_header(facts, *totals):
+        raise InputError("damaged: its header is not in canonical form")
+    return facts
 
 
 def _check_words(words: DistinctWords) -> None:
     lengths = words.lengths
     if len(words) and not 1 <= lengths.min() <= lengths.max() <= MAX_WORD_BYTES:
-        raise _UnfitError("damaged: a word has no bytes, or too many")
+        raise InputError("damaged: a word has no bytes, or too many")
     if len(words) and words.counts.min() < 1:
-        raise _UnfitError("damaged: a count is less than 1")
+        raise InputError("damaged: a count is less than 1")
     if not is_ascending(words.data, words.offsets):
-        raise _UnfitError("damaged: its words are not in order")
+        raise InputError("damaged: its words are not in order")
 
 
 # Bytes of words that are read from all files together at a time. Merging takes about 10 times as
