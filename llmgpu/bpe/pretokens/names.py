@@ -62,8 +62,7 @@ The rules of cl100k's family apply, and marks are treated as letters. In additio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmgpu.registry import Entry, Registry
 
@@ -72,86 +71,70 @@ if TYPE_CHECKING:
 
 _ROOM = "llmgpu.bpe.pretokens"
 
-
-def _rule(
-    name: str,
-    kernel: str,
-    expression: str,
-    spellings: Mapping[str, str | None] | None = None,
-    **constants: int,
-) -> Entry:
-    """Return the entry of a `RulePattern`; constants: for the kernel and the CPU engine.
-
-    DIGITS: largest number of characters of class number in a pre-token. WHOLE_AT_END: 1 if white
-    space at the end of a document is one pre-token, even with newlines in it.
-    """
-    fields = {"expression": expression, "spellings": spellings or {}, "constants": constants}
-    return Entry(f"{_ROOM}.blocks:RulePattern", fields={"name": name, "kernel": kernel, **fields})
-
-
 # OpenAI's spelling. In Oniguruma, the engine of Hugging Face, {1,3}+ is two repetitions.
 _CL100K = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
 )
 _SHORT_FORMS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+# The fields of each `RulePattern` except its name. The constants are for the kernel and the CPU
+# engine. DIGITS: largest number of characters of class number in a pre-token. WHOLE_AT_END: 1 if
+# white space at the end of a document is one pre-token, even with newlines in it.
+_RULES: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "kernel": "gpt2",
+        "expression": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        "spellings": {
+            "tiktoken": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$"
+            r"|\s+(?!\S)|\s"
+        },
+    },
+    "cl100k": {
+        "kernel": "cl100k",
+        "expression": _CL100K.replace("{1,3}+", "{1,3}"),
+        "spellings": {"tiktoken": _CL100K},
+        "constants": {"DIGITS": 3, "WHOLE_AT_END": 1},
+    },
+    "rustbpe": {
+        "kernel": "cl100k",
+        "expression": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+        "constants": {"DIGITS": 3},
+    },
+    "llama3": {
+        "kernel": "cl100k",
+        "expression": _SHORT_FORMS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        "constants": {"DIGITS": 3},
+    },
+    "qwen2": {
+        "kernel": "cl100k",
+        "expression": _SHORT_FORMS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        "constants": {"DIGITS": 1},
+    },
+    "nanochat": {
+        "kernel": "cl100k",
+        "expression": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}"
+        r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+        "constants": {"DIGITS": 2},
+    },
+    "o200k": {
+        "kernel": "o200k",
+        "expression": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*"
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+        r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    },
+}
 PATTERNS: Registry[Pattern] = Registry(
     {
         "class": Entry(f"{_ROOM}.byte_classes:PATTERN"),
-        "gpt2": _rule(
-            "gpt2",
-            "gpt2",
-            r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-            {
-                "tiktoken": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$"
-                r"|\s+(?!\S)|\s"
-            },
-        ),
-        "cl100k": _rule(
-            "cl100k",
-            "cl100k",
-            _CL100K.replace("{1,3}+", "{1,3}"),
-            {"tiktoken": _CL100K},
-            DIGITS=3,
-            WHOLE_AT_END=1,
-        ),
-        "rustbpe": _rule(
-            "rustbpe",
-            "cl100k",
-            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}"
-            r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-            DIGITS=3,
-        ),
-        "llama3": _rule(
-            "llama3",
-            "cl100k",
-            _SHORT_FORMS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-            DIGITS=3,
-        ),
-        "qwen2": _rule(
-            "qwen2",
-            "cl100k",
-            _SHORT_FORMS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-            DIGITS=1,
-        ),
-        "nanochat": _rule(
-            "nanochat",
-            "cl100k",
-            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}"
-            r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-            DIGITS=2,
-        ),
-        "o200k": _rule(
-            "o200k",
-            "o200k",
-            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-            r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-            r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ),
+        **{
+            name: Entry(f"{_ROOM}.blocks:RulePattern", fields={"name": name, **rule})
+            for name, rule in _RULES.items()
+        },
         "none": Entry(f"{_ROOM}.blocks:NONE"),
     }
 )
