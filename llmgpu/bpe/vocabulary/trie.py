@@ -44,7 +44,7 @@ class SortedTokens:
 
     tokens: each of at least one byte. ids: int64 (tokens,). lengths: int64 (tokens,), in bytes.
     shared: int64 (tokens,), the number of leading bytes that each token shares with the token
-        before.
+        before; -1 for the first token, which also makes the root.
     """
 
     tokens: list[bytes]
@@ -55,7 +55,7 @@ class SortedTokens:
     @property
     def num_nodes(self) -> int:
         """Number of the trie's nodes, the root included."""
-        return 1 + int((self.lengths - self.shared).sum())
+        return max(1, int((self.lengths - self.shared).sum()))
 
     @property
     def longest(self) -> int:
@@ -75,15 +75,6 @@ class SortedTokens:
             nodes, edges = self._block(first, last, done)
             done += len(edges)
             yield nodes, edges
-
-    def _first_levels(self) -> NDArray[np.int64]:
-        """Return the level of the first node that each token makes: int64 (tokens,).
-
-        The first token also makes the root, at level 0.
-        """
-        first = self.shared + 1
-        first[0] = 0
-        return first
 
     def _levels(self, most: int) -> Iterator[tuple[int, int]]:
         """Yield ranges of levels, (first, last + 1), of at most `most` nodes each.
@@ -107,7 +98,7 @@ class SortedTokens:
         # List the nodes of levels first .. last. Level `last` is included because it has the
         # children of level last - 1. depths: the level of a node. places: position of the token
         # that makes the node.
-        begins = np.maximum(self._first_levels(), first)
+        begins = np.maximum(self.shared + 1, first)
         ends = np.minimum(self.lengths, last)
         listed = np.flatnonzero(ends >= begins)
         counts = ends[listed] + 1 - begins[listed]
@@ -134,22 +125,13 @@ class SortedTokens:
         nodes[:, 2] = np.where(is_end, self.ids[places[:own]], NO_TOKEN)
         # Fill the table of edges, one for each child.
         edges = np.empty((len(parents), 2), np.uint32)
-        edges[:, 0] = self._labels(listed, begins[listed], ends[listed])[order[below:]]
+        # labels: the byte that leads to each listed node, 0 for the root.
+        spans = zip(listed.tolist(), begins[listed].tolist(), ends[listed].tolist(), strict=True)
+        parts = [self.tokens[place][max(begin - 1, 0) : end] for place, begin, end in spans]
+        labels = np.frombuffer(b"\0" * (first == 0) + b"".join(parts), np.uint8)
+        edges[:, 0] = labels[order[below:]]
         edges[:, 1] = np.arange(done + 1, done + 1 + len(parents))
         return nodes, edges
-
-    def _labels(
-        self, listed: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64]
-    ) -> NDArray[np.uint8]:
-        """Return the byte that leads to each node, token by token; 0 for the root.
-
-        listed: positions of tokens. begins, ends: the first and last level of the nodes of each
-        token.
-        """
-        firsts, root = np.maximum(begins - 1, 0).tolist(), b"\0" * int(begins[0] == 0)
-        tokens = map(self.tokens.__getitem__, listed.tolist())
-        parts = map(bytes.__getitem__, tokens, map(slice, firsts, ends.tolist()))
-        return np.frombuffer(root + b"".join(parts), np.uint8)
 
 
 def sort_tokens(tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer]) -> SortedTokens:
@@ -169,7 +151,7 @@ def sort_tokens(tokens: Sequence[bytes], ids: Sequence[int] | NDArray[np.integer
     distinct = list(compress(listed, is_first))
     lengths = np.fromiter(map(len, distinct), np.int64, len(distinct))
     found = numbers[np.array(order, np.int64)[is_first]]
-    shared = np.zeros(len(distinct), np.int64)
+    shared = np.full(len(distinct), -1, np.int64)
     shared[1:] = list(map(_shared_prefix, distinct, distinct[1:]))
     return SortedTokens(distinct, found, lengths, shared)
 
