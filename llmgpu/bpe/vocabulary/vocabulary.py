@@ -59,7 +59,6 @@ from llmgpu.bpe.vocabulary.trie import (
     NO_TOKEN,
     SortedTokens,
     Trie,
-    compile_trie,
     lay_out,
     sort_tokens,
     validate_trie,
@@ -288,7 +287,8 @@ class Vocabulary:
     @cached_property
     def trie(self) -> Trie:
         """The trie of the ordinary tokens."""
-        return self._small_trie() or compile_trie(self.ordinary_tokens, self.ordinary_ids)
+        found = self._small_trie()
+        return found if isinstance(found, Trie) else lay_out(found)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -388,23 +388,20 @@ class Vocabulary:
         entries["tokens"] = self._packed_tokens
         if (pieces := entries.pop("pieces")) is not None:
             entries |= pieces.entries()
-        # Use an existing trie, or build a small one. In place of a large trie, sort the tokens.
-        trie: Trie | SortedTokens | None = self.__dict__.get("trie")
-        if trie is None:
-            trie = self.__dict__["trie"] = self._small_trie()
-        if trie is None:
-            trie = sort_tokens(self.ordinary_tokens, self.ordinary_ids)
-            if trie.num_nodes <= FEW_NODES:
-                trie = self.__dict__["trie"] = lay_out(trie)
+        # Use an existing trie, or keep a small one.
+        trie = self.__dict__.get("trie") or self._small_trie()
+        if isinstance(trie, Trie):
+            self.__dict__["trie"] = trie
         return pack(entries, trie, self.fingerprint)
 
-    def _small_trie(self) -> Trie | None:
-        """Return the trie as the CPU engine builds it; None without engine, or for a large trie."""
+    def _small_trie(self) -> Trie | SortedTokens:
+        """Return the trie of the ordinary tokens; of a large trie, only the sorted tokens."""
         ids, lengths = self.ordinary_ids, self.token_lengths[self.ordinary_ids]
-        if library() is None or int(lengths.sum()) > FEW_NODES:
-            return None
-        nodes, edges = lay_out_trie(self.token_data, self.token_offsets, ids)
-        return Trie(nodes, edges, int(lengths.max(initial=0)))
+        if library() is not None and int(lengths.sum()) <= FEW_NODES:
+            nodes, edges = lay_out_trie(self.token_data, self.token_offsets, ids)
+            return Trie(nodes, edges, int(lengths.max(initial=0)))
+        tokens = sort_tokens(self.ordinary_tokens, ids)
+        return lay_out(tokens) if tokens.num_nodes <= FEW_NODES else tokens
 
     @classmethod
     @delaying_forks()  # for the locks of cached properties, as in `__post_init__`
