@@ -126,7 +126,7 @@ class CSliceEncoder:
         marks = None  # bool (n,), the starts of pre-tokens, unless the engine finds them
         if file is None and self.pattern.is_marked:
             cut = self._vocabulary.cut
-            marks = start_mask(piece.text, cut, piece.starts, closed=piece.closed)
+            marks = start_mask(piece.text, cut, piece.starts)
         encoder, words = self._take_encoder()
         own = len(piece.document_starts)
         try:

@@ -103,13 +103,8 @@ class SliceEncoder:
 
         entry: position of the first token and word. Earlier words belong to the previous slice.
         """
-        mask = start_mask(
-            piece.text,
-            self._vocabulary.cut,
-            piece.starts,
-            continues=piece.continues,
-            closed=piece.closed,
-        )
+        cut = self._vocabulary.cut
+        mask = start_mask(piece.text, cut, piece.starts, continues=piece.continues)
         mask[:entry] = False
         mask[entry : entry + 1] = True
         bounds = np.append(np.flatnonzero(mask), piece.length)

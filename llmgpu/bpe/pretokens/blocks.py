@@ -62,7 +62,7 @@ class Pattern(ABC):
     unicode: str | None = None
 
     @abstractmethod
-    def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
+    def mark(self, text: Text, inner: Positions, *, continues: bool) -> Marks:
         """Mark the bytes at which a pre-token starts; see `pattern.start_mask`.
 
         text: uint8 (n,), n > 0. inner: positions in (0, n) at which documents begin.
@@ -118,7 +118,7 @@ class RulePattern(Pattern):
 
     unicode: str = unicode_classes.DEFAULT_VERSION
 
-    def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
+    def mark(self, text: Text, inner: Positions, *, continues: bool) -> Marks:
         """Mark the starts, document by document."""
         inner, codes = np.unique(inner), byte_codes(text, self.unicode)
         # If documents begin inside a character, its parts are invalid: decode between such places.
@@ -172,7 +172,7 @@ def make_rule(rule: str, unicode: str, digits: int, whole_at_end: int) -> CPatte
 class DocumentPattern(Pattern):
     """A pattern by which each document is one pre-token."""
 
-    def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
+    def mark(self, text: Text, inner: Positions, *, continues: bool) -> Marks:
         """Mark the starts of documents; continues: whether the first one began before the text."""
         mask = np.zeros(len(text), np.bool_)
         mask[0] = not continues

@@ -35,7 +35,7 @@ _CONTINUATION = _continuation_table()
 
 
 class _ClassPattern(Pattern):
-    def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
+    def mark(self, text: Text, inner: Positions, *, continues: bool) -> Marks:
         # bytes.translate is faster than indexing in NumPy, which turns bytes into indices of 8
         # bytes.
         codes = np.frombuffer(text.tobytes().translate(_CONTINUATION), np.uint8)
@@ -45,7 +45,7 @@ class _ClassPattern(Pattern):
         return mask
 
     def certain_starts(self, data: Text) -> Positions:
-        marks = self.mark(data, np.empty(0, np.int64), continues=False, closed=False)
+        marks = self.mark(data, np.empty(0, np.int64), continues=False)
         return np.flatnonzero(marks[1:]) + 1
 
 

@@ -159,7 +159,7 @@ class HostPattern(DocumentPattern):
         for expression in self.expressions:
             compile_expression(expression)
 
-    def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
+    def mark(self, text: Text, inner: Positions, *, continues: bool) -> Marks:
         """Mark starts in whole documents; see `Pattern.mark`."""
         program = self.compiled()
         marks = None if program is None else program.mark(text, inner)

@@ -107,7 +107,7 @@ class NeighboursPattern(Pattern):
         found: Positions = starts[(first[starts] & 0xC0) != 0x80]
         return found
 
-    def mark(self, text: Text, inner: Positions, *, continues: bool, closed: bool) -> Marks:
+    def mark(self, text: Text, inner: Positions, *, continues: bool) -> Marks:
         """Mark the allowed cuts, document by document."""
         mask = np.zeros(len(text), np.bool_)
         edges = np.unique(np.concatenate([[0], inner, [len(text)]])).astype(np.int64).tolist()

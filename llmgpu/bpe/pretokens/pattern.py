@@ -82,9 +82,11 @@ def start_mask(
     document_starts: NDArray[np.int64],
     *,
     continues: bool = False,
-    closed: bool = True,
 ) -> NDArray[np.bool_]:
     """Mark the bytes at which a pre-token starts.
+
+    If the last document goes on after the text, the text that follows may change the marks at and
+    after the position that `last_start` returns.
 
     text: uint8 (n,).
     pattern: a Pattern, or a name in PATTERNS for its default version; LlmgpuError for another name.
@@ -92,8 +94,6 @@ def start_mask(
         is ignored.
     continues: with pattern none, whether text[0] is inside a pre-token; with any other pattern, a
         pre-token starts at text[0].
-    closed: whether the document ends at the end of text. If not, text that
-        follows may change the marks at and after the position that `last_start` returns.
 
     Returns bool (n,).
     """
@@ -101,7 +101,7 @@ def start_mask(
     if len(text) == 0:
         return np.zeros(0, np.bool_)
     inner = document_starts[(document_starts > 0) & (document_starts < len(text))]
-    return found.mark(text, inner, continues=continues, closed=closed)
+    return found.mark(text, inner, continues=continues)
 
 
 def last_start(

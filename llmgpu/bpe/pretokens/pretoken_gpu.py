@@ -265,7 +265,7 @@ class GpuPretokenizer:
 
     def mark_on_host(self, piece: Slice) -> None:
         """Mark all starts of the slice recorded last, which has its text, on the host."""
-        mask = start_mask(piece.text, self._pattern, piece.starts, closed=piece.closed)
+        mask = start_mask(piece.text, self._pattern, piece.starts)
         self._device.write(self.start_bits, _pack_bits(mask))
         self._device.write(self.undecided, np.zeros(1, np.uint32))
 

@@ -182,7 +182,7 @@ class CountTable:
 
     def add(self, piece: Slice) -> None:
         """Count the words of a slice; InputError for a word of more than MAX_WORD_BYTES."""
-        mask = start_mask(piece.text, self._pattern, piece.starts, closed=piece.closed)
+        mask = start_mask(piece.text, self._pattern, piece.starts)
         # The start of each word, then the end of the last word: int64 (words + 1,).
         bounds = np.append(np.flatnonzero(mask[: piece.main_end]), piece.main_end)
         longest = int(np.diff(bounds).max(initial=0))
@@ -230,7 +230,7 @@ class EngineCountTable(EngineObject):
         """Count the words of a slice; InputError for a word of more than MAX_WORD_BYTES."""
         marks = None
         if self._pattern.for_engine().is_marked:
-            marks = start_mask(piece.text, self._pattern, piece.starts, closed=piece.closed)
+            marks = start_mask(piece.text, self._pattern, piece.starts)
         text, starts = piece.text, np.ascontiguousarray(piece.starts)
         arguments = text, marks, len(text), piece.main_end, starts, len(starts), MAX_WORD_BYTES
         if too_long := self._call("count", *arguments):

@@ -182,5 +182,5 @@ def test_many_pieces_are_matched_without_reading_the_cpu_time_for_each(
     monkeypatch.setattr(time, "process_time", process_time)
     text = np.frombuffer(b"ab " * 3000, np.uint8)
     pattern = get_pattern(splits_name(["(?s:.)", "a"]))
-    assert start_mask(text, pattern, np.empty(0, np.int64), closed=True).all()
+    assert start_mask(text, pattern, np.empty(0, np.int64)).all()
     assert 0 < reads[0] < 3000  # once for each of 9000 characters, else

@@ -52,7 +52,7 @@ def test_the_last_start_does_not_depend_on_what_follows(
     last = last_start(np.frombuffer(text, np.uint8), name, np.zeros(1, np.int64))
     expected = pre_token_starts([text + more], name)
     assert expected[last]
-    mask = start_mask(np.frombuffer(text, np.uint8), name, np.zeros(1, np.int64), closed=False)
+    mask = start_mask(np.frombuffer(text, np.uint8), name, np.zeros(1, np.int64))
     assert mask[:last].tolist() == expected[:last]
 
 

@@ -60,7 +60,7 @@ def test_pre_tokens_of_slices_are_those_of_the_text(
     marks: list[bool] = []
     for piece in read_all(documents, size, pattern):
         assert not piece.continues
-        mask = start_mask(piece.text, pattern, piece.starts, closed=piece.closed)
+        mask = start_mask(piece.text, pattern, piece.starts)
         marks += mask[: piece.main_end].tolist()
     assert marks == reference.pre_token_starts(documents, pattern)
 
@@ -82,7 +82,7 @@ def test_short_reads_change_nothing(
     marks: list[bool] = []
     reader = SliceReader(ShortReads(documents, most), pattern)
     while (piece := reader.read(np.zeros(size + PADDING, np.uint8))) is not None:
-        mask = start_mask(piece.text, pattern, piece.starts, closed=piece.closed)
+        mask = start_mask(piece.text, pattern, piece.starts)
         marks += mask[: piece.main_end].tolist()
     assert marks == reference.pre_token_starts(documents, pattern)
 
