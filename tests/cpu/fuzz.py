@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.training import batched_numpy, merge_host
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.symbols import MergeTask, byte_symbols
@@ -44,6 +44,7 @@ from llmgpu.errors import InputError
 from llmgpu.lm.ops.operations import open_operations
 from llmgpu.lm.ops.tensor import AttentionShape
 from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.patterns import start_mask
 from tests.bpe.word_lists import listed
 from tests.cpu.texts import CHARACTERS, MOSTLY_ASCII, ends_of
 from tests.lm.ops.all_operations import Tensors, run_all

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.pretokens.unicode_classes import VERSIONS
 from llmgpu.bpe.words import count_host
@@ -25,6 +26,7 @@ from llmgpu.bpe.words.count_host import EngineCountTable
 from llmgpu.cpu import build, library
 from llmgpu.errors import LlmgpuError
 from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.patterns import start_mask
 from tests.bpe.word_lists import listed
 from tests.cli.conftest import run_here
 from tests.conftest import examples
@@ -208,11 +210,13 @@ def test_pretokens_of_blocks_end_where_numpy_says(text: bytes, name: str) -> Non
 
 @needs_engine
 def test_marks_beyond_the_text_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    marked = Pattern.start_mask
+
     def mark(*arguments: Any, **options: Any) -> NDArray[np.bool_]:
-        mask = start_mask(*arguments, **options)
+        mask = marked(*arguments, **options)
         return np.append(mask, [False, True])[: len(mask)]
 
-    monkeypatch.setattr(count_host, "start_mask", mark)
+    monkeypatch.setattr(Pattern, "start_mask", mark)
     words = count_host.count_words(corpus_from_bytes([b"ab cd"]), r"regex:\w+|\W+")
     assert sorted(listed(words)) == [(b" ", 1), (b"ab", 1), (b"cd", 1)]
 

@@ -24,7 +24,7 @@ from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, HostSlices, require_tokens
 from llmgpu.bpe.encoding.special_encoding import normalized_texts
-from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.file import PackedTokens
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN, compile_trie
@@ -125,8 +125,7 @@ class CSliceEncoder:
         self._find_cuts_for(file or piece.text)
         marks = None  # bool (n,), the starts of pre-tokens, unless the engine finds them
         if file is None and self.pattern.is_marked:
-            cut = self._vocabulary.cut
-            marks = start_mask(piece.text, cut, piece.starts)
+            marks = self._vocabulary.cut.start_mask(piece.text, piece.starts)
         encoder, words = self._take_encoder()
         own = len(piece.document_starts)
         try:

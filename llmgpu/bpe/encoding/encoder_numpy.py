@@ -19,7 +19,6 @@ from llmgpu.bpe.arrays import concatenate_ranges
 from llmgpu.bpe.encoding.encoder import EncodedSlice
 from llmgpu.bpe.encoding.encoder_host import HostEncoder, require_tokens
 from llmgpu.bpe.encoding.matching import BpeMatcher, GreedyMatcher, Matcher, PieceMatcher
-from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import number_words
@@ -104,7 +103,7 @@ class SliceEncoder:
         entry: position of the first token and word. Earlier words belong to the previous slice.
         """
         cut = self._vocabulary.cut
-        mask = start_mask(piece.text, cut, piece.starts, continues=piece.continues)
+        mask = cut.start_mask(piece.text, piece.starts, continues=piece.continues)
         mask[:entry] = False
         mask[entry : entry + 1] = True
         bounds = np.append(np.flatnonzero(mask), piece.length)

@@ -51,7 +51,6 @@ from llmgpu.bpe.interchange.token_tables import (
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.custom_regex import custom_pattern, splits_name
 from llmgpu.bpe.pretokens.names import SPLITS_PREFIX
-from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, VocabularyError
 from llmgpu.input_files import Note, quote
@@ -345,7 +344,7 @@ def _is_pre_token(data: bytes, pattern: Pattern) -> bool:
     except UnicodeDecodeError:
         return False
     text = np.frombuffer(data, np.uint8)
-    return bool(start_mask(text, pattern, np.zeros(1, np.int64)).sum() == 1)
+    return bool(pattern.start_mask(text, np.zeros(1, np.int64)).sum() == 1)
 
 
 def _can_make(normalizer: str | None, text: str) -> bool:

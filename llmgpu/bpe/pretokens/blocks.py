@@ -61,9 +61,30 @@ class Pattern(ABC):
     constants: Mapping[str, int] = field(default_factory=dict)
     unicode: str | None = None
 
+    def start_mask(
+        self, text: Text, document_starts: Positions, *, continues: bool = False
+    ) -> Marks:
+        """Mark the bytes at which a pre-token starts.
+
+        If the last document goes on after the text, the text that follows may change the marks at
+        and after the position that `last_start` returns.
+
+        text: uint8 (n,).
+        document_starts: positions in text at which documents begin, in [0, n], maybe repeated; n
+            itself is ignored.
+        continues: with pattern none, whether text[0] is inside a pre-token; with any other pattern,
+            a pre-token starts at text[0].
+
+        Returns bool (n,).
+        """
+        if len(text) == 0:
+            return np.zeros(0, np.bool_)
+        inner = document_starts[(document_starts > 0) & (document_starts < len(text))]
+        return self.mark(text, inner, continues=continues)
+
     @abstractmethod
     def mark(self, text: Text, inner: Positions, *, continues: bool) -> Marks:
-        """Mark the bytes at which a pre-token starts; see `pattern.start_mask`.
+        """Mark the bytes at which a pre-token starts; see `start_mask`.
 
         text: uint8 (n,), n > 0. inner: positions in (0, n) at which documents begin.
 
@@ -92,8 +113,8 @@ class Pattern(ABC):
     def last_start(self, text: Text, begin: int) -> int:
         """Return a position near the end at which a pre-token starts, whatever text follows.
 
-        text: uint8 (n,), n > 0. begin: start of the last document, less than n. If the document
-        began before the text, begin is 0, and a pre-token starts there.
+        text: uint8 (n,), beginning with a pre-token. begin: start of the last document that begins
+        in the text, 0 if none does.
 
         Returns a position in [begin, n); `begin` if no other position is certain.
         """

@@ -26,9 +26,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.names import ALIASES, PATTERNS, REGEX_PREFIX, SPLITS_PREFIX
 from llmgpu.bpe.pretokens.unicode_classes import DEFAULT_VERSION, check_version
@@ -74,45 +71,3 @@ def as_pattern(pattern: str | Pattern) -> Pattern:
     Raises LlmgpuError for an unknown name.
     """
     return pattern if isinstance(pattern, Pattern) else get_pattern(pattern)
-
-
-def start_mask(
-    text: NDArray[np.uint8],
-    pattern: str | Pattern,
-    document_starts: NDArray[np.int64],
-    *,
-    continues: bool = False,
-) -> NDArray[np.bool_]:
-    """Mark the bytes at which a pre-token starts.
-
-    If the last document goes on after the text, the text that follows may change the marks at and
-    after the position that `last_start` returns.
-
-    text: uint8 (n,).
-    pattern: a Pattern, or a name in PATTERNS for its default version; LlmgpuError for another name.
-    document_starts: positions in text at which documents begin, in [0, n], maybe repeated; n itself
-        is ignored.
-    continues: with pattern none, whether text[0] is inside a pre-token; with any other pattern, a
-        pre-token starts at text[0].
-
-    Returns bool (n,).
-    """
-    found = as_pattern(pattern)
-    if len(text) == 0:
-        return np.zeros(0, np.bool_)
-    inner = document_starts[(document_starts > 0) & (document_starts < len(text))]
-    return found.mark(text, inner, continues=continues)
-
-
-def last_start(
-    text: NDArray[np.uint8], pattern: str | Pattern, document_starts: NDArray[np.int64]
-) -> int:
-    """Return a position near the end of a text at which a pre-token starts, whatever text follows.
-
-    text: uint8 (n,), beginning with a pre-token. pattern, document_starts: as for `start_mask`.
-
-    Returns a position in [0, n): 0 if no other position is known, or n is 0.
-    """
-    found = as_pattern(pattern)
-    begin = int(document_starts[document_starts < len(text)].max(initial=0))
-    return found.last_start(text, begin) if len(text) else 0

@@ -28,7 +28,7 @@ from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.custom_regex import HostPattern
 from llmgpu.bpe.pretokens.neighbours import NeighboursPattern
-from llmgpu.bpe.pretokens.pattern import as_pattern, start_mask
+from llmgpu.bpe.pretokens.pattern import as_pattern
 from llmgpu.bpe.pretokens.slices import Slice, SliceSource
 from llmgpu.bpe.pretokens.unicode_classes import code_point_classes
 from llmgpu.gpu.commands import Commands, Staging
@@ -241,7 +241,7 @@ class GpuPretokenizer:
         """Upload a slice's parameters and document starts; record commands that mark its starts.
 
         Bits near the slice's end are not final unless a document ends there, see
-        `pattern.start_mask`.
+        `Pattern.start_mask`.
         """
         inner = piece.starts[(piece.starts > 0) & (piece.starts < piece.length)]
         params = np.zeros(1, PARAMS)
@@ -265,7 +265,7 @@ class GpuPretokenizer:
 
     def mark_on_host(self, piece: Slice) -> None:
         """Mark all starts of the slice recorded last, which has its text, on the host."""
-        mask = start_mask(piece.text, self._pattern, piece.starts)
+        mask = self._pattern.start_mask(piece.text, piece.starts)
         self._device.write(self.start_bits, _pack_bits(mask))
         self._device.write(self.undecided, np.zeros(1, np.uint32))
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.pattern import as_pattern, last_start
+from llmgpu.bpe.pretokens.pattern import as_pattern
 from llmgpu.errors import InputError
 from llmgpu.spelling import spelled
 from llmgpu.text.corpus import Corpus, TextSource
@@ -221,7 +221,8 @@ class SliceReader:
                 cut = max(0, length - self._lookahead)
             elif full or length >= 2 * searched:
                 # A search may scan the whole text, so search again only when the text has doubled.
-                cut = last_start(room[:length], self._pattern, starts)
+                begin = int(starts[starts < length].max(initial=0))
+                cut = self._pattern.last_start(room[:length], begin)
                 searched = length
             if cut or full:
                 return Piece(room[:length], starts, closed=False), cut

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens.blocks import Pattern
-from llmgpu.bpe.pretokens.pattern import as_pattern, start_mask
+from llmgpu.bpe.pretokens.pattern import as_pattern
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES, Slice, SliceReader, word_too_long
 from llmgpu.bpe.words.distinct_words import DistinctWords, list_words, number_words
 from llmgpu.bpe.words.spilling import (
@@ -182,7 +182,7 @@ class CountTable:
 
     def add(self, piece: Slice) -> None:
         """Count the words of a slice; InputError for a word of more than MAX_WORD_BYTES."""
-        mask = start_mask(piece.text, self._pattern, piece.starts)
+        mask = self._pattern.start_mask(piece.text, piece.starts)
         # The start of each word, then the end of the last word: int64 (words + 1,).
         bounds = np.append(np.flatnonzero(mask[: piece.main_end]), piece.main_end)
         longest = int(np.diff(bounds).max(initial=0))
@@ -230,7 +230,7 @@ class EngineCountTable(EngineObject):
         """Count the words of a slice; InputError for a word of more than MAX_WORD_BYTES."""
         marks = None
         if self._pattern.for_engine().is_marked:
-            marks = start_mask(piece.text, self._pattern, piece.starts)
+            marks = self._pattern.start_mask(piece.text, piece.starts)
         text, starts = piece.text, np.ascontiguousarray(piece.starts)
         arguments = text, marks, len(text), piece.main_end, starts, len(starts), MAX_WORD_BYTES
         if too_long := self._call("count", *arguments):

@@ -20,7 +20,6 @@ from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange.formats import open_vocabulary
 from llmgpu.bpe.pretokens import neighbours
-from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.vocabulary import pieces as rules_of_pieces
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.gpu.device import Device
@@ -28,6 +27,7 @@ from llmgpu.kernel_source import constant
 from tests.bpe.encoding.test_encoder_gpu import encode
 from tests.bpe.interchange.models import model, random_pieces, random_text
 from tests.bpe.interchange.test_piece_files_reading import CASES
+from tests.bpe.patterns import start_mask
 from tests.bpe.pretokens.test_pretoken_gpu import Marker
 from tests.reference.pieces import MARK, NORMAL, Piece
 

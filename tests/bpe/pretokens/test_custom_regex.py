@@ -18,13 +18,14 @@ from llmgpu.bpe.pretokens.custom_regex import (
     splits_name,
 )
 from llmgpu.bpe.pretokens.names import PATTERNS, REGEX_PREFIX
-from llmgpu.bpe.pretokens.pattern import get_pattern, last_start, pattern_of_expression, start_mask
+from llmgpu.bpe.pretokens.pattern import get_pattern, pattern_of_expression
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.training.train import train_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, VocabularyError
 from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.patterns import last_start, start_mask
 from tests.bpe.pretokens.test_pattern import ANY_TEXT
 
 pytestmark = pytest.mark.usefixtures("cpu_engine")

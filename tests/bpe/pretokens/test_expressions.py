@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llmgpu.bpe.pretokens import blocks, expressions, unicode_classes
 from llmgpu.bpe.pretokens.blocks import RulePattern
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import last_start, start_mask
+from tests.bpe.patterns import last_start, start_mask
 from tests.conftest import examples
 from tests.cpu.texts import CHARACTERS
 from tests.reference.bpe import pre_token_starts

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.patterns import start_mask
 from tests.bpe.pretokens.test_pattern import ANY_TEXT, PIECES
 from tests.reference import bpe as reference
 from tests.reference.characters import CHARACTERS

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from llmgpu.bpe.pretokens import expressions, unicode_classes
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary import TIE_RULES
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.cpu.library import library
 from llmgpu.errors import LlmgpuError
+from tests.bpe.patterns import start_mask
 from tests.cpu.texts import ends_of
 from tests.reference import bpe as reference
 

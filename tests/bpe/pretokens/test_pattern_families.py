@@ -17,7 +17,7 @@ from tokenizers import Regex, pre_tokenizers
 from llmgpu.bpe.pretokens import blocks as pattern_blocks
 from llmgpu.bpe.pretokens import expressions, unicode_classes
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import last_start, start_mask
+from tests.bpe.patterns import last_start, start_mask
 from tests.reference import bpe as reference
 from tests.reference.characters import CHARACTERS
 

@@ -23,11 +23,12 @@ from llmgpu.bpe.encoding.encoder import Encoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.interchange.token_tables import HUGGINGFACE, TIKTOKEN
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.unicode_classes import VERSIONS, code_point_classes
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.gpu.device import Device
 from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.patterns import start_mask
 from tests.bpe.pretokens.test_pretoken_gpu import Marker
 
 # Alone, between letters, after a space, after an apostrophe, doubled, among letters of upper and

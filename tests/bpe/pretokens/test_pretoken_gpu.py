@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.pretokens.pretoken_gpu import BLOCK, REACH, GpuPretokenizer, pack_classes
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import constant
 from llmgpu.text.corpus import corpus_from_bytes
+from tests.bpe.patterns import start_mask
 from tests.bpe.pretokens.test_pattern import ANY_TEXT, PIECES
 from tests.bpe.pretokens.test_pretoken_walk_gpu import WALKING
 from tests.reference import bpe as reference

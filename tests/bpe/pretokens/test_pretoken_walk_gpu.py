@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import last_start, start_mask
 from llmgpu.bpe.pretokens.pretoken_gpu import REACH, GpuPretokenizer
 from llmgpu.bpe.pretokens.slices import Slice
 from llmgpu.gpu.device import Device
 from llmgpu.kernel_source import compose
+from tests.bpe.patterns import last_start, start_mask
 from tests.bpe.pretokens.test_pattern_families import (
     CHARACTERS,
     DOCUMENTS,

@@ -146,7 +146,7 @@ def test_a_text_that_takes_too_many_steps_is_left_to_the_package(
     assert program is not None
     text = np.frombuffer(b"a" * 120, np.uint8)
     assert program.mark(text, np.empty(0, np.int64)) is None
-    marks = pattern.mark(text, np.empty(0, np.int64), continues=False, closed=True)
+    marks = pattern.start_mask(text, np.empty(0, np.int64))
     assert np.flatnonzero(marks).tolist() == [0]
     # One call for a document, several documents, and a long one: all go to the package.
     merged = Tokenizer.train_from_iterator(

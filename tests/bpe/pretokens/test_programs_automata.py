@@ -128,7 +128,7 @@ def test_a_text_that_is_read_too_often_is_left_to_the_package(expression: str) -
     text = np.frombuffer(b"a" * 1700, np.uint8)
     assert program.mark(text, NO_PLACES) is None
     check(pattern_of("a+"), text.tobytes(), [])
-    marks = pattern_of(expression).mark(text, NO_PLACES, continues=False, closed=True)
+    marks = pattern_of(expression).start_mask(text, NO_PLACES)
     assert np.flatnonzero(marks).tolist() == [0]
 
 

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import PADDING
 from llmgpu.bpe.pretokens import slices
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import start_mask
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader
 from llmgpu.cpu.library import library
 from llmgpu.errors import InputError
 from llmgpu.text.corpus import Corpus, corpus_from_bytes
 from llmgpu.text.documents import Piece
+from tests.bpe.patterns import start_mask
 from tests.reference import bpe as reference
 
 LETTERS = b"ab1 \n\t'.s\x00\xc3\xa9\xff"

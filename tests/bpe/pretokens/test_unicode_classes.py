@@ -15,9 +15,10 @@ from tokenizers import Regex, pre_tokenizers
 
 from llmgpu.bpe.pretokens import unicode_classes
 from llmgpu.bpe.pretokens.names import PATTERNS
-from llmgpu.bpe.pretokens.pattern import get_pattern, start_mask
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.pretokens.unicode_classes import VERSIONS, code_point_classes
 from llmgpu.errors import LlmgpuError
+from tests.bpe.patterns import start_mask
 from tests.reference.characters import CHARACTERS
 
 ROOT = Path(__file__).parents[3]
