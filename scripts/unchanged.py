@@ -336,10 +336,9 @@ RULES: dict[str, list[str]] = {
         r"^self\._table = table ",  # time alone: words are matched again
     ],
     "llmgpu/bpe/words/spilling.py": [
-        r"^self\._pieces, self\._kept_bytes = \[\], 0 .*: 0 -> 1$",  # a limit, but for one byte
         r"^self\._end = 0 .*: 0 -> 1$",  # the first byte of a temporary file is not used
         r"^self\._file\.close\(\) .*left out$",  # the next line lets go of it
-        r"^if self\._kept_bytes > self\._most_bytes // 2: .*: (?:2 -> 3|.* >= )",  # earlier
+        r"^if words\.nbytes > self\._most_bytes // 2: .*: (?:2 -> 3|.* >= )",  # earlier
     ],
     "llmgpu/bpe/pretokens/slices.py": [
         r"^if len\(buffer\) < 2 \* len\(self\._tail\)",  # time alone: when a buffer grows

@@ -104,7 +104,7 @@ class Checkpoint:
             return None
         is_unused = _is_unused(folder)
         if not is_unused:  # check before writing, because the folder may belong to another program
-            begun = _read_run(folder / _RUN)
+            begun = _read_content(folder)["run"]
             check_same_run(f"{folder} is the checkpoint of another run", begun, run)
         checkpoint = cls(folder)
         with undoing(checkpoint.close):
@@ -121,7 +121,7 @@ class Checkpoint:
         folder = Path(path)
         if not os.path.lexists(folder) or _is_unused(folder) or _outputs_of(folder) is not None:
             return None
-        version = _read_run(folder / _RUN).get(UNICODE_FACT)
+        version = _read_content(folder)["run"].get(UNICODE_FACT)
         return None if version is None else str(version)
 
     @classmethod
@@ -136,7 +136,7 @@ class Checkpoint:
     def is_done(cls, path: str | Path, run: Run, outputs: Iterable[str]) -> bool:
         """Whether the folder records `run` as finished, and the `outputs` are unchanged since."""
         made = _outputs_of(Path(path))
-        if made is None or _read_run(Path(path) / _RUN) != json.loads(json.dumps(run)):
+        if made is None or _read_content(Path(path))["run"] != json.loads(json.dumps(run)):
             return False
         names = [os.path.abspath(name) for name in outputs]
         return all(map(os.path.exists, names)) and made == list(map(file_facts, names))
@@ -218,28 +218,23 @@ def _is_unused(folder: Path) -> bool:
 def _outputs_of(folder: Path) -> list[list[Any]] | None:
     """Return the facts of a finished run's output files; None if the folder has no finished run."""
     try:
-        outputs = _read_content(folder / _RUN).get("outputs")
+        outputs = _read_content(folder).get("outputs")
     except InputError:
         return None
     is_list = isinstance(outputs, list) and all(isinstance(each, list) for each in outputs)
     return outputs if is_list else None
 
 
-def _read_run(path: Path) -> Run:
-    run: Run = _read_content(path)["run"]
-    return run
-
-
-def _read_content(path: Path) -> dict[str, Any]:
+def _read_content(folder: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_whole(path, "description of a run"))
+        content = json.loads(read_whole(folder / _RUN, "description of a run"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path.parent} is not a checkpoint of training: {error}") from error
+        raise InputError(f"{folder} is not a checkpoint of training: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
-        raise InputError(f"{path.parent} is not a checkpoint of training")
+        raise InputError(f"{folder} is not a checkpoint of training")
     if content.get("version") != FORMAT_VERSION or not isinstance(content.get("run"), dict):
         raise InputError(
-            f"{path.parent}: version {content.get('version')} of the format, but this llmgpu reads "
+            f"{folder}: version {content.get('version')} of the format, but this llmgpu reads "
             f"version {FORMAT_VERSION}"
         )
     return content

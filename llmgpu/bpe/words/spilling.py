@@ -65,7 +65,6 @@ class WordAccumulator:
         block_bytes = self._most_bytes // _MOST_MERGED
         self._block_bytes = min(max(block_bytes, _LEAST_BLOCK), _MOST_BLOCK)
         self._pieces: list[DistinctWords] = []
-        self._kept_bytes = 0
         self._runs: list[Run] = []
         self._file: RunFile | None = None
         self._lock = threading.Lock()
@@ -88,14 +87,13 @@ class WordAccumulator:
             return
         with self._lock:
             self._pieces.append(words)
-            self._kept_bytes += words.nbytes
-            if self._kept_bytes <= self._most_bytes:
+            if sum(piece.nbytes for piece in self._pieces) <= self._most_bytes:
                 return
             words = add_up(self._pieces)
-            self._pieces, self._kept_bytes = [words], words.nbytes
+            self._pieces = [words]
             # Spill words even if they only exceed half of the limit. Otherwise little memory would
             # be free, and the words would soon be added up again.
-            if self._kept_bytes > self._most_bytes // 2:
+            if words.nbytes > self._most_bytes // 2:
                 self._write_run(words)
 
     def result(self) -> DistinctWords:
@@ -106,7 +104,7 @@ class WordAccumulator:
         """
         words = self._pieces[0] if len(self._pieces) == 1 else add_up(self._pieces)
         if self._file is None:
-            self._pieces, self._kept_bytes = [], 0
+            self._pieces = []
             return words
         if len(words):
             self._write_run(add_up([words]))
@@ -121,7 +119,7 @@ class WordAccumulator:
 
     def _write_run(self, words: DistinctWords) -> None:
         """Write words, the sum of all portions, to the temporary file, and free the portions."""
-        self._pieces, self._kept_bytes = [], 0
+        self._pieces = []
         self._file = self._file or RunFile(self._block_bytes)
         self._runs.append(self._file.write([words]))
 
