@@ -83,11 +83,6 @@ class NeighboursPattern(Pattern):
     def _flags(self) -> NDArray[np.bool_]:
         return np.unpackbits(self.bits, bitorder="little").astype(np.bool_)
 
-    def _may_cut(self, before: NDArray[np.uint32], after: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        known = self._flags[1 << PAIR_BITS :]
-        cut: NDArray[np.bool_] = ~self._flags[_indices(before, after)]
-        return cut & (known[before] | known[after])
-
     def _cuts(self, data: bytes, *, only_valid: bool = False) -> Positions:
         """Return the positions above 0 at which a document may be cut: int64, ascending.
 
@@ -99,7 +94,8 @@ class NeighboursPattern(Pattern):
         is_alone = (points >= 0xDC80) & (points < 0xDD00)
         points = np.where(is_alone, points - np.uint32(0xDC00) + np.uint32(_POINTS), points)
         # Cut between characters where this is allowed, but never before a continuation byte.
-        cut = self._may_cut(points[:-1], points[1:])
+        before, after, known = points[:-1], points[1:], self._flags[1 << PAIR_BITS :]
+        cut = ~self._flags[_indices(before, after)] & (known[before] | known[after])
         if only_valid:
             cut &= ~is_alone[:-1] & ~is_alone[1:]
         first = np.frombuffer(data, np.uint8)

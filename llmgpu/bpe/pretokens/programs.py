@@ -299,26 +299,23 @@ class _Parser:
     def parse(self, expression: str) -> _Node:
         """Return the root of an expression; _NotCompiledError if it can't be compiled."""
         self._text, self._at = expression, 0
-        root = self._alternatives(ignore_case=False, depth=0)
+        root = self._alternatives(ignore_case=False)
         if self._at < len(expression) or root.is_optional:
             raise _NotCompiledError
         return root
 
-    def _alternatives(self, *, ignore_case: bool, depth: int) -> _Node:
+    def _alternatives(self, *, ignore_case: bool) -> _Node:
         """Read alternatives up to the end of a group."""
-        found = [self._sequence(ignore_case, depth)]
-        while self._text.startswith("|", self._at):
-            self._at += 1
-            found.append(self._sequence(ignore_case, depth))
-        return found[0] if len(found) == 1 else _choice(found)
+        found: list[list[_Node]] = [[]]
+        while self._at < len(self._text) and self._text[self._at] != ")":
+            if self._text[self._at] == "|":
+                self._at += 1
+                found.append([])
+            else:
+                found[-1].append(self._part(ignore_case))
+        return _choice([*map(_joined, found)])
 
-    def _sequence(self, ignore_case: bool, depth: int) -> _Node:
-        parts: list[_Node] = []
-        while self._at < len(self._text) and self._text[self._at] not in "|)":
-            parts.append(self._part(ignore_case, depth))
-        return _joined(parts)
-
-    def _part(self, ignore_case: bool, depth: int) -> _Node:
+    def _part(self, ignore_case: bool) -> _Node:
         """Read a set or a group, with its quantifier."""
         # A set.
         group = _GROUP.match(self._text, self._at)
@@ -330,10 +327,8 @@ class _Parser:
             spelled = f"(?i:{found[0]})" if ignore_case else found[0]
             return _repeated(self.sets.setdefault(spelled, len(self.sets)), *self._quantifier())
         # A group: a lookahead, an optional group or a plain one.
-        if depth > _MOST_SETS:
-            raise _NotCompiledError
         self._at = group.end()
-        inner = self._alternatives(ignore_case=ignore_case or group[1] == "i:", depth=depth + 1)
+        inner = self._alternatives(ignore_case=ignore_case or group[1] == "i:")
         if not self._text.startswith(")", self._at):
             raise _NotCompiledError
         self._at += 1

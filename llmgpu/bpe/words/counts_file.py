@@ -173,11 +173,14 @@ class CountsReader(Closing):
                     raise InputError("damaged: the lengths of its words do not match its data")
                 data = self._column(data_begin, np.dtype(np.uint8), begin, int(offsets[-1]))
                 counts = self._column(counts_begin, _COUNT, first, count).astype(np.int64)
+                block = DistinctWords(data, offsets, counts)
+                if not 1 <= block.lengths.min() <= block.lengths.max() <= MAX_WORD_BYTES:
+                    raise InputError("damaged: a word has no bytes, or too many")
+                if counts.min() < 1:
+                    raise InputError("damaged: a count is less than 1")
                 # The words must ascend, within the block and after the last word of the previous
                 # block.
-                block = DistinctWords(data, offsets, counts)
-                _check_words(block)
-                if last_word >= block.spell(0) and first:
+                if last_word >= block.spell(0) or not is_ascending(data, offsets):
                     raise InputError("damaged: its words are not in order")
                 last_word = block.spell(count - 1)
                 first, begin = first + count, begin + len(data)
@@ -357,16 +360,6 @@ def _check_header(header: dict[str, Any], packed: bytes) -> WordCounts:
     if not are_sound or packed != _packed_header(facts, *totals):
         raise InputError("damaged: its header is not in canonical form")
     return facts
-
-
-def _check_words(words: DistinctWords) -> None:
-    lengths = words.lengths
-    if len(words) and not 1 <= lengths.min() <= lengths.max() <= MAX_WORD_BYTES:
-        raise InputError("damaged: a word has no bytes, or too many")
-    if len(words) and words.counts.min() < 1:
-        raise InputError("damaged: a count is less than 1")
-    if not is_ascending(words.data, words.offsets):
-        raise InputError("damaged: its words are not in order")
 
 
 # Bytes of words that are read from all files together at a time. Merging takes about 10 times as
