@@ -331,16 +331,15 @@ def _check_header(header: dict[str, Any], packed: bytes) -> WordCounts:
 
     Returns the facts in the header.
     """
-    documents, *totals = [header.get(name) for name in _TOTALS]
+    every: list[Any] = [header.get(name) for name in _TOTALS]
+    documents, *totals = every
     name, expression = header.get("pattern"), header.get("expression")
     separators: Any = header.get("separators")
     unicode = header.get("unicode", DEFAULT_VERSION)
     are_sound = isinstance(separators, list) and all(
         type(separator) is bytes and separator for separator in separators
     )
-    are_sound &= all(
-        type(total) is int and 0 <= total <= MAX_TEXT_BYTES for total in (documents, *totals)
-    )
+    are_sound &= all(type(total) is int and 0 <= total <= MAX_TEXT_BYTES for total in every)
     # Refuse the words if this version of llmgpu cuts text differently by the pattern of that name.
     try:
         facts = WordCounts(
