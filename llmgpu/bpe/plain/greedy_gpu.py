@@ -198,7 +198,6 @@ class _Slot:
         device = self._device = encoder._device
         self.staging = Staging(device, slice_bytes)
         self.pretokenizer = GpuPretokenizer(device, encoder._vocabulary.cut, slice_bytes)
-        self.state, self._long_args = shared["slice_state"], shared["long_args"]
         self._compact = device.create_buffer("compact output", 4 * slice_bytes)
         self._params = device.create_buffer("trie params", PARAMS.itemsize)
         self._state_copy, self._ids_copy = Download(device), Download(device)
@@ -221,12 +220,12 @@ class _Slot:
         self.staging.copy_to(commands, self.pretokenizer.text, piece.length)
         self.pretokenizer.record(commands, piece)
         commands.dispatch(chunk_entry, chunk_groups)
-        commands.dispatch_indirect(long_exit, self._long_args, 0)
-        commands.dispatch_indirect(long_chain, self._long_args, 12)
+        commands.dispatch_indirect(long_exit, self.shared["long_args"], 0)
+        commands.dispatch_indirect(long_chain, self.shared["long_args"], 12)
         commands.dispatch(tokenizer, chunk_groups)
         commands.dispatch(prefix_sum, 1)
         commands.dispatch(compact, chunks)
-        states = (self.state, 4 * STATE_WORDS), (self.pretokenizer.undecided, 4)
+        states = (self.shared["slice_state"], 4 * STATE_WORDS), (self.pretokenizer.undecided, 4)
         self._state_copy.record(commands, *states)
         commands.submit()
 
@@ -245,7 +244,7 @@ class _Slot:
         # them.
         rows = [-(-chunks // 65_535), -(-chunks // self._device.workgroup_size // 65_535)]
         long_args = [0, max(1, rows[0]), 1, 0, max(1, rows[1]), 1]
-        self._device.write(self._long_args, np.array(long_args, np.uint32))
+        self._device.write(self.shared["long_args"], np.array(long_args, np.uint32))
 
     def wait(self) -> tuple[bool, NDArray[np.uint32]]:
         """Wait for the slice; return whether all pre-token starts are decided, and the final state.

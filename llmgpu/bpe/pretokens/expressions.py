@@ -22,23 +22,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgpu.bpe.pretokens import unicode_classes
-from llmgpu.bpe.pretokens.unicode_classes import CLASS_CODE, CONTINUES, LONG_S_CODE
+from llmgpu.bpe.pretokens.unicode_classes import (
+    CLASS_CODE,
+    CONTINUES,
+    LONG_S_CODE,
+    UPPERCASE,
+    WHITE_SPACE,
+)
 
 INCOMPLETE = 3  # largest number of bytes that an incomplete character has at the end of a text
 _LOOKAHEAD = 4  # bytes; every contraction is shorter
 _BLOCK = 1 << 16  # starts listed, and codes searched, at once
 
+# The code of each class that has a set, in the order of the classes' numbers.
 _UPPER, _LOWER, _LETTER, _MARK, _NUMBER, _SPACE = (
-    rf"\x{CLASS_CODE + number:02x}"
-    for number in (
-        unicode_classes.UPPERCASE,
-        unicode_classes.LOWERCASE,
-        unicode_classes.OTHER_LETTER,
-        unicode_classes.MARK,
-        unicode_classes.NUMBER,
-        unicode_classes.WHITE_SPACE,
-    )
+    rf"\x{CLASS_CODE + number:02x}" for number in range(UPPERCASE, WHITE_SPACE + 1)
 )
 _LONG_S, _MORE = rf"\x{LONG_S_CODE:02x}", rf"\x{CONTINUES:02x}"
 _LOWER += _LONG_S

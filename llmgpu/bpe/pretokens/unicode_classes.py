@@ -30,13 +30,9 @@ UNRECORDED_VERSION = "18.0"
 
 CODE_POINTS = 0x110000
 
-OTHER = 0
-UPPERCASE = 1  # Lu, Lt
-LOWERCASE = 2  # Ll
-OTHER_LETTER = 3  # Lm, Lo
-MARK = 4  # M
-NUMBER = 5  # N
-WHITE_SPACE = 6
+# The classes. In Unicode's categories, UPPERCASE is Lu and Lt, LOWERCASE is Ll, OTHER_LETTER is Lm
+# and Lo, MARK is M, and NUMBER is N.
+OTHER, UPPERCASE, LOWERCASE, OTHER_LETTER, MARK, NUMBER, WHITE_SPACE = range(7)
 
 _LETTERS = "oulxmns"
 

@@ -155,13 +155,12 @@ class Training:
                     "batched one"
                 )
             return self._recount(source)
-        is_kept = checkpoint is not None and checkpoint.has_counts
-        if checkpoint and is_kept:
+        if checkpoint and checkpoint.has_counts:
             source = load_counts(checkpoint.counts_path)
         counts = source if isinstance(source, WordCounts) else self.count(source)
         text_bytes, count = counts.words.text_bytes, len(counts.words)
         _require_text(text_bytes)
-        if checkpoint and not is_kept:
+        if checkpoint and not checkpoint.has_counts:
             save_counts(checkpoint.counts_path, counts)
         if counts_output is not None:
             save_counts(counts_output, counts)
@@ -184,16 +183,13 @@ class Training:
         device, options = self._counting_device, self._options
 
         # Report the memory for the words so far, extrapolated to the rest of the text.
-        def estimate(words: int, nbytes: int, left: float = 1.0) -> None:
-            memory, likely = (
-                self.words_memory(words * times, nbytes * times, merges=merges)
-                for times in (left, left**USUAL_GROWTH)
-            )
-            self._tell_memory(memory._replace(likely=likely.host) if left > 1 else memory)
-
         def on_words(words: int, nbytes: int) -> None:
             if (left := corpus.left) is not None:
-                estimate(words, nbytes, left)
+                memory, likely = (
+                    self.words_memory(words * times, nbytes * times, merges=merges)
+                    for times in (left, left**USUAL_GROWTH)
+                )
+                self._tell_memory(memory._replace(likely=likely.host) if left > 1 else memory)
 
         if device is None:
             with self._phase("count words"):
@@ -214,7 +210,7 @@ class Training:
             if compiling is not None:
                 compiling.result()
         # All words are known: report the memory for them.
-        estimate(len(words), len(words.data))
+        self._tell_memory(self.words_memory(len(words), len(words.data), merges=merges))
         if not may_be_empty:
             _require_text(corpus.text_bytes)
         separators, unicode = corpus.options.separators, options.unicode

@@ -172,7 +172,10 @@ class GpuWordTable:
 
 
 class WordSlot:
-    """Buffers of one slice on a device: staging memory, text, start bits and pending words."""
+    """Buffers of one slice on a device: staging memory, text, start bits and pending words.
+
+    main_end: length of the main part of the uploaded slice in bytes, see `Slice.main_end`.
+    """
 
     def __init__(self, device: Device, pattern: str | Pattern, slice_bytes: int) -> None:
         self.device = device
@@ -182,7 +185,6 @@ class WordSlot:
         self._state_copy = Download(device)
         self._generation = 0
         self._kernels: dict[str, BoundKernel] = {}
-        self._piece: Slice | None = None
         self.buffers: dict[str, Buffer] = {
             "text": self._pretokenizer.text,
             "start_bits": self._pretokenizer.start_bits,
@@ -191,14 +193,8 @@ class WordSlot:
             "undecided": self._pretokenizer.undecided,
         }
 
-    @property
-    def main_end(self) -> int:
-        """Length of the main part of the uploaded slice in bytes, see `Slice.main_end`."""
-        return self._piece.main_end if self._piece else 0
-
     def read_slice(self) -> Slice:
         """Return the uploaded slice with its text, read back from the device."""
-        assert self._piece is not None
         return self._pretokenizer.read_back(self._piece)
 
     def mark_on_host(self) -> None:
@@ -207,7 +203,7 @@ class WordSlot:
 
     def upload(self, commands: Commands, piece: Slice) -> None:
         """Record commands that upload a slice from staging memory and mark the starts of words."""
-        self._piece = piece
+        self._piece, self.main_end = piece, piece.main_end
         params = np.array((piece.main_end, len(piece.document_starts), 0, 0), np.uint32)
         self.device.write(self.buffers["params"], params)
         self.staging.copy_to(commands, self.buffers["text"], piece.length)
