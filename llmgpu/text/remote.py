@@ -173,12 +173,14 @@ class RemoteSource:
         return info["size"], hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
-class PositionedFile(io.RawIOBase):
-    """A file with its own read position, `_position`. Subclasses define `readinto`."""
+class RemoteFile(io.RawIOBase):
+    """An open file of another machine."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, source: RemoteSource, block_bytes: int | None = None) -> None:
+        """Open the file; InputError if that fails."""
         super().__init__()
-        self._size, self._position = size, 0
+        self.source, self._block_bytes, self._position = source, block_bytes, 0
+        self._file = _attempt(source.url, lambda: source.open_once(block_bytes))
 
     def readable(self) -> bool:
         return True
@@ -191,26 +193,16 @@ class PositionedFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         """Set the position; see `io.IOBase.seek`."""
-        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}
+        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.source.size}
         self._position = max(0, begin[whence] + offset)
         return self._position
-
-
-class RemoteFile(PositionedFile):
-    """An open file of another machine."""
-
-    def __init__(self, source: RemoteSource, block_bytes: int | None = None) -> None:
-        """Open the file; InputError if that fails."""
-        super().__init__(source.size)
-        self.source, self._block_bytes = source, block_bytes
-        self._file = _attempt(source.url, lambda: source.open_once(block_bytes))
 
     def readinto(self, buffer: Any, /) -> int:
         """Fill the front of `buffer`; return the number of bytes, 0 at the end.
 
         Raises InputError if reading fails.
         """
-        wanted = min(len(memoryview(buffer)), max(0, self._size - self._position))
+        wanted = min(len(memoryview(buffer)), max(0, self.source.size - self._position))
         if wanted == 0:
             return 0
 

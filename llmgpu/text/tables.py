@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
-from typing import Any, BinaryIO, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from llmgpu.cpu.library import library
 from llmgpu.cpu.texts import is_valid_utf8
 from llmgpu.errors import InputError
-from llmgpu.input_files import input_errors, quote
+from llmgpu.input_files import STANDARD_INPUT, input_errors, quote
 from llmgpu.machine import usable_processors
 from llmgpu.pipeline import Begun
 from llmgpu.text.compressions import PYARROW, PYARROW_COMPUTE, PYARROW_IPC, PYARROW_PARQUET
@@ -39,7 +39,6 @@ from llmgpu.text.documents import (
     Template,
     field_hint,
 )
-from llmgpu.text.remote import PositionedFile
 from llmgpu.text.streams import Source, check_unchanged, with_status
 
 _BATCH_BYTES = 1 << 22
@@ -50,19 +49,6 @@ _BEGUN = 2  # row groups of a file read while an earlier file is still being rea
 _AHEAD_BYTES = 16 << 20  # bytes of a row group's rows that are decoded in advance
 _SHOWN_COLUMNS = 20
 _FILE_MARK = b"ARROW1"  # first bytes of a file in Arrow's file format; a stream has none
-
-
-class _Places(PositionedFile):
-    """A regular file with its own read position on a descriptor that several readers share."""
-
-    def __init__(self, descriptor: int, size: int) -> None:
-        super().__init__(size)
-        self._descriptor = descriptor
-
-    def readinto(self, buffer: Any, /) -> int:
-        count = os.preadv(self._descriptor, [buffer], self._position)
-        self._position += count
-        return count
 
 
 class ParquetFile:
@@ -93,7 +79,7 @@ class ParquetFile:
         self._others: list[str] = []  # further columns that the template needs
         self._arrow = PYARROW.require(path)
         with input_errors(path):
-            self._raw = io.BufferedReader(cast(io.RawIOBase, source.open()), _BUFFER_BYTES)
+            self._raw = io.BufferedReader(cast(io.RawIOBase, source.open()))
         try:
             with self._damage():
                 self._source = with_status(source, self._raw)
@@ -101,22 +87,23 @@ class ParquetFile:
                 # Small files are read without Arrow's buffer, which grows to the size that a page
                 # claims, up to 2 GB.
                 self._buffer_bytes = _BUFFER_BYTES if self._size > _AHEAD_BYTES else 0
-                self._file = self._open_table(self._raw)
+                # Threads can share a file that Arrow itself has opened.
+                is_shared = self._source.is_file and path != STANDARD_INPUT
+                self._input = self._arrow.OSFile(path) if is_shared else self._raw
+                self._file = self._open_table()
                 self._names = [*map(self._find_column, self._columns)]
         except InputError:
             self._raw.close()
             raise
-        # `_groups` yields the arrays of each row group in order. Threads need preadv and a local
-        # file.
-        shares = self._source.is_file and hasattr(os, "preadv")
-        most = min(usable_processors(), _AHEAD) if shares else 0
+        # `_groups` yields the arrays of each row group in order.
+        most = min(usable_processors(), _AHEAD) if is_shared else 0
         read: Callable[[tuple[int, int]], Iterable[Any]]
         read = self._read_ahead if most > 1 else self._read
         self._groups = Begun(self._find_groups(), read, min(most, self._file.num_row_groups))
 
-    def _open_table(self, raw: BinaryIO, metadata: Any = None) -> Any:
+    def _open_table(self, metadata: Any = None) -> Any:
         how = {"metadata": metadata, "pre_buffer": False, "buffer_size": self._buffer_bytes}
-        return PYARROW_PARQUET.require(self._path).ParquetFile(raw, **how)
+        return PYARROW_PARQUET.require(self._path).ParquetFile(self._input, **how)
 
     def documents(self, policy: InputPolicy) -> Iterator[Piece]:
         """Yield the text of rows; InputError for damage or, under "strict", invalid UTF-8."""
@@ -222,9 +209,8 @@ class ParquetFile:
 
         Threads can't share a reader of Arrow, so each row group has its own reader.
         """
-        raw = io.BufferedReader(_Places(self._raw.fileno(), self._size), _BUFFER_BYTES)
         with self._damage():
-            file = self._open_table(raw, self._file.metadata)
+            file = self._open_table(self._file.metadata)
         batches = self._read(group, file)
         arrays = []
         nbytes = 0
@@ -299,7 +285,7 @@ class ArrowFile(ParquetFile):
         if not source.is_file:
             raise InputError(f"{source.path}: Arrow is read from files of this machine only")
 
-    def _open_table(self, raw: BinaryIO, metadata: Any = None) -> Any:
+    def _open_table(self, metadata: Any = None) -> Any:
         return _Batches(self._path, PYARROW.require(self._path), PYARROW_IPC.require(self._path))
 
 
