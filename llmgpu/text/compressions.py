@@ -13,7 +13,7 @@ import importlib
 import lzma
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol, cast
@@ -21,9 +21,9 @@ from typing import Any, BinaryIO, Protocol, cast
 from llmgpu.errors import InputError
 
 _ZSTD_READ_BYTES = 1 << 20
-_ZSTD_STEP_BYTES = 1 << 13  # bytes of input in a step; the output may be 32,768 times as long
-# blocks (up to 128 KiB each) decompressed in a step, if the ends of the blocks are known
-_ZSTD_BLOCKS = 8
+_ZSTD_STEP_BYTES = 1 << 13  # bytes taken at a time of a frame without text
+_ZSTD_HEAD_BYTES = 5  # first bytes of a frame, which tell the length of its header
+_ZSTD_MARK = b"\x28\xb5\x2f\xfd"
 
 
 class Decompressor(Protocol):
@@ -65,20 +65,14 @@ PYARROW_COMPUTE = Package("pyarrow.compute", "parquet")
 
 
 class ZstdFile:
-    """Decompresses a .zst file, of any number of frames, in steps of bounded size.
+    """Decompresses a .zst file, of any number of frames, a block (up to 128 KiB) at a time.
 
     A file that ends inside a frame is damaged.
     """
 
     def __init__(self, raw: BinaryIO) -> None:
         """Decompress `raw`; InputError if the package zstandard is missing."""
-        self._raw = raw
-        self._decoder = ZSTANDARD.require(".zst").ZstdDecompressor()
-        self._frame: Any = None  # decoder of the current frame; None between frames
-        self._is_empty = True
-        # offset of the next block in `_compressed`, None if unknown
-        self._next_block: int | None = None
-        self._compressed = memoryview(b"")
+        self._blocks = _zstd_blocks(raw, ZSTANDARD.require(".zst"))
         self._text = memoryview(b"")
 
     def readinto(self, buffer: memoryview, /) -> int:
@@ -86,70 +80,53 @@ class ZstdFile:
 
         Raises ZstdError or EOFError for a damaged file.
         """
-        while not self._text:
-            if not self._compressed:
-                self._compressed = memoryview(self._raw.read(_ZSTD_READ_BYTES) or b"")
-            if not self._compressed:
-                if self._frame is not None or self._is_empty:
-                    raise EOFError("it ends inside a frame")
-                return 0
-            self._text = memoryview(self._decompress())
+        while not self._text and (block := next(self._blocks, None)) is not None:
+            self._text = memoryview(block)
         count = min(len(buffer), len(self._text))
         buffer[:count] = self._text[:count]
         self._text = self._text[count:]
         return count
 
     def close(self) -> None:
-        self._compressed = self._text = memoryview(b"")
-
-    def _decompress(self) -> bytes:
-        """Decompress the next few of the compressed bytes, and return their text."""
-        if self._frame is None:
-            self._frame, self._is_empty = self._decoder.decompressobj(), False
-            self._next_block = _first_zstd_block(self._compressed)
-        step = self._compressed[: self._step_bytes()]
-        text: bytes = self._frame.decompress(step)
-        used = len(step)
-        if self._frame.eof:
-            used -= len(self._frame.unused_data)
-            self._frame = None
-        elif self._next_block is not None:
-            self._next_block -= used
-        self._compressed = self._compressed[used:]
-        return text
-
-    def _step_bytes(self) -> int:
-        """Return how many compressed bytes to decompress next: some blocks (RFC 8878), else 8 KiB.
-
-        A smaller step needs less memory for its output. The text does not depend on the step.
-        """
-        data, end = self._compressed, 0
-        # Walk over the headers of blocks as long as the end of the block is known.
-        for _ in range(_ZSTD_BLOCKS):
-            if self._next_block is None or self._next_block >= len(data):
-                break
-            end = self._next_block
-            header = data[end : end + 3]
-            number = int.from_bytes(header, "little")
-            is_last, kind, size = number & 1, number >> 1 & 3, number >> 3
-            if len(header) == 3:
-                # a block of kind 1 stores one byte, to be repeated
-                end += 3 + (1 if kind == 1 else size)
-            self._next_block = None if is_last or len(header) < 3 else end
-        return min(self._next_block or end, len(data)) or _ZSTD_STEP_BYTES
+        self._blocks.close()
+        self._text = memoryview(b"")
 
 
-def _first_zstd_block(data: memoryview) -> int | None:
-    """Return the offset of the first block of a frame; None if unknown.
+def _zstd_blocks(raw: BinaryIO, package: Any) -> Generator[bytes, None, None]:
+    """Yield the text of each block of a .zst file (RFC 8878).
 
-    data: the first bytes of the frame.
+    The text of a whole frame may be 32,768 times as long as the frame.
     """
-    if len(data) < 5 or bytes(data[:4]) != b"\x28\xb5\x2f\xfd":
-        return None
-    descriptor = data[4]
-    is_single = descriptor >> 5 & 1
-    size_bytes = (is_single, 2, 4, 8)[descriptor >> 6]
-    return 5 + (not is_single) + (0, 1, 2, 4)[descriptor & 3] + size_bytes
+    held = memoryview(b"")
+
+    def take(nbytes: int) -> bytes:
+        """Return the next bytes of the file, fewer only at its end."""
+        nonlocal held
+        while len(held) < nbytes and (more := raw.read(_ZSTD_READ_BYTES)):
+            held = memoryview(bytes(held) + more)
+        taken, held = bytes(held[:nbytes]), held[nbytes:]
+        return taken
+
+    decoder, is_empty = package.ZstdDecompressor(), True
+    while (data := take(_ZSTD_HEAD_BYTES)) or is_empty:
+        frame, is_empty = decoder.decompressobj(), False
+        has_blocks = len(data) == _ZSTD_HEAD_BYTES and data.startswith(_ZSTD_MARK)
+        has_checksum = has_blocks and data[4] & 4
+        if has_blocks:
+            data += take(package.frame_header_size(data) - len(data))
+        yield frame.decompress(data)
+        while not frame.eof:
+            data = take(3 if has_blocks else _ZSTD_STEP_BYTES)
+            if not data:
+                raise EOFError("it ends inside a frame")
+            if has_blocks:
+                number = int.from_bytes(data, "little")
+                is_last, kind, size = number & 1, number >> 1 & 3, number >> 3
+                # A block of kind 1 stores one byte, to be repeated.
+                data += take((1 if kind == 1 else size) + (4 if is_last and has_checksum else 0))
+            yield frame.decompress(data)
+        if frame.unused_data:
+            held = memoryview(frame.unused_data + bytes(held))
 
 
 def _open_gzip(raw: BinaryIO) -> Decompressor:

@@ -34,7 +34,7 @@ def test_frames_are_read_one_after_the_other(tmp_path: Path, name: str, size: in
 
 @pytest.mark.parametrize("read_bytes", [1 << 20, 50_000, 1001])
 @pytest.mark.parametrize("kind", ["zeros", "words", "noise"])
-def test_few_blocks_are_decompressed_at_a_time(
+def test_one_block_is_decompressed_at_a_time(
     monkeypatch: pytest.MonkeyPatch, kind: str, read_bytes: int
 ) -> None:
     monkeypatch.setattr(compressions, "_ZSTD_READ_BYTES", read_bytes)
@@ -51,9 +51,7 @@ def test_few_blocks_are_decompressed_at_a_time(
     while count := file.readinto(buffer):
         found.append(bytes(buffer[:count]))
     assert b"".join(found) == 2 * data
-    assert max(map(len, found)) <= 10 << 17
-    if kind == "words" and read_bytes == 1 << 20:
-        assert len(found) <= 30
+    assert max(map(len, found)) <= 1 << 17
 
 
 def test_position_and_size(tmp_path: Path) -> None:
