@@ -60,7 +60,6 @@ class Package:
 
 ZSTANDARD = Package("zstandard", "zstd")
 PYARROW, PYARROW_PARQUET = Package("pyarrow", "parquet"), Package("pyarrow.parquet", "parquet")
-PYARROW_IPC = Package("pyarrow.ipc", "parquet")
 PYARROW_COMPUTE = Package("pyarrow.compute", "parquet")
 
 

@@ -143,13 +143,6 @@ class RemoteSource:
         self._system, self._name = _attempt(url, lambda: _open_file_system(url))
         self.size, self.version = self._describe()
 
-    def open(self, block_bytes: int | None = None) -> RemoteFile:
-        """Return the open file, which tries failed reads again; InputError if opening it fails.
-
-        block_bytes: bytes to request at least at a time; None for the default of the file system.
-        """
-        return RemoteFile(self, block_bytes)
-
     def open_once(self, block_bytes: int | None) -> Any:
         """Return the file as opened by fsspec, without retries."""
         return self._system.open(self._name, "rb", block_size=block_bytes)
@@ -174,10 +167,13 @@ class RemoteSource:
 
 
 class RemoteFile(io.RawIOBase):
-    """An open file of another machine."""
+    """An open file of another machine, which tries failed reads again."""
 
     def __init__(self, source: RemoteSource, block_bytes: int | None = None) -> None:
-        """Open the file; InputError if that fails."""
+        """Open the file; InputError if that fails.
+
+        block_bytes: bytes to request at least at a time; None for the default of the file system.
+        """
         super().__init__()
         self.source, self._block_bytes, self._position = source, block_bytes, 0
         self._file = _attempt(source.url, lambda: source.open_once(block_bytes))

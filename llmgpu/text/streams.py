@@ -36,7 +36,7 @@ from llmgpu.pipeline import Begun
 from llmgpu.spelling import spelled
 from llmgpu.text.compressions import COMPRESSIONS, PACKAGES, Decompressor, read_errors
 from llmgpu.text.documents import InputPolicy, Piece, Template
-from llmgpu.text.remote import RemoteSource
+from llmgpu.text.remote import RemoteFile, RemoteSource
 
 AUTO, TEXT, BYTES = "auto", "text", "bytes"  # formats of sources, see `llmgpu.text.sources`
 
@@ -61,7 +61,7 @@ class Source(NamedTuple):
     path: name of the file, "-" for standard input.
     size: bytes on disk; None for a pipe or a device.
     changed_ns: time of the last change, in nanoseconds; None if unknown.
-    remote: opens a file of another machine; None for a local file.
+    remote: a file of another machine; None for a local file.
     span: begin and end of the bytes to read; None for the whole file. Of a .parquet, the rows that
         would begin in the span if all rows had the same size.
     continues: whether the span begins inside a document.
@@ -105,7 +105,7 @@ class Source(NamedTuple):
     def open(self) -> BinaryIO:
         """Open the file, or standard input; OSError or InputError if that fails."""
         if self.remote is not None:
-            return cast(BinaryIO, self.remote.open())
+            return cast(BinaryIO, RemoteFile(self.remote))
         if self.path != STANDARD_INPUT:
             return cast(BinaryIO, open(self.path, "rb", buffering=0))
         if sys.stdin is None:
@@ -433,7 +433,7 @@ def head_of(source: Source) -> bytes | None:
     head, block = 0, np.empty(HEAD_BYTES, np.uint8).data
     remote, decompress = source.remote, COMPRESSIONS.get(source.compression)
     with input_errors(source.path), ExitStack() as opened:
-        file = source.open() if remote is None else remote.open(_HEAD_BLOCK_BYTES)
+        file = source.open() if remote is None else RemoteFile(remote, _HEAD_BLOCK_BYTES)
         raw = cast(BinaryIO, opened.enter_context(file))
         stream = decompress(raw) if decompress else cast(Decompressor, raw)
         opened.callback(stream.close)

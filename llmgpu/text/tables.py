@@ -29,7 +29,7 @@ from llmgpu.errors import InputError
 from llmgpu.input_files import STANDARD_INPUT, input_errors, quote
 from llmgpu.machine import usable_processors
 from llmgpu.pipeline import Begun
-from llmgpu.text.compressions import PYARROW, PYARROW_COMPUTE, PYARROW_IPC, PYARROW_PARQUET
+from llmgpu.text.compressions import PYARROW, PYARROW_COMPUTE, PYARROW_PARQUET
 from llmgpu.text.documents import (
     FIRST,
     NO_TEXT,
@@ -286,7 +286,7 @@ class ArrowFile(ParquetFile):
             raise InputError(f"{source.path}: Arrow is read from files of this machine only")
 
     def _open_table(self, metadata: Any = None) -> Any:
-        return _Batches(self._path, PYARROW.require(self._path), PYARROW_IPC.require(self._path))
+        return _Batches(self._path, self._arrow)
 
 
 class _Batches:
@@ -294,8 +294,8 @@ class _Batches:
 
     num_row_groups = 1
 
-    def __init__(self, path: str, arrow: Any, ipc: Any) -> None:
-        self._arrow, self._ipc, self._path = arrow, ipc, path
+    def __init__(self, path: str, arrow: Any) -> None:
+        self._arrow, self._path = arrow, path
         with open(path, "rb") as file:
             self._is_stream = file.read(len(_FILE_MARK)) != _FILE_MARK
         self.schema_arrow = self._open().schema
@@ -305,7 +305,8 @@ class _Batches:
     def _open(self) -> Any:
         # No memory map: reading it would end the process if the file were shortened meanwhile.
         file = self._arrow.OSFile(self._path)
-        return self._ipc.open_stream(file) if self._is_stream else self._ipc.open_file(file)
+        ipc = self._arrow.ipc
+        return ipc.open_stream(file) if self._is_stream else ipc.open_file(file)
 
     def _batches(self) -> Iterator[Any]:
         reader = self._open()
