@@ -100,6 +100,12 @@ class _Block:
     is_last: bool = False
     after: int | None = None
 
+    @staticmethod
+    def of(lines: bytearray, *, is_last: bool = False) -> _Block:
+        """Return the lines as a block, with padding that is added to `lines`."""
+        lines += bytes(TEXT_PADDING)
+        return _Block(np.frombuffer(lines, np.uint8), len(lines) - TEXT_PADDING, is_last)
+
 
 class JsonlFile(ByteStream):
     """An open file with a document in each line.
@@ -243,26 +249,18 @@ class JsonlFile(ByteStream):
 
     def _read_blocks(self) -> Iterator[_Block]:
         """Yield the file in blocks of whole lines."""
-        data = np.empty(_BLOCK_BYTES + TEXT_PADDING, np.uint8)
-        held = 0  # bytes of an incomplete line at the front of the buffer
-        while count := self.readinto(data[held:-TEXT_PADDING]):
-            # Yield the whole lines, and copy the incomplete line to the buffer of the next block.
-            length = held + count
-            lines = data[held:length].tobytes().rfind(b"\n") + 1
-            end = held + lines if lines else 0
-            held = length - end
-            room = _BLOCK_BYTES if end or length < len(data) - TEXT_PADDING else 2 * length
-            following = data
-            if end or room > len(data):
-                following = np.empty(max(room, 2 * held) + TEXT_PADDING, np.uint8)
-                following[:held] = data[end:length]
+        data = bytearray()
+        while block := self.read(_BLOCK_BYTES):
+            # Yield the whole lines, and keep the incomplete line for the next block.
+            end = block.rfind(b"\n") + 1
             if end:
-                yield _Block(data, end)
-            if held > self.longest:
+                yield _Block.of(data + block[:end])
+                data = bytearray()
+            data += block[end:]
+            if len(data) > self.longest:
                 raise _too_long(self.name, self._lines + 1, self.longest)
-            data = following
-        if held:
-            yield _Block(data, held, is_last=True)
+        if data:
+            yield _Block.of(data, is_last=True)
 
     def _take(
         self, block: _Block, policy: InputPolicy, taken: TakenTexts | None
