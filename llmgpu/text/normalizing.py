@@ -403,26 +403,14 @@ def _all_mapped(makers: Sequence[Callable[[], Any]]) -> _Whole | None:
     rules = step.rules
 
     def normalize(documents: Sequence[bytes]) -> Iterator[bytes | None]:
-        for group in _groups(documents):
-            if sum(map(len, group)) > BLOCK_BYTES:  # a long document, maybe after empty ones
-                yield from [None] * len(group)
-                continue
-            texts = [document.decode(errors=_ERRORS) for document in group]
-            for text in rules.normalize_all(texts):
-                yield text.encode(errors=_ERRORS) if 4 * len(text) <= MOST_BYTES else None
+        # A long document is left to the steps.
+        short = [data if len(data) <= BLOCK_BYTES else b"" for data in documents]
+        texts = rules.normalize_all([data.decode(errors=_ERRORS) for data in short])
+        for data, text in zip(documents, texts, strict=True):
+            is_whole = len(data) <= BLOCK_BYTES and 4 * len(text) <= MOST_BYTES
+            yield text.encode(errors=_ERRORS) if is_whole else None
 
     return normalize
-
-
-def _groups(documents: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Yield documents in groups of about a block; a document of more than a block is alone."""
-    first = size = 0
-    for number, document in enumerate(documents):
-        if size and size + len(document) > BLOCK_BYTES:
-            yield documents[first:number]
-            first, size = number, 0
-        size += len(document)
-    yield documents[first:]
 
 
 def _check_added(kind: str, text: str) -> None:
