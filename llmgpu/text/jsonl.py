@@ -41,7 +41,7 @@ from llmgpu.text.streams import ByteStream, Source
 
 _BLOCK_BYTES = 1 << 20  # bytes of a stream that are read at a time
 _SPAN_BYTES = 2 << 20  # bytes of a regular file whose lines one thread reads and parses
-_SEARCHED_BYTES = 1 << 14  # bytes read at first to find where the first line of a span begins
+_SEARCHED_BYTES = 1 << 15  # bytes read at a time to find where the first line of a span begins
 _CHECKED_BYTES = 1 << 16  # bytes read at a time to find the first row with the field
 _AHEAD = 12  # blocks or spans that threads parse in advance
 _BEGUN = 2  # blocks or spans parsed while an earlier file is still being read
@@ -113,8 +113,7 @@ class JsonlFile(ByteStream):
     longest: most bytes of a line. reads_in_c: whether the C engine may extract the documents.
     """
 
-    may_be_compressed: ClassVar[bool] = True
-    cut_at_lines: ClassVar[bool] = True
+    has_lines: ClassVar[bool] = True
     longest: ClassVar[int] = LINE_BYTES
     reads_in_c: ClassVar[bool] = True
 
@@ -237,14 +236,13 @@ class JsonlFile(ByteStream):
 
     def _next_line(self, offset: int, end: int) -> int:
         """Return where the first line from `offset` on begins; `end` if none begins before it."""
-        position, nbytes = offset - 1, _SEARCHED_BYTES
+        position = offset - 1
         while position < end - 1:
-            block = np.empty(min(nbytes, end - 1 - position), np.uint8)
+            block = np.empty(min(_SEARCHED_BYTES, end - 1 - position), np.uint8)
             self.read_at(block, position)
             if found := block.tobytes().find(b"\n") + 1:
                 return position + found
             position += len(block)
-            nbytes = min(4 * nbytes, _SPAN_BYTES)
         return end
 
     def _read_blocks(self) -> Iterator[_Block]:

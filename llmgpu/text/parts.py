@@ -193,7 +193,7 @@ def _cuts_of(source: Source, options: CorpusOptions, cut_text: CutText | None) -
     if source.compression:
         return None
     if kind := format_of(source):
-        return _next_line if kind.cut_at_lines else lambda _, offset: offset
+        return _next_line if kind.has_lines else lambda _, offset: offset
     if options.line_documents:
         return None if options.separators else _next_line
     return cut_text

@@ -176,7 +176,7 @@ def format_of(source: Source) -> type[DocumentFile] | None:
     if suffix not in COMPRESSIONS:
         return FORMATS.get(suffix)
     found = FORMATS.get(source._replace(path=source.path[: -len(suffix)]).suffix)
-    return found if found and found.may_be_compressed else None
+    return found if found and found.has_lines else None
 
 
 def resolve_sources(names: Sequence[str] | Sources, selection: Selection = _EVERYTHING) -> Sources:

@@ -127,14 +127,12 @@ class Source(NamedTuple):
 class DocumentFile(Protocol):
     """An open file of a format with several documents; see `llmgpu.text.sources.FORMATS`.
 
-    may_be_compressed: whether files of the format are read through COMPRESSIONS.
-    cut_at_lines: whether a span of a file must begin and end between lines. If False, a span may
-        have any bounds.
+    has_lines: whether documents are lines. A file of lines may be compressed, and spans of it begin
+        and end between lines. Spans of other files may have any bounds.
     position: number of bytes on disk that have been read, approximately.
     """
 
-    may_be_compressed: ClassVar[bool]
-    cut_at_lines: ClassVar[bool]
+    has_lines: ClassVar[bool]
     position: int
 
     @staticmethod

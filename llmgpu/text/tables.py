@@ -54,8 +54,7 @@ _FILE_MARK = b"ARROW1"  # first bytes of a file in Arrow's file format; a stream
 class ParquetFile:
     """An open file with one column of text."""
 
-    may_be_compressed: ClassVar[bool] = False
-    cut_at_lines: ClassVar[bool] = False
+    has_lines: ClassVar[bool] = False
     content: ClassVar[str] = "text"  # content of the column, in messages
     kind: ClassVar[str] = "a parquet file"
 
