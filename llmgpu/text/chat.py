@@ -245,13 +245,7 @@ class Collector:
         self.is_full = False
 
     def take(
-        self,
-        messages: object,
-        tools: object,
-        where: str,
-        policy: InputPolicy,
-        *,
-        has_invalid: bool = False,
+        self, messages: object, tools: object, where: str, policy: InputPolicy, has_invalid: bool
     ) -> Piece | None:
         """Return the next conversation as a document.
 
@@ -296,7 +290,7 @@ class ChatFile(JsonlFile):
         self, row: dict[str, object], where: str, policy: InputPolicy, has_invalid: bool
     ) -> Piece | None:
         messages, tools = self.value(row, where), row.get(_TOOLS)
-        return self._collector.take(messages, tools, where, policy, has_invalid=has_invalid)
+        return self._collector.take(messages, tools, where, policy, has_invalid)
 
 
 class ChatTable(ParquetFile):
@@ -319,7 +313,7 @@ class ChatTable(ParquetFile):
         rows = chain.from_iterable(chain.from_iterable(map(self._read, self._find_groups())))
         for number, (messages, tools) in enumerate(rows, self._rows[0] + 1):
             where = f"{self._path}, row {number}"
-            if document := self._collector.take(messages, tools, where, policy):
+            if document := self._collector.take(messages, tools, where, policy, False):
                 yield document
         self.position = self._size
         self.check_unchanged()

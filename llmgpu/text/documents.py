@@ -212,7 +212,11 @@ class InputPolicy:
             valid = data[:consumed]
         except UnicodeDecodeError as error:
             if self.policy == "strict":
-                raise InputError(self._describe(data, error)) from error
+                found = data[error.start : error.end].hex(" ")
+                raise InputError(
+                    f"{self._name}: invalid UTF-8 at byte {self._offset + error.start} ({found}): "
+                    f"repair it, or use {spelled('--encoding-errors')} replace (or raw)"
+                ) from error
             text, consumed = codecs.utf_8_decode(data, "replace", final)
             valid = text.encode()
             present = data[:consumed].count(REPLACEMENT.encode())
@@ -220,13 +224,6 @@ class InputPolicy:
         self._held = data[consumed:]
         self._offset += consumed
         return valid
-
-    def _describe(self, data: bytes, error: UnicodeDecodeError) -> str:
-        found = data[error.start : error.end].hex(" ")
-        return (
-            f"{self._name}: invalid UTF-8 at byte {self._offset + error.start} ({found}): repair "
-            f"it, or use {spelled('--encoding-errors')} replace (or raw)"
-        )
 
 
 class MissingFieldError(InputError):

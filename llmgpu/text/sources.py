@@ -268,7 +268,9 @@ class _Found:
         elif chosen.subset is not None and subset_of(name) not in (None, chosen.subset):
             self._of_other_subsets.append(name)
             return
-        found = (_check(path, self._format_of(path)) for path in paths)
+        is_input = name == STANDARD_INPUT and chosen.input_format == AUTO
+        format = chosen.of_input if is_input else chosen.input_format
+        found = (_check(path, format) for path in paths)
         self._add(found, is_named, may_be_none=name in chosen.listed)
 
     def _add(self, sources: Iterable[Source], is_named: bool, *, may_be_none: bool = False) -> None:
@@ -314,11 +316,6 @@ class _Found:
                 f"{spelled('--subset')} {chosen.subset}"
             )
         return found
-
-    def _format_of(self, path: str) -> str:
-        chosen = self._selection
-        is_input = path == STANDARD_INPUT and chosen.input_format == AUTO
-        return chosen.of_input if is_input else chosen.input_format
 
     def _why_left_out(self, source: Source, is_named: bool) -> _Reason | None:
         """Return the reason for leaving a file out; None to read the file."""
