@@ -86,7 +86,8 @@ class ParquetFile:
                 # Small files are read without Arrow's buffer, which grows to the size that a page
                 # claims, up to 2 GB.
                 self._buffer_bytes = _BUFFER_BYTES if self._size > _AHEAD_BYTES else 0
-                # Threads can share a file that Arrow itself has opened.
+                # Threads can share a file that Arrow itself has opened. It is no memory map, which
+                # would end the process if the file were shortened meanwhile.
                 is_shared = self._source.is_file and path != STANDARD_INPUT
                 self._input = self._arrow.OSFile(path) if is_shared else self._raw
                 self._file = self._open_table()
@@ -285,7 +286,7 @@ class ArrowFile(ParquetFile):
             raise InputError(f"{source.path}: Arrow is read from files of this machine only")
 
     def _open_table(self, metadata: Any = None) -> Any:
-        return _Batches(self._path, self._arrow)
+        return _Batches(self._input, self._size, self._arrow.ipc)
 
 
 class _Batches:
@@ -293,19 +294,17 @@ class _Batches:
 
     num_row_groups = 1
 
-    def __init__(self, path: str, arrow: Any) -> None:
-        self._arrow, self._path = arrow, path
-        with open(path, "rb") as file:
-            self._is_stream = file.read(len(_FILE_MARK)) != _FILE_MARK
+    def __init__(self, file: Any, nbytes: int, ipc: Any) -> None:
+        self._file, self._ipc, self.total_byte_size = file, ipc, nbytes
+        file.seek(0)
+        self._is_stream = file.read(len(_FILE_MARK)) != _FILE_MARK
         self.schema_arrow = self._open().schema
         self.metadata = self
-        self.total_byte_size = os.path.getsize(path)
 
     def _open(self) -> Any:
-        # No memory map: reading it would end the process if the file were shortened meanwhile.
-        file = self._arrow.OSFile(self._path)
-        ipc = self._arrow.ipc
-        return ipc.open_stream(file) if self._is_stream else ipc.open_file(file)
+        self._file.seek(0)
+        ipc = self._ipc
+        return ipc.open_stream(self._file) if self._is_stream else ipc.open_file(self._file)
 
     def _batches(self) -> Iterator[Any]:
         reader = self._open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from llmgpu.errors import InputError
 from llmgpu.text import tables
 from llmgpu.text.corpus import Corpus, CorpusOptions
+from llmgpu.text.sources import Selection, resolve_sources
 from tests.conftest import examples
 from tests.text.reading import read_documents, split_lines, write
 
@@ -170,6 +172,21 @@ def test_what_is_no_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "f.parquet")
     with pytest.raises(InputError, match="can't be read from a pipe"):
         Corpus([str(tmp_path / "f.parquet")])
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_an_arrow_file_as_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
+    data = pa.table({"text": ["one", None, "two"]})
+    make = pa.ipc.new_stream if is_stream else pa.ipc.new_file
+    with make(str(tmp_path / "f"), data.schema) as writer:
+        writer.write_table(data, max_chunksize=1)
+    with open(tmp_path / "f", "rb") as file:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(file))
+        sources = resolve_sources(["-"], Selection(input_format="arrow"))
+        with Corpus(sources) as corpus:
+            assert read_documents(corpus) == [b"one", b"two"]
 
 
 def test_a_file_that_went_away(tmp_path: Path) -> None:
