@@ -15,7 +15,7 @@ import hashlib
 import io
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -237,7 +237,6 @@ def find_remote(name: str) -> list[RemoteSource]:
     Raises InputError if there are no files, or if a file can't be read.
     """
     system, path = _attempt(name, lambda: _open_file_system(name))
-    names: Collection[str | None]
     if any(character in path for character in "*[") and "?" not in name:
         names = _attempt(name, lambda: _find_matches(system, path))
     elif not name.startswith(("http://", "https://")) and _attempt(
@@ -245,12 +244,11 @@ def find_remote(name: str) -> list[RemoteSource]:
     ):
         names = _attempt(name, lambda: system.find(path))
     else:
-        names = [None]
-    urls = [name if found is None else system.unstrip_protocol(found) for found in names]
+        return [RemoteSource(name)]
     hidden = re.compile(r"/\.[^/]*")
     sources = [
         RemoteSource(url)
-        for url in sorted(urls)
+        for url in sorted(map(system.unstrip_protocol, names))
         if url == name or not hidden.search(url.removeprefix(name))
     ]
     if not sources:

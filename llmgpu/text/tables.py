@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
@@ -97,7 +97,6 @@ class ParquetFile:
             raise
         # `_groups` yields the arrays of each row group in order.
         most = min(usable_processors(), _AHEAD) if is_shared else 0
-        read: Callable[[tuple[int, int]], Iterable[Any]]
         read = self._read_ahead if most > 1 else self._read
         self._groups = Begun(self._find_groups(), read, min(most, self._file.num_row_groups))
 
