@@ -89,7 +89,7 @@ class ParquetFile:
                 # Threads can share a file that Arrow itself has opened. It is no memory map, which
                 # would end the process if the file were shortened meanwhile.
                 is_shared = self._source.is_file and path != STANDARD_INPUT
-                self._input = self._arrow.OSFile(path) if is_shared else self._raw
+                self._input = self._arrow.OSFile(os.fsencode(path)) if is_shared else self._raw
                 self._file = self._open_table()
                 self._names = [*map(self._find_column, self._columns)]
         except InputError:

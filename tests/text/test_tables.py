@@ -174,6 +174,12 @@ def test_what_is_no_regular_file(tmp_path: Path) -> None:
         Corpus([str(tmp_path / "f.parquet")])
 
 
+def test_a_file_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    path = str(tmp_path / os.fsdecode(b"\xff.parquet"))
+    os.rename(table(tmp_path / "f.parquet", ["a", "b"]), path)
+    assert read_and_close([path]) == [b"a", b"b"]
+
+
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_an_arrow_file_as_standard_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stream: bool
