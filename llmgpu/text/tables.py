@@ -79,6 +79,10 @@ class ParquetFile:
         self._arrow = PYARROW.require(path)
         with input_errors(path):
             self._raw = io.BufferedReader(cast(io.RawIOBase, source.open()))
+            # Threads can share a file that Arrow itself has opened. It is no memory map, which
+            # would end the process if the file were shortened meanwhile.
+            is_shared = source.is_file and path != STANDARD_INPUT
+            self._input = self._arrow.OSFile(os.fsencode(path)) if is_shared else self._raw
         try:
             with self._damage():
                 self._source = with_status(source, self._raw)
@@ -86,10 +90,6 @@ class ParquetFile:
                 # Small files are read without Arrow's buffer, which grows to the size that a page
                 # claims, up to 2 GB.
                 self._buffer_bytes = _BUFFER_BYTES if self._size > _AHEAD_BYTES else 0
-                # Threads can share a file that Arrow itself has opened. It is no memory map, which
-                # would end the process if the file were shortened meanwhile.
-                is_shared = self._source.is_file and path != STANDARD_INPUT
-                self._input = self._arrow.OSFile(os.fsencode(path)) if is_shared else self._raw
                 self._file = self._open_table()
                 self._names = [*map(self._find_column, self._columns)]
         except InputError:
