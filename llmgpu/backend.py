@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from llmgpu.errors import DeviceError, InputError
 from llmgpu.forking import delaying_forks
 from llmgpu.input_files import naming
 from llmgpu.machine import Growth, has_limited_address_space, usable_processors
+from llmgpu.pipeline import Background
 from llmgpu.spelling import parse_bytes, spelled
 
 if TYPE_CHECKING:
@@ -204,9 +204,8 @@ class Opening(Closing):
         self._matrices, self._is_optional = matrices, encodes and wanted == "auto"
         self._encoders: dict[object, Any] | None = {} if keeps_encoders else None
         self._is_begun = self._is_declined = False
-        self._thread: threading.Thread | None = None
+        self._opening = Background()
         self._selected: Backend | None = None
-        self._error: Exception | None = None
 
     @delaying_forks()
     def begin(self) -> None:
@@ -241,10 +240,7 @@ class Opening(Closing):
 
             set_variables()
             load_driver("wgpu")
-            # A daemon thread, so that a process that ends early does not wait for a driver.
-            thread = threading.Thread(target=self._select, name="llmgpu-open", daemon=True)
-            thread.start()
-            self._thread = thread
+            self._opening.start(self._select)
 
     def begin_encoding(self, text_bytes: int | None) -> bool:
         """Call `begin` for a text to be encoded, unless ``auto`` encodes the text on the CPU.
@@ -268,12 +264,9 @@ class Opening(Closing):
         """
         if not self._is_begun or self._is_declined:
             return replace(NUMPY, encoders=self._encoders)
-        if self._thread is not None:
-            self._thread.join()
-        if self._selected is None and self._error is None:  # no thread was started
+        self._opening.wait()
+        if self._selected is None:  # no thread was started, or its error has been raised before
             self._select(note)
-        if self._error is not None:
-            raise self._error
         assert self._selected is not None
         return self._selected
 
@@ -281,10 +274,9 @@ class Opening(Closing):
         how: dict[str, Any] = {"matrices": self._matrices, "only_discrete": self._is_optional}
         try:
             selected = select_backend(self.wanted, note=note, **how)
-        except Exception as error:
-            if not (self._is_optional and isinstance(error, DeviceError)):
-                self._error = error
-                return
+        except DeviceError as error:
+            if not self._is_optional:
+                raise
             _log.warning("%s; using the CPU", error)
             selected = NUMPY
         is_optional = self._is_optional and selected.device is not None
@@ -292,9 +284,8 @@ class Opening(Closing):
 
     def close(self) -> None:
         """Wait for the thread, and release the device."""
-        if self._thread is not None:
-            self._thread.join()
-        self._thread = self._selected = self._error = None
+        self._opening.close()
+        self._selected = None
         self._is_begun = False
 
 

@@ -256,7 +256,7 @@ def test_no_variable_is_set_while_a_device_is_opened_and_numpy_imported() -> Non
         "def refuse(*arguments): os.write(2, repr(arguments).encode()); os._exit(1)\n"
         "os.putenv = os.unsetenv = refuse\n"
         "assert 'numpy' not in sys.modules; import numpy\n"
-        "opening._thread.join()\n"
+        "opening.close()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -329,11 +329,14 @@ def test_closing_waits_for_the_thread_and_drops_the_device(monkeypatch: pytest.M
         return Backend(None, "a device")
 
     monkeypatch.setattr(backend, "select_backend", select)
+    before = threading.active_count()
     with Opening("gpu") as opening:
         opening.begin()
-        thread = opening._thread
-        threading.Timer(0.1, proceed.set).start()
-    assert thread is not None and not thread.is_alive()
+        assert threading.active_count() == before + 1
+        timer = threading.Timer(0.1, proceed.set)
+        timer.start()
+    timer.join()
+    assert threading.active_count() == before
     assert opening.backend() == NUMPY
 
 
