@@ -22,7 +22,7 @@ from llmgpu.closing import Closing, undoing
 from llmgpu.errors import DeviceError, InputError
 from llmgpu.forking import delaying_forks
 from llmgpu.input_files import naming
-from llmgpu.machine import Growth, has_limited_address_space, usable_processors
+from llmgpu.machine import has_limited_address_space, usable_processors
 from llmgpu.pipeline import Background
 from llmgpu.spelling import parse_bytes, spelled
 
@@ -183,7 +183,6 @@ class Opening(Closing):
     Forks in other threads wait until the device is open, see `llmgpu.forking`.
 
     wanted: a value of --device.
-    growth: estimates the memory that the job has used since the first `begin`; None before.
     """
 
     def __init__(
@@ -200,7 +199,6 @@ class Opening(Closing):
         discrete GPU or the CPU. keeps_encoders: cache encoders, see `Backend.encoders`.
         """
         self.wanted = wanted
-        self.growth: Growth | None = None
         self._matrices, self._is_optional = matrices, encodes and wanted == "auto"
         self._encoders: dict[object, Any] | None = {} if keeps_encoders else None
         self._is_begun = self._is_declined = False
@@ -224,7 +222,6 @@ class Opening(Closing):
           of Vulkan's loader and wait for the lock for loading libraries. Then the process would
           never end.
         """
-        self.growth = self.growth or Growth()  # measuring takes as long as encoding 30 kB
         if self.wanted == "cpu" or self._is_begun:
             return
         self._is_begun = True

@@ -124,13 +124,20 @@ class Growth:
     Word tables grow with the text, ever more slowly, and each time by half their size. Buffers
     reach their full size near the beginning of the text. A peak of memory between two estimates is
     included in the later estimate.
+
+    begin: bytes of memory before the job allocates any; None if the system does not tell.
     """
 
     def __init__(self) -> None:
         """Measure the memory of the process before the job allocates any."""
-        self._begin, self._first_peak = resident_memory(), peak_memory() or 0
+        self.begin, self._first_peak = resident_memory(), peak_memory() or 0
         self._fixed: int | None = None
         self._most = 0
+
+    def measure(self) -> int | None:
+        """Return the most bytes of memory since `begin`; None if the system does not tell."""
+        now, peak = resident_memory(), peak_memory() or 0
+        return now if now is None or peak <= self._first_peak else max(now, peak)
 
     def estimate(
         self, left: float | None, text_bytes: int = 0, table_bytes: int | None = None
@@ -141,13 +148,10 @@ class Growth:
         text_bytes: size of the text so far. table_bytes: largest size of the word tables; None if
         the tables grow as the text does.
         """
-        now = resident_memory()
-        if now is None or self._begin is None:
+        used = self.measure()
+        if used is None or self.begin is None:
             return None
-        peak = peak_memory() or 0
-        if peak > self._first_peak:  # an earlier peak is not due to this job
-            now = max(now, peak)
-        self._most = max(self._most, now - self._begin)
+        self._most = max(self._most, used - self.begin)
         if self._fixed is None:
             self._fixed = self._most
         if left is None:

@@ -413,12 +413,3 @@ def test_a_device_is_freed_when_nobody_uses_it() -> None:
 def test_python_is_told_of_all_devices_in_its_words() -> None:
     with pytest.raises(DeviceError, match=r'part=\(I, N\) device="gpu:K"$'):
         Tokenizer(byte_vocabulary("cl100k", "hf"), "all")
-
-
-def test_an_opening_measures_memory_once() -> None:
-    """Measuring takes as long as encoding 30 kB, and a tokenizer begins for each long text."""
-    opening = Opening("cpu")
-    opening.begin()
-    growth = opening.growth
-    opening.begin_encoding(None)
-    assert growth is not None and opening.growth is growth

@@ -22,7 +22,7 @@ from llmgpu.closing import Closing
 from llmgpu.errors import OutputError
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import number_of, printable
-from llmgpu.machine import Memory, free_memory, peak_memory, resident_memory
+from llmgpu.machine import Growth, Memory, free_memory
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -67,8 +67,7 @@ class Reporter(Closing):
         self._started: dict[str, tuple[float, int]] = {}
         self._printed = 0.0  # time of the last progress line
         self._covered = 0  # estimates of up to so many bytes are not reported again
-        # Memory of the process before the job begins, in bytes: now, and at the peak.
-        self._process, self._first_peak = resident_memory() or 0, peak_memory() or 0
+        self.growth = Growth()  # of memory, since before the job begins
         self.needed_bytes = 0  # bytes of memory in the latest estimate
 
     @property
@@ -84,11 +83,8 @@ class Reporter(Closing):
 
         is_small: whether the job is too small for a report. Only `needed_bytes` is then set.
         """
-        needed = memory.host + self._process
-        peak = peak_memory() or 0
-        if peak > self._first_peak:  # an earlier peak is not due to this job
-            needed = max(needed, peak)
-        self.needed_bytes = needed
+        begin, used = self.growth.begin or 0, self.growth.measure() or 0
+        self.needed_bytes = needed = max(begin + memory.host, used)
         if is_small or needed <= self._covered:
             return
         self._covered, free = needed, free_memory()
@@ -99,7 +95,7 @@ class Reporter(Closing):
         on_device = f", {human_bytes(memory.device)} on the device" if memory.device else ""
         about = ""
         if memory.likely is not None:
-            likely = max(memory.likely + self._process, min(peak, needed))
+            likely = max(begin + memory.likely, used)
             about = f"about {human_bytes(likely)}, "
         self.line(f"needs {about}at most {human_bytes(self._covered)} of memory{on_device}")
         if free is not None and needed > free:

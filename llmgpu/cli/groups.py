@@ -402,7 +402,6 @@ def open_device(reads: str, values: Mapping[str, Any], *, encodes: bool = True) 
     if device not in kept:
         kept[device] = Opening(device, encodes=encodes, keeps_encoders=context.obj is not None)
     opening = kept[device]
-    opening.growth = None
     if is_used:
         opening.begin()
     return opening

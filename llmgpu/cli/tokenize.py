@@ -54,7 +54,6 @@ from llmgpu.closing import undoing
 from llmgpu.errors import InputError
 from llmgpu.files import STANDARD_OUTPUT, atomic_output, writes_directly
 from llmgpu.input_files import STANDARD_INPUT, number_of
-from llmgpu.machine import Growth
 from llmgpu.option_fields import own_options
 from llmgpu.outputs import MANIFEST, TEXT, Output, check_outputs, kind_of
 from llmgpu.resume_key import Run
@@ -224,7 +223,6 @@ class _Tokenizing:
         else:
             self.files = job.take(found, self.reading)
         # Begin to open the device, and read the vocabulary.
-        self.growth = opening.growth or Growth()
         self.size = known_bytes(self.files, self.reading.limit)
         if self.size is not None and asked.max_tokens is not None:
             self.size = min(self.size, _BYTES_A_TOKEN * asked.max_tokens)
@@ -395,7 +393,7 @@ class _Tokenizing:
 
         def estimate(least_left: float = _IN_FLIGHT) -> None:
             left = text.left and max(text.left, least_left)
-            memory = self.growth.estimate(left, text.text_bytes, most_table)
+            memory = report.growth.estimate(left, text.text_bytes, most_table)
             if memory is not None:
                 report.need_memory(memory, is_small=text.bytes_read < _LEAST_TOLD)
 

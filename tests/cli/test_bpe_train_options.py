@@ -214,8 +214,8 @@ def test_memory_is_said_again_only_when_it_grows(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peak = [70_000_000]
-    monkeypatch.setattr(console, "resident_memory", lambda: 50_000_000)
-    monkeypatch.setattr(console, "peak_memory", lambda: peak[0])
+    monkeypatch.setattr("llmgpu.machine.resident_memory", lambda: 50_000_000)
+    monkeypatch.setattr("llmgpu.machine.peak_memory", lambda: peak[0])
     monkeypatch.setattr(console, "free_memory", lambda: 1_000_000_000)
     report = Reporter(quiet=False)
     for megabytes in (40, 50, 60, 70, 20, 900, 850):  # and 50 of the process
