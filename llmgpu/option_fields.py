@@ -36,7 +36,6 @@ class Option(NamedTuple):
         until the default is computed.
     by_preset: defaults of the presets that have a default of their own.
     needs: the option has no effect unless one of these options is given.
-    needs_words: end of the message, after the flag, if none of the options in `needs` is given.
     may_change: whether a resumed run may have another value.
     section: heading in --help, by default the heading of the class.
     settings: further arguments for click.
@@ -53,7 +52,6 @@ class Option(NamedTuple):
     default_words: str | None = None
     by_preset: Mapping[str, Any] = {}
     needs: tuple[str, ...] = ()
-    needs_words: str = ""
     may_change: bool = False
     section: str = ""
     settings: Mapping[str, Any] = {}

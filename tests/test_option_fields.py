@@ -105,7 +105,7 @@ def test_stored_options_have_the_order_of_the_first_release() -> None:
 class Chunked:
     click_command: ClassVar[click.Command]
     tokens: int | None = option(None, int, "Tokens.")
-    overlap: int = option(0, int, "Overlap.", needs=("tokens",), needs_words="needs --tokens")
+    overlap: int = option(0, int, "Overlap.", needs=("tokens",))
 
 
 @pytest.mark.parametrize(

@@ -244,10 +244,11 @@ def refuse_given(names: Container[str], reason: str) -> None:
 
 def _refuse_without_effect(kind: type) -> None:
     """Raise click.UsageError if an option was given without the options that it needs."""
-    values = click.get_current_context().params
-    for name, one in own_options(kind).items():
+    values, own = click.get_current_context().params, own_options(kind)
+    for name, one in own.items():
         if one.needs and was_given(name) and not any(values[each] for each in one.needs):
-            raise click.UsageError(f"{one.flag} {one.needs_words}")
+            needed = (f"{own[each].flag} {own[each].metavar or ''}".strip() for each in one.needs)
+            raise click.UsageError(f"{one.flag} needs {' or '.join(needed)}")
 
 
 def flags_given(names: Container[str]) -> list[str]:

@@ -87,7 +87,7 @@ def test_a_text_ends_before_a_string(llmgpu: Run, trained: Path) -> None:
         (("--prompts", "empty.txt"), 1, "empty.txt has no prompts"),
         (("--prompts", "bad.jsonl"), 1, 'bad.jsonl, line 2: no text in "prompt"'),
         (("--prompts", "bad.jsonl", "--prompt", "x"), 2, "give --prompt or --prompts, not both"),
-        (("--prompt-field", "q"), 2, "--prompt-field is for --prompts"),
+        (("--prompt-field", "q"), 2, "--prompt-field needs --prompts FILE"),
         (("--logprobs",), 2, "--logprobs is for --prompts and --json"),
         (("--stop", ""), 2, "--stop must not be empty"),
         (("--repetition-penalty", "0.5"), 1, "--repetition-penalty is 0.5"),

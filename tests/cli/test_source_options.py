@@ -275,7 +275,7 @@ def counted(llmgpu: Run, *arguments: str) -> bytes:
     [
         ((*ENCODE, "a.txt", "--count", "-o", "x.bin"), "--output can't be combined with --count"),
         ((*ENCODE, "a.txt", "--count", "--format", "npy"), "--format can't be combined"),
-        ((*ENCODE, "a.txt", "--seed", "3"), "--seed is for --split and --shuffle"),
+        ((*ENCODE, "a.txt", "--seed", "3"), "--seed needs --split NAME=SHARE or --shuffle"),
         ((*ENCODE, "t.bin", "--decode", "--threads", "2"), "--threads can't be combined"),
         ((*ENCODE, "t.bin", "--decode", "--exclude", "x"), "--exclude is for text"),
         ((*COUNT, "a.txt", "--per", "total", "--sort", "path"), "--sort has no effect"),
@@ -323,7 +323,7 @@ def test_token_files_of_other_tools(llmgpu: Run, vocab: Path) -> None:
     assert done.stdout == b"a", done.stderr
     done = llmgpu("info", "c.bin", "--json")
     assert json.loads(done.stdout)["kind"] == "a token file of another tool"
-    fails(llmgpu(*ENCODE, "--token-dtype", "uint16"), 2, "--token-dtype is for --decode")
+    fails(llmgpu(*ENCODE, "--token-dtype", "uint16"), 2, "--token-dtype needs --decode")
 
 
 def test_what_is_inside_is_looked_at_when_it_is_read(llmgpu: Run, vocab: Path) -> None:

@@ -43,8 +43,7 @@ class BpeTrainCommand:
         "Also write the word counts to this file, as a table if it ends in .parquet.",
         "--save-counts", metavar="FILE")
     counts_only: bool = option(
-        False, bool, "Write the word counts without training.", needs=("counts_output",),
-        needs_words="needs --save-counts FILE to write the counts to")
+        False, bool, "Write the word counts without training.", needs=("counts_output",))
     from_counts: tuple[str, ...] = option(
         (), str,
         "Train on saved word counts instead of CORPUS. Repeatable: the counts are added.",
@@ -57,7 +56,7 @@ class BpeTrainCommand:
         metavar="FOLDER")
     resume: bool = option(
         False, bool, "Resume an interrupted run from its --checkpoint, with its options.",
-        needs=("checkpoint",), needs_words="needs --checkpoint FOLDER to resume from")
+        needs=("checkpoint",))
     part: Part | str | None = groups.part()
     force: bool = groups.force()
     files: FileOptions = group(FileOptions)

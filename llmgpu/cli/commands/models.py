@@ -51,10 +51,9 @@ class GenerateCommand:
         "writes JSON lines.", metavar="FILE")
     prompt_field: str | None = option(
         None, "text", "Read --prompts as JSON lines with the prompt in this field.", metavar="NAME",
-        default_words="prompt, for .jsonl", needs=("prompts",), needs_words="is for --prompts")
+        default_words="prompt, for .jsonl", needs=("prompts",))
     batch_size: int = option(
-        8, "count", "Number of --prompts to continue at a time.", needs=("prompts",),
-        needs_words="is for --prompts")
+        8, "count", "Number of --prompts to continue at a time.", needs=("prompts",))
     chat: bool = option(
         False, bool,
         "Treat each prompt as a user message, or as the messages in --prompts, and print only the "

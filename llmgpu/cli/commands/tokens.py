@@ -72,17 +72,15 @@ class TokenizeCommand:
     split_by: str = output_option(
         "documents", ("documents", "position"),
         "How --split selects text: random documents, or by position, for a text in one file "
-        "(val=0.1 is its last tenth, starting at a line).",
-        needs=("split",), needs_words="needs --split NAME=SHARE")
+        "(val=0.1 is its last tenth, starting at a line).", needs=("split",))
     chunk_tokens: int | None = output_option(
         None, "tokens",
         "Cut documents into chunks of N tokens; each chunk becomes a document.", metavar="N")
     overlap: int = output_option(
         0, int, "Start each chunk with the last K tokens of the previous one.", metavar="K",
-        least=0, needs=("chunk_tokens",), needs_words="needs --chunk-tokens N")
+        least=0, needs=("chunk_tokens",))
     seed: int = output_option(
-        0, int, "Random seed for --split and --shuffle.", least=0, needs=("split", "shuffle"),
-        needs_words="is for --split and --shuffle")
+        0, int, "Random seed for --split and --shuffle.", least=0, needs=("split", "shuffle"))
     shuffle: bool = output_option(
         False, bool,
         "Write documents in random order; needs 4 extra bytes of disk space per token.")
@@ -92,8 +90,8 @@ class TokenizeCommand:
     resume: bool = option(
         False, bool,
         "Resume an interrupted run. The text is re-tokenized and compared with finished shards, "
-        "which are not rewritten.", needs=("shard_tokens",), needs_words="needs --shard-tokens N")
-    token_dtype: str | None = groups.token_dtype(needs=("decode",), needs_words="is for --decode")
+        "which are not rewritten.", needs=("shard_tokens",))
+    token_dtype: str | None = groups.token_dtype(needs=("decode",))
     part: Part | str | None = groups.part()
     force: bool = groups.force()
     special: SpecialTokenOptions = group(SpecialTokenOptions)

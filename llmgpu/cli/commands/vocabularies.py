@@ -53,8 +53,8 @@ class InfoCommand:
     texts: tuple[str, ...] = option(
         (), str,
         "Text for --report, which then plots bytes per token by number of merges. Repeatable.",
-        "--on", metavar="PATH", many=True, needs=("page",), needs_words="needs --report PAGE")
-    force: bool = groups.force(needs=("page",), needs_words="needs --report PAGE")
+        "--on", metavar="PATH", many=True, needs=("page",))
+    force: bool = groups.force(needs=("page",))
     plot: bool = option(False, bool, "Draw the losses of a run in plain characters.")
     # fmt: on
 
