@@ -119,10 +119,7 @@ def constant(file: str, name: str) -> int:
 
     Raises DeviceError if the file does not declare `name`.
     """
-    constants = _declared(file).constants
-    if name not in constants:
-        raise DeviceError(f"wgsl/{file} declares no u32 constant {name}")
-    return constants[name]
+    return _declared(file).evaluate(name)
 
 
 def struct_dtype(file: str, name: str) -> np.dtype[np.void]:
@@ -136,10 +133,7 @@ def struct_dtype(file: str, name: str) -> np.dtype[np.void]:
     Raises DeviceError if the file does not declare the struct, or if a field's type has no fixed
     layout.
     """
-    declared = _declared(file)
-    if name not in declared.structs:
-        raise DeviceError(f"wgsl/{file} declares no struct {name}")
-    return declared.layout(name)[0]
+    return _declared(file).layout(name)[0]
 
 
 @cache
