@@ -166,7 +166,6 @@ class OutputFile:
         self.temporary = self._target = ""
         self.process = os.getpid()
         self._descriptor = self._lock = -1
-        self._is_discarded = False
         with output_errors(self.path):
             direct = _open_direct(self.path)
             self.stream = self._open_temporary() if direct is None else direct
@@ -200,7 +199,7 @@ class OutputFile:
             self.finish()
             # Another thread has discarded this file. With the error, the caller does not rename the
             # other files of the same output.
-            if self._is_discarded:
+            if not (self.is_direct or self.temporary):
                 raise OutputError(f"can't write {self.path}: it was given up")
             if self.temporary:
                 with output_errors(self.path):
@@ -215,7 +214,6 @@ class OutputFile:
             with suppress(OSError):
                 self.stream.close()
         if self.temporary:
-            self._is_discarded = True
             self._remove()
 
     def _open_temporary(self) -> BinaryIO:
