@@ -140,13 +140,13 @@ class Growth:
         return now if now is None or peak <= self._first_peak else max(now, peak)
 
     def estimate(
-        self, left: float | None, text_bytes: int = 0, table_bytes: int | None = None
+        self, left: float | None, text_bytes: int = 0, table_bytes: int = 0
     ) -> Memory | None:
         """Return the most memory that the whole text may need; None if it can't be estimated yet.
 
         left: size of the whole text divided by the size of the text so far; None if unknown.
-        text_bytes: size of the text so far. table_bytes: largest size of the word tables; None if
-        the tables grow as the text does.
+        text_bytes: size of the text so far. table_bytes: largest size of the word tables; all other
+        memory grows as the text does.
         """
         used = self.measure()
         if used is None or self.begin is None:
@@ -157,18 +157,15 @@ class Growth:
         if left is None:
             return None
         grown = self._most - self._fixed
-        if table_bytes is None:
-            most = self._fixed + grown * left * _GROWTH_STEP
-            likely = self._most + grown * (left**USUAL_GROWTH - 1)
-        else:
-            table_bytes = min(table_bytes, round(_TABLE_BYTES * text_bytes * left))
-            # The tables may grow up to table_bytes. Memory beyond table_bytes belongs to other
-            # objects, which grow with the text.
-            other = max(grown - table_bytes, 0)
-            more = max(table_bytes - grown, 0) if left > 1 else 0
-            most = self._most + more + other * (left * _GROWTH_STEP - 1)
-            usual = min(_USUAL_TABLE * (text_bytes * left) ** USUAL_GROWTH, table_bytes)
-            likely = self._most + usual * (1 - left**-USUAL_GROWTH)
+        table_bytes = min(table_bytes, round(_TABLE_BYTES * text_bytes * left))
+        # The tables may grow up to table_bytes. Memory beyond table_bytes belongs to other objects,
+        # which grow with the text.
+        other = max(grown - table_bytes, 0)
+        more = max(table_bytes - grown, 0) if left > 1 else 0
+        most = self._most + more + other * (left * _GROWTH_STEP - 1)
+        usual = min(_USUAL_TABLE * (text_bytes * left) ** USUAL_GROWTH, table_bytes)
+        likely = self._most + usual * (1 - left**-USUAL_GROWTH)
+        likely += other * (left**USUAL_GROWTH - 1)
         host = round(_GROWTH_SPARE + most)
         return Memory(host, likely=min(round(likely), host) if left > 1 else None)
 

@@ -160,10 +160,10 @@ def open_host_encoder(
     return encoder_c.CpuEncoder(vocabulary, slice_bytes or encoder_c.SLICE_BYTES, threads)
 
 
-def table_bytes(backend: Backend) -> int | None:
-    """Return the limit of an encoder's word tables in host memory, in bytes; None: no limit."""
+def table_bytes(backend: Backend) -> int:
+    """Return the limit of an encoder's word tables in host memory, in bytes; 0 for a device."""
     if backend.device is not None:
-        return None
+        return 0
     if library() is None:
         from llmgpu.bpe.encoding import encoder_numpy
 
