@@ -132,9 +132,6 @@ class Aliased(click.Choice[str]):
 class PatternName(Aliased):
     """The name of a pattern. For the name of an encoding, the error names its pattern."""
 
-    def __init__(self) -> None:
-        super().__init__(PATTERNS, ALIASES)
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name of the pattern; for an alias, return llmgpu's name for the pattern."""
         if value not in self.choices:
@@ -174,7 +171,7 @@ KINDS: dict[str, click.ParamType[Any]] = {
     "expression": Parsed("expression", _parse_expression, _spell_expression),
     "file weight": Parsed("file weight", _parse_file_weight),
     "part": Parsed("part", _parse_part),
-    "pattern": PatternName(),
+    "pattern": PatternName(PATTERNS, ALIASES),
     "percentage": Parsed("percentage", _parse_percentage),
     "share": Parsed("share", _parse_share),
     "sizes": Parsed("sizes", _parse_sizes, lambda sizes: ",".join(map(str, sizes))),
