@@ -99,8 +99,10 @@ def command(
         kind: Any = dataclass(frozen=True, init=False, eq=False, repr=False)(declaring)
 
         def run(as_json: bool, quiet: bool, log_format: str, **values: Any) -> None:
-            if "pattern_regex" in values:
-                values["pattern"] = _pattern_of(values)
+            if values.get("pattern_regex"):
+                if values["pattern"]:
+                    raise click.UsageError("--pattern and --pattern-regex can't be combined")
+                values["pattern"] = values["pattern_regex"]
             asked = _take(kind, values)
             _refuse_without_effect(kind)
             opened = [opens(values)] if opens else []
@@ -208,15 +210,6 @@ def _take(kind: Any, values: dict[str, Any]) -> Any:
     made = object.__new__(kind)
     vars(made).update(found)
     return made
-
-
-def _pattern_of(values: dict[str, Any]) -> str | None:
-    """Return the pattern of --pattern or --pattern-regex; None if neither is given."""
-    name: str | None = values["pattern"]
-    expression: str | None = values["pattern_regex"]
-    if name and expression:
-        raise click.UsageError("--pattern and --pattern-regex can't be combined")
-    return name or expression
 
 
 def was_given(name: str) -> bool:
