@@ -20,7 +20,7 @@ from llmgpu.cli.console import Reporter, left_out_of, print_result, print_table
 from llmgpu.cli.count import keep_input
 from llmgpu.cli.groups import labels_of
 from llmgpu.text.corpus import Corpus, CorpusOptions
-from llmgpu.text.sources import Sources
+from llmgpu.text.sources import Selection, Sources
 from llmgpu.tokens.tokenizing import count_files, known_bytes
 
 GROUPS: dict[str, Callable[[Vocabulary], list[str]]] = {"script": scripts_of, "length": lengths_of}
@@ -30,7 +30,7 @@ def compare_vocabs(asked: CompareVocabsCommand, report: Reporter, opening: Openi
     """Compare two vocabularies."""
     names = [asked.first, asked.second]
     options = asked.reading.corpus_options()
-    with keep_input(asked.texts, passes=2) as (sources, kept):
+    with keep_input(asked.texts, 2, Selection()) as (sources, kept):
         opening.begin_encoding(known_bytes(sources, options.limit))
         pair = [open_vocabulary(name, note=report.note) for name in names]
         facts = _overlap(names, pair)

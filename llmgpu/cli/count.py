@@ -45,8 +45,6 @@ from llmgpu.tokens.tokenizing import (
     suggesting_gpu,
 )
 
-_ALL = Selection()
-
 
 class Row(NamedTuple):
     """A line about a file or folder: its path, bytes of text, and token count per vocabulary."""
@@ -124,7 +122,7 @@ def _named_paths(asked: CountCommand, report: Reporter) -> tuple[tuple[str, ...]
 
 @contextmanager
 def keep_input(
-    paths: Sequence[str], passes: int, selection: Selection = _ALL
+    paths: Sequence[str], passes: int, selection: Selection
 ) -> Iterator[tuple[Sources, str]]:
     """Yield sources that can be read `passes` times, and the path that stands in for "-" in them.
 
