@@ -108,16 +108,13 @@ def select_backend(
         )
     from llmgpu.gpu.adapters import chosen_driver
 
-    # LLMGPU_DRIVER overrules the driver of a run.
-    chosen = chosen_driver()
-    driver = None if chosen else driver
-    chosen = chosen or driver
+    named = chosen_driver()  # overrules the driver of a run
     # Try Dawn. Unless a driver is named, Dawn is used only for an adapter with matrix units.
     if _may_take_dawn(matrices, driver):
         try:
-            backend = _open("dawn", wanted, only_discrete, only_matrices=chosen is None)
+            backend = _open("dawn", wanted, only_discrete, only_matrices=not (named or driver))
         except Exception as error:  # Dawn's package documents no exceptions
-            if driver == "dawn":
+            if driver == "dawn" and not named:
                 raise DeviceError(
                     f"the run was started with Dawn, which can't be used here: {error}; install "
                     f"llmgpu[dawn], or use {spelled('--device cpu')} or LLMGPU_DRIVER=wgpu, which "
