@@ -81,17 +81,16 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; raise UsageError with suggestions for a mistyped name."""
-        if args[0] in COMMANDS:
-            return super().resolve_command(ctx, args)
-        from llmgpu.cli.options import suggest
-        from llmgpu.spelling import COMMAND_NAMES, names_here
+        if args[0] not in COMMANDS:
+            from llmgpu.cli.options import suggest
+            from llmgpu.spelling import COMMAND_NAMES, names_here
 
-        name = args[0].replace("_", "-")
-        known = {*COMMANDS, *names_here(COMMAND_NAMES, name)}
-        # A typo in a short name, such as rnu, leaves little that is similar.
-        advice = suggest(name, known, COMMAND_NAMES) or suggest(name, known, {}, least=0.6)
-        if advice:
-            raise click.UsageError(f"No such command {quote(args[0])}.{advice}", ctx)
+            name = args[0].replace("_", "-")
+            known = {*COMMANDS, *names_here(COMMAND_NAMES, name)}
+            # A typo in a short name, such as rnu, leaves little that is similar.
+            advice = suggest(name, known, COMMAND_NAMES) or suggest(name, known, {}, least=0.6)
+            if advice:
+                raise click.UsageError(f"No such command {quote(args[0])}.{advice}", ctx)
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

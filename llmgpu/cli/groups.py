@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
@@ -192,15 +193,12 @@ class FileOptions:
         """
         if self.files_from is None:
             return ()
-        if self.files_from == STANDARD_INPUT and STANDARD_INPUT in paths:
+        is_piped = self.files_from == STANDARD_INPUT
+        if is_piped and STANDARD_INPUT in paths:
             both = "standard input can't be both the text and the list of --files-from"
             raise click.UsageError(both)
         try:
-            if self.files_from == STANDARD_INPUT:
-                data = sys.stdin.buffer.read()
-            else:
-                with open(self.files_from, "rb") as file:
-                    data = file.read()
+            data = sys.stdin.buffer.read() if is_piped else Path(self.files_from).read_bytes()
             data = _without_mark(data)
         except (OSError, AttributeError, UnicodeError) as error:
             reason = getattr(error, "strerror", error)
