@@ -117,7 +117,7 @@ def constant(file: str, name: str) -> int:
 
     file: a path below wgsl/; included files are not read.
 
-    Raises DeviceError if the file does not declare `name`.
+    Raises ValueError if the file does not declare `name`.
     """
     return _declared(file).evaluate(name)
 
@@ -175,11 +175,8 @@ class _Declared:
             self.constants[name] = self.evaluate(expression)
 
     def evaluate(self, expression: str) -> int:
-        """Return the value of an expression of declared constants; DeviceError on failure."""
-        try:
-            return _evaluate(expression, self.constants)
-        except ValueError as error:
-            raise DeviceError(str(error)) from error
+        """Return the value of an expression of declared constants; see `_evaluate`."""
+        return _evaluate(expression, self.constants)
 
     def layout(self, kind: str) -> tuple[np.dtype[np.void], int]:
         """Return the dtype of a WGSL type and its alignment in bytes.
