@@ -188,13 +188,12 @@ def has_room_for_thread() -> bool:
     """
     if not has_limited_address_space():
         return True
-    try:
+    with suppress(ImportError, OSError):  # without room for the module, its import fails
         import mmap
 
         mmap.mmap(-1, _THREAD_BYTES).close()
-    except (ImportError, OSError):  # without room for the module, its import fails
-        return False
-    return True
+        return True
+    return False
 
 
 def _free_in_system() -> int | None:

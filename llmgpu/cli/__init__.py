@@ -222,9 +222,8 @@ def _fail(message: str, code: int, **facts: str) -> int:
 
 def _close_stdout() -> None:
     """Flush stdout. After a failure, keep Python from reporting the failure again at exit."""
-    if sys.stdout is None:  # stdout was closed before this process began
-        return
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None: stdout was closed before this process began
+            sys.stdout.flush()
     except (OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -177,8 +177,7 @@ class _Job:
             cut = {"pattern": options.cut.expression, "unicode": options.cut.unicode}
             finished = self.job.finished(self.job.key(self.sources, {**cut, **self.key}))
             if finished:
-                done = f"{self.counts_output} has all of part {self.job.part}"
-                report.line(f"nothing to do: {done}")
+                report.line(f"nothing to do: {self.counts_output} has all of part {self.job.part}")
                 return report.summarize(finished)
         text = Corpus(self.sources, self.reading) if self.sources else nullcontext(self.loaded)
         with text as source:

@@ -368,8 +368,7 @@ class _Tokenizing:
 
     def _open_sink(self, name: str) -> TokenSink:
         asked, vocabulary = self.asked, self.vocabulary
-        how: dict[str, Any] = {"layout": asked.layout, "masked": self.masked}
-        how["force"] = asked.force
+        how: dict[str, Any] = {"layout": asked.layout, "masked": self.masked, "force": asked.force}
         if asked.shard_tokens is None:
             return open_writer(name, self.format, vocabulary, **how)
         how |= {"special": self.special, "run": self.key, "resume": asked.resume}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -69,13 +70,11 @@ VOCABULARY_SIZE = _amounts("vocabulary size", "id", _SIZES, "32768, 50k or 32Ki"
 
 def _parse_percentage(text: str) -> float:
     """Parse a percentage of 0 or more, with or without "%": the result for "10%" is 0.1."""
-    try:
+    with suppress(ValueError):
         percent = float(text.strip().removesuffix("%"))
-    except ValueError:
-        percent = math.nan
-    if not 0 <= percent < math.inf:
-        raise InputError(f"{quote(text)} is not a percentage of 0 or more; write 10%")
-    return percent / 100
+        if 0 <= percent < math.inf:
+            return percent / 100
+    raise InputError(f"{quote(text)} is not a percentage of 0 or more; write 10%")
 
 
 def _parse_share(text: str) -> tuple[str, float]:
