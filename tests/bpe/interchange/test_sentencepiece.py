@@ -97,7 +97,7 @@ def test_cuts_are_made_only_where_no_piece_lies_across(tmp_path: Path) -> None:
     pieces = [*SPECIAL, *PLAIN, ("ab", -1.0, NORMAL), (f"b{MARK}", -0.5, NORMAL)]
     pattern = load(tmp_path, model(pieces)).vocabulary.cut
     text = np.frombuffer(b"ab ba  a", np.uint8)
-    marks = pattern.mark(text, np.empty(0, np.int64), continues=False, closed=True)
+    marks = pattern.mark(text, np.empty(0, np.int64), continues=False)
     # Not within "ab" and "b "; between unknown characters it could not be cut either.
     assert np.flatnonzero(marks).tolist() == [0, 3, 4, 5, 6, 7]
 
