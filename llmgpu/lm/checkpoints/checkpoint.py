@@ -163,12 +163,7 @@ def save_checkpoint(
         vocabulary.save(folder / VOCABULARY)
         write_json(folder / CONFIG, describe_model(config, eos_id=eos_id))
         write_json(folder / GENERATION_CONFIG, describe_generation(eos_id, stop_ids))
-        try:
-            # Leave out the chat template, because tokenizer_config.json has it.
-            tokenizer_json.write(replace(vocabulary, chat=None), folder / TOKENIZER, note=note)
-        except VocabularyError as error:
-            note(f"the checkpoint has no {TOKENIZER}: {error}")
-        else:
+        if _write_tokenizer(folder / TOKENIZER, vocabulary, note):
             write_json(folder / TOKENIZER_CONFIG, describe_tokenizer(config, vocabulary, eos_id))
         if card is not None:
             _write_bytes(folder / CARD, card.encode())
@@ -192,6 +187,17 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def _write_bytes(path: Path, content: bytes) -> None:
     with atomic_output(path) as stream:
         stream.write(content)
+
+
+def _write_tokenizer(path: Path, vocabulary: Vocabulary, note: Note) -> bool:
+    """Write tokenizer.json; return False, after a note, if it can't express the vocabulary."""
+    try:
+        # Leave out the chat template, because tokenizer_config.json has it.
+        tokenizer_json.write(replace(vocabulary, chat=None), path, note=note)
+    except VocabularyError as error:
+        note(f"the checkpoint has no {path.name}: {error}")
+        return False
+    return True
 
 
 def _write_training(
