@@ -10,11 +10,10 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import FrameType
@@ -210,8 +209,7 @@ class TrainingRun:
         self._snapshot: Snapshot | None = None  # copies of the tensors of a checkpoint
         self._write: Callable[[], object] | None = None  # writes the checkpoint from the copies
         self._saving = Background()
-        self._notes_of_saving: deque[str] = deque()
-        self._note_once = cache(listener.note)  # all checkpoints have the same notes
+        self._notes_of_saving: dict[str, bool] = {}  # and whether each was printed
         self._records: list[StepRecord] = []  # the records of the log
         if checkpoint is not None:
             self._load(checkpoint, begun)
@@ -535,7 +533,7 @@ class TrainingRun:
             write_adapter=None if adapters is None else partial(adapters.write, read, base),
             stop_ids=self._stop_ids,
             card=model_card(self._facts(), self._plan.data, self._records[-1]),
-            note=self._notes_of_saving.append,
+            note=lambda text: self._notes_of_saving.setdefault(text, False),
         )
         if self._snapshot is None:
             write()
@@ -571,8 +569,10 @@ class TrainingRun:
         while self._write is not None:
             self._advance_saving()
         self._saving.wait()
-        while self._notes_of_saving:
-            self._note_once(self._notes_of_saving.popleft())
+        for text, is_printed in self._notes_of_saving.items():
+            if not is_printed:
+                self._listener.note(text)
+            self._notes_of_saving[text] = True
 
     def _summary(self) -> dict[str, Any]:
         last = self._records[-1]
