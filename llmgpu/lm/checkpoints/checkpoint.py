@@ -80,6 +80,7 @@ CARD = "README.md"
 
 _READ_AGAIN = (CONFIG, WEIGHTS, OPTIMIZER, VOCABULARY)
 _MODEL_FILES = (CONFIG, WEIGHTS, VOCABULARY)
+_UNCHANGING = (VOCABULARY, CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG)
 _CHECKSUM = "sha256"
 _PT = {"format": "pt"}  # metadata of weights, without which transformers refuses a file
 _DAMAGED = "damaged or changed since it was written"
@@ -132,6 +133,7 @@ def save_checkpoint(
     write_adapter: Callable[[Path], None] | None = None,
     stop_ids: Iterable[int] = (),
     card: str | None = None,
+    unchanging: dict[str, bytes] | None = None,
     note: Note = no_notes,
 ) -> Path:
     """Write the checkpoint of a step, then remove all but the `keep` newest; return its folder.
@@ -143,6 +145,8 @@ def save_checkpoint(
     spare: step of a checkpoint that is never removed.
     write_adapter: called with the path of the folder "adapter", which does not exist yet.
     card: text of README.md.
+    unchanging: by name, the contents of files that are equal in all checkpoints of a run. An empty
+        map receives the contents from this checkpoint; later calls write them.
     note: called with a line about each part of the checkpoint that other tools can't use.
 
     Raises OutputError if the checkpoint can't be written, or if its folder exists; nothing has
@@ -151,7 +155,7 @@ def save_checkpoint(
     if model_type(config) is None:
         note(f"{not_a_llama(config)}: other libraries can't open its checkpoint")
     with new_checkpoint(run_folder, state.step) as folder:
-        weights = _weight_kinds(config)
+        weights, kept = _weight_kinds(config), {} if unchanging is None else unchanging
 
         def read_used(name: str) -> NDArray[Any]:
             return read(name)[: weights[name][1][0]]
@@ -160,11 +164,7 @@ def save_checkpoint(
             OPTIMIZER: write_tensors(folder / OPTIMIZER, optimizer, read),
             WEIGHTS: write_tensors(folder / WEIGHTS, weights, read_used, _PT),
         }
-        vocabulary.save(folder / VOCABULARY)
-        write_json(folder / CONFIG, describe_model(config, eos_id=eos_id))
-        write_json(folder / GENERATION_CONFIG, describe_generation(eos_id, stop_ids))
-        if _write_tokenizer(folder / TOKENIZER, vocabulary, note):
-            write_json(folder / TOKENIZER_CONFIG, describe_tokenizer(config, vocabulary, eos_id))
+        _write_model_files(folder, config, vocabulary, eos_id, stop_ids, kept, note)
         if card is not None:
             _write_bytes(folder / CARD, card.encode())
         if write_adapter is not None:
@@ -177,6 +177,33 @@ def save_checkpoint(
 def _weight_kinds(config: ModelConfig) -> Kinds:
     """Return the weights of a file, without the rows of tables that belong to no token."""
     return {weight.name: (np.dtype("<f4"), weight.used_shape) for weight in config.weights()}
+
+
+def _write_model_files(
+    folder: Path,
+    config: ModelConfig,
+    vocabulary: Vocabulary,
+    eos_id: int | None,
+    stop_ids: Iterable[int],
+    unchanging: dict[str, bytes],
+    note: Note,
+) -> None:
+    """Write the files that are equal in all checkpoints of a run: `_UNCHANGING`.
+
+    unchanging: the contents by name. If the map is empty, the contents are made and added to it.
+    """
+    for name, content in unchanging.items():
+        _write_bytes(folder / name, content)
+    if unchanging:
+        return
+    vocabulary.save(folder / VOCABULARY)
+    write_json(folder / CONFIG, describe_model(config, eos_id=eos_id))
+    write_json(folder / GENERATION_CONFIG, describe_generation(eos_id, stop_ids))
+    if _write_tokenizer(folder / TOKENIZER, vocabulary, note):
+        write_json(folder / TOKENIZER_CONFIG, describe_tokenizer(config, vocabulary, eos_id))
+    with output_errors(str(folder)):
+        found = [folder / name for name in _UNCHANGING if (folder / name).exists()]
+        unchanging |= {path.name: path.read_bytes() for path in found}
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
@@ -209,7 +210,8 @@ class TrainingRun:
         self._snapshot: Snapshot | None = None  # copies of the tensors of a checkpoint
         self._write: Callable[[], object] | None = None  # writes the checkpoint from the copies
         self._saving = Background()
-        self._notes_of_saving: dict[str, bool] = {}  # and whether each was printed
+        self._unchanging: dict[str, bytes] = {}  # files that are equal in all checkpoints
+        self._notes_of_saving: deque[str] = deque()
         self._records: list[StepRecord] = []  # the records of the log
         if checkpoint is not None:
             self._load(checkpoint, begun)
@@ -533,7 +535,8 @@ class TrainingRun:
             write_adapter=None if adapters is None else partial(adapters.write, read, base),
             stop_ids=self._stop_ids,
             card=model_card(self._facts(), self._plan.data, self._records[-1]),
-            note=lambda text: self._notes_of_saving.setdefault(text, False),
+            unchanging=self._unchanging,
+            note=self._notes_of_saving.append,
         )
         if self._snapshot is None:
             write()
@@ -569,10 +572,8 @@ class TrainingRun:
         while self._write is not None:
             self._advance_saving()
         self._saving.wait()
-        for text, is_printed in self._notes_of_saving.items():
-            if not is_printed:
-                self._listener.note(text)
-            self._notes_of_saving[text] = True
+        while self._notes_of_saving:
+            self._listener.note(self._notes_of_saving.popleft())
 
     def _summary(self) -> dict[str, Any]:
         last = self._records[-1]
