@@ -135,6 +135,7 @@ def save_checkpoint(
     card: str | None = None,
     unchanging: dict[str, bytes] | None = None,
     note: Note = no_notes,
+    in_memory: bool = False,
 ) -> Path:
     """Write the checkpoint of a step, then remove all but the `keep` newest; return its folder.
 
@@ -148,6 +149,8 @@ def save_checkpoint(
     unchanging: by name, the contents of files that are equal in all checkpoints of a run. An empty
         map receives the contents from this checkpoint; later calls write them.
     note: called with a line about each part of the checkpoint that other tools can't use.
+    in_memory: whether the tensors are arrays in memory, so that threads write the files at the same
+        time. Otherwise the calling thread reads tensors one by one.
 
     Raises OutputError if the checkpoint can't be written, or if its folder exists; nothing has
     changed then.
@@ -155,16 +158,20 @@ def save_checkpoint(
     if model_type(config) is None:
         note(f"{not_a_llama(config)}: other libraries can't open its checkpoint")
     with new_checkpoint(run_folder, state.step) as folder:
+        hashes: dict[str, str] = {}
+
+        def write(name: str, *content: Any) -> None:
+            hashes[name] = write_tensors(folder / name, *content)
+
         weights, kept = _weight_kinds(config), {} if unchanging is None else unchanging
-
-        def read_used(name: str) -> NDArray[Any]:
-            return read(name)[: weights[name][1][0]]
-
-        hashes = {
-            OPTIMIZER: write_tensors(folder / OPTIMIZER, optimizer, read),
-            WEIGHTS: write_tensors(folder / WEIGHTS, weights, read_used, _PT),
-        }
-        _write_model_files(folder, config, vocabulary, eos_id, stop_ids, kept, note)
+        # The optimizer's file comes first, because it is the largest.
+        files: list[Callable[[], None]] = [
+            partial(write, OPTIMIZER, optimizer, read),
+            partial(write, WEIGHTS, weights, lambda name: read(name)[: weights[name][1][0]], _PT),
+            partial(_write_model_files, folder, config, vocabulary, eos_id, stop_ids, kept, note),
+        ]
+        threads = len(files) if in_memory else 0
+        list(in_order(files, lambda file: file(), len(files), threads=threads))
         if card is not None:
             _write_bytes(folder / CARD, card.encode())
         if write_adapter is not None:

@@ -537,6 +537,7 @@ class TrainingRun:
             card=model_card(self._facts(), self._plan.data, self._records[-1]),
             unchanging=self._unchanging,
             note=self._notes_of_saving.append,
+            in_memory=self._snapshot is not None,
         )
         if self._snapshot is None:
             write()
