@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import takewhile
 from pathlib import Path
 from types import FrameType
@@ -212,6 +212,7 @@ class TrainingRun:
         self._saving = Background()
         self._unchanging: dict[str, bytes] = {}  # files that are equal in all checkpoints
         self._notes_of_saving: deque[str] = deque()
+        self._note_once = cache(listener.note)  # all checkpoints have the same notes
         self._records: list[StepRecord] = []  # the records of the log
         if checkpoint is not None:
             self._load(checkpoint, begun)
@@ -574,7 +575,7 @@ class TrainingRun:
             self._advance_saving()
         self._saving.wait()
         while self._notes_of_saving:
-            self._listener.note(self._notes_of_saving.popleft())
+            self._note_once(self._notes_of_saving.popleft())
 
     def _summary(self) -> dict[str, Any]:
         last = self._records[-1]
