@@ -39,16 +39,22 @@ class HelpFormatter(click.HelpFormatter):
         self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
     ) -> None:
         """Write names and texts side by side; on a narrow terminal, write a text below its name."""
-        if self.width >= _NARROW:
-            super().write_dl(rows, col_max, col_spacing)
-            return
         edge, inner = " " * self.current_indent, " " * (self.current_indent + 4)
-        for name, text in rows:
-            # Break choices such as [a|b] after a bar.
-            lines = _joined(re.findall(r"[^|]+\|?", name), self.width - len(inner) - 2, "")
-            self.write(edge + f"\n{inner}  ".join(lines) + "\n")
+        broken = [(self._fit_name(name, inner), text) for name, text in rows]
+        if self.width >= _NARROW:
+            super().write_dl(broken, col_max, col_spacing)
+            return
+        for name, text in broken:
+            self.write(f"{edge}{name}\n")
             fitted = _fitted(text, self.width - len(inner))
             self.write(f"{wrap_text(fitted, self.width, inner, inner, True)}\n" if text else "")
+
+    def _fit_name(self, name: str, inner: str) -> str:
+        """Break choices such as [a|b] after a bar if the name is wider than the terminal."""
+        if len(name) <= self.width - self.current_indent:
+            return name
+        lines = _joined(re.findall(r"[^|]+\|?", name), self.width - len(inner) - 2, "")
+        return f"\n{inner}  ".join(lines)
 
 
 def _fitted(text: str, width: int) -> str:

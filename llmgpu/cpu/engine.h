@@ -130,16 +130,9 @@ typedef struct {
     Lead leads[256];
 } Expressions;
 
-/* The rules of patterns. RULE_MARKS is for patterns without a rule in pretokens.c. */
-enum pattern_rule {
-    RULE_NONE,
-    RULE_CLASS,
-    RULE_GPT2,
-    RULE_CL100K,
-    RULE_O200K,
-    RULE_NEIGHBOURS,
-    RULE_MARKS
-};
+/* Rules of patterns. RULE_MARKS is for patterns without a rule in pretokens.c. The rules from
+ * OTHER_RULES on are listed there, because no other file knows them. */
+enum pattern_rule { RULE_MARKS, RULE_NONE, RULE_GPT2, RULE_CL100K, RULE_O200K, OTHER_RULES };
 
 /* A pattern that cuts text. Threads may share a pattern.
  *
@@ -153,7 +146,7 @@ enum pattern_rule {
  * expressions: mark the starts of pre-tokens (RULE_MARKS); NULL if Python marks them.
  */
 typedef struct {
-    enum pattern_rule rule;
+    int rule;
     int digits;
     int whole_at_end;
     const uint8_t *classes;

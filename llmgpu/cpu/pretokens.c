@@ -26,6 +26,9 @@ enum {
     WORD = LETTER | MARK
 };
 
+/* Rules besides those of engine.h. */
+enum { RULE_CLASS = OTHER_RULES, RULE_NEIGHBOURS, NUM_RULES };
+
 /* Return the kind of the character at p < end, and its length in bytes. */
 static inline unsigned kind_at(const Pattern *pattern, const uint8_t *p, const uint8_t *end,
                                int *length)
@@ -386,9 +389,10 @@ static void set_class_kinds(Pattern *pattern)
 }
 
 /* The names of the patterns' kernels, by rule. */
-static const char *const NAMES[RULE_MARKS] = {
-    [RULE_NONE] = "none",     [RULE_CLASS] = "class", [RULE_GPT2] = "gpt2",
-    [RULE_CL100K] = "cl100k", [RULE_O200K] = "o200k", [RULE_NEIGHBOURS] = "neighbours",
+static const char *const NAMES[NUM_RULES] = {
+    [RULE_MARKS] = "",        [RULE_NONE] = "none",   [RULE_GPT2] = "gpt2",
+    [RULE_CL100K] = "cl100k", [RULE_O200K] = "o200k", [RULE_CLASS] = "class",
+    [RULE_NEIGHBOURS] = "neighbours",
 };
 
 /* Return a new pattern, see `Pattern`; NULL without memory. kernel: the name of its kernel.
@@ -400,8 +404,9 @@ API Pattern *llmgpu_pattern_new(const char *kernel, int digits, int whole_at_end
 
     if (pattern == NULL)
         return NULL;
-    while (pattern->rule < RULE_MARKS && strcmp(NAMES[pattern->rule], kernel) != 0)
-        pattern->rule++;
+    for (int rule = 0; rule < NUM_RULES; rule++)
+        if (strcmp(NAMES[rule], kernel) == 0)
+            pattern->rule = rule;
     pattern->digits = digits;
     pattern->whole_at_end = whole_at_end;
     pattern->classes = classes;

@@ -76,11 +76,11 @@ def examples_in(text: str) -> Iterator[list[str]]:
 
 def test_names_and_texts_stand_below_each_other_on_a_narrow_terminal() -> None:
     formatter = HelpFormatter(width=40)
-    formatter.write_dl([("--sort [path|tokens|bytes|lines|order]", "Sort by this."), ("-q", "")])
+    formatter.write_dl([("--sort [path|tokens|bytes|lines|document]", "Sort by this."), ("-q", "")])
     formatter.write_text("\b\nExamples:\n  llmgpu count -o 'a  b' --vocab v.bin corpus.txt")
     assert formatter.getvalue() == (
         "--sort [path|tokens|bytes|lines|\n"
-        "      order]\n"
+        "      document]\n"
         "    Sort by this.\n"
         "-q\n"
         "Examples:\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from llmgpu.bpe.encoding.encoder_c import CpuEncoder
 from llmgpu.bpe.encoding.encoder_host import _FIRST_BYTES
 from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.pretokens.names import PATTERNS
+from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.training.options import TrainingOptions
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import library
@@ -73,7 +75,7 @@ def test_ids_of_documents_do_not_depend_on_threads(pattern: str, seed: int) -> N
             assert found[1] == starts
 
 
-@pytest.mark.parametrize("pattern", ["cl100k", "gpt2", "o200k", "class"])
+@pytest.mark.parametrize("pattern", ["cl100k", "gpt2", "o200k", "class", "no rule"])
 @pytest.mark.parametrize("collected", [False, True])
 def test_ids_of_files_do_not_depend_on_threads(
     pattern: str, collected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -81,7 +83,11 @@ def test_ids_of_files_do_not_depend_on_threads(
     monkeypatch.setattr("llmgpu.bpe.encoding.encoder.RESERVED_FROM", 1)
     monkeypatch.setattr("llmgpu.bpe.encoding.encoder_host._FIRST_BYTES", 600)
     rng = random.Random(pattern)
-    vocabulary = vocabulary_of(pattern)
+    vocabulary = vocabulary_of("class" if pattern == "no rule" else pattern)
+    if pattern == "no rule":  # a pattern with certain starts that the engine does not know
+        vocabulary = replace(vocabulary)
+        vocabulary.__dict__["cut"] = replace(get_pattern("class"), kernel=pattern)
+        assert vocabulary.cut.for_engine().is_marked
     names = [str(tmp_path / f"{k}.txt") for k in range(4)]
     for name, pieces in zip(names, (2500, 0, 3, 4000), strict=True):
         Path(name).write_bytes(random_text(rng, pieces) + b" and so on" * rng.randint(0, 900))

@@ -120,6 +120,8 @@ class CSliceEncoder:
 
         See `llmgpu.bpe.encoding.encoder_host.HostSlices.encode`.
         """
+        if self.pattern.is_marked and not self.pattern.has_expressions:
+            piece = _read(piece)  # Python marks the starts of pre-tokens
         file = piece.file  # each thread of the engine reads the bytes of a file that it encodes
         text = piece.text if file is None else (file.fileno(), file.begin, file.nbytes)
         self._find_cuts_for(file or piece.text)
