@@ -409,7 +409,8 @@ class Generator:
         ahead: deque[Callable[[], list[Chosen]]] = deque()
         last = time.perf_counter()
         while room or ahead:
-            # Submit steps while all sequences follow the device.
+            # Submit steps before their results are read, as long as every sequence takes the ids
+            # that the device chooses.
             while room and len(ahead) < self._ahead_most:
                 draws = np.zeros((min(self._steps, room), self._sequences, 4), np.float32)
                 for s in working if k else ():  # likeliest ids need no random numbers

@@ -79,7 +79,8 @@ SLICE_BYTES, SOFTWARE_SLICE_BYTES = 64 << 20, 2 << 20
 # second. Larger slices would take more time to allocate than they save. Texts of unknown length are
 # cut as the last row says.
 SHORTER_SLICES = ((256 << 20, 12 << 20), (4 << 30, 32 << 20))
-# Most slices that the host encodes before a device that was bad at slices is tried again.
+# After a slice that the device could not encode, the host encodes at most this many slices before
+# the device is tried again.
 MOST_SPARED = 16
 # A slice's number of ids is estimated as its bytes times the last slice's ids per byte times this.
 MORE_IDS = 1.05

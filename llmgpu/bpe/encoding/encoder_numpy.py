@@ -1,9 +1,10 @@
 """The encoder on NumPy: slices are cut into words, and each distinct word is matched once.
 
 All threads share a table with the ids of the words of earlier slices. A slice has a main part and
-lookahead, the text after the main part (`llmgpu.bpe.pretokens.slices`). If a text may be cut
-anywhere, the last word extends into the lookahead. Tokens that start in the main part belong to
-this slice, and the next slice starts at the end of the last such token.
+lookahead, the text after the main part (`llmgpu.bpe.pretokens.slices`). In greedy matching
+with pattern none, a slice may end within a word, and the word goes on in the lookahead. Tokens that
+start in the main part belong to this slice, and the next slice starts at the end of the last such
+token.
 """
 
 from __future__ import annotations

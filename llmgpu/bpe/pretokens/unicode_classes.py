@@ -71,9 +71,9 @@ _SURROGATES = (0xD800, 0xE000)
 
 
 def code_points(characters: str) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Return the code point of each character, uint32 (n,), and its bytes in UTF-8, int64 (n,).
+    """Return each character's code point, uint32 (n,), and its length in UTF-8 bytes, int64 (n,).
 
-    A lone surrogate is one byte, as `str` decodes a byte that is not valid UTF-8.
+    A lone surrogate counts as one byte, because it stands for an invalid byte (`surrogateescape`).
     """
     points = np.frombuffer(characters.encode("utf-32-le", "surrogatepass"), np.uint32)
     sizes = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
