@@ -15,8 +15,9 @@ between two special tokens gets the ids that it would have alone. The text is se
 - The text without the special tokens is called the filtered text. In the filtered text a document
   starts where a special token was cut out, so that no token crosses this position. `_Boundaries`
   records which of these starts are starts of real documents.
-- The last bytes of a block are held back until the next block: one byte fewer than the longest
-  special token has, and white space that a following token with the flag lstrip may swallow.
+- The last bytes of a block are held back until the next block if they may begin a special token, or
+  if they are white space that a following token with the flag lstrip may swallow. With the flag
+  single_word, LONGEST bytes more are held back.
 
 Tokens with flags match as in Hugging Face's tokenizers (`llmgpu.bpe.encoding.special_search`).
 White space that such a token swallows has no id and is not counted in the `text_bytes` of a slice.
@@ -578,10 +579,11 @@ class _SpecialTokenFilter:
         if search is None:
             return [], len(data)
         spans: list[_Span] = []
-        # Find the tokens that begin before `safe`. Later text can't change them: the longest token,
-        # and for single_word the character after it, is in the data, or its document ends before.
-        longest = search.longest + (LONGEST if self._flags.single_word else 0)
-        safe = len(data) if final else max(len(data) - longest + 1, *borders[-1:], 0)
+        # Find the tokens that begin before `safe`. Later text can't change them: no token that ends
+        # there begins before it, and for single_word the character after a token is in the data.
+        known = data[:-LONGEST] if self._flags.single_word else data
+        least = max([0, *borders[-1:]])
+        safe = len(data) if final else max(least, search.begin_of_rest(known, least))
         while (found := search.find(data, position, borders)) and found[0] < safe:
             spans.append(found)
             position = found[1]

@@ -66,8 +66,10 @@ class Search:
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         """Search for one or more distinct texts, which are sorted."""
+        self._texts = texts
         self.longest = max(map(len, texts))
         self.pattern = re.compile(_longest_of(texts))
+        self._first = re.compile(b"|".join({re.escape(text[:1]) for text in texts}))
 
     def find(self, data: bytes, position: int, starts: Sequence[int]) -> tuple[int, int] | None:
         """Return the (begin, end) of the first match at or after `position`; None without a match.
@@ -83,6 +85,18 @@ class Search:
             match = self.pattern.search(data, match.start(), border)
             match = match or self.pattern.search(data, border)
         return None
+
+    def begin_of_rest(self, data: bytes, position: int) -> int:
+        """Return the first position, from `position` on, where later data may end a string.
+
+        A string begins with the data from there on, and is longer. Without such a position, returns
+        the end of the data.
+        """
+        for match in self._first.finditer(data, max(position, len(data) - self.longest + 1)):
+            rest = data[match.start() :]
+            if any(len(text) > len(rest) and text.startswith(rest) for text in self._texts):
+                return match.start()
+        return len(data)
 
 
 def _longest_of(texts: Sequence[bytes], depth: int = 0) -> bytes:

@@ -23,7 +23,7 @@ from llmgpu.bpe.encoding.encoder_numpy import NumpyEncoder
 from llmgpu.bpe.encoding.open import open_encoder
 from llmgpu.bpe.encoding.special_encoding import SpecialEncoder
 from llmgpu.bpe.encoding.special_options import SpecialOptions, Tokens, token_id
-from llmgpu.bpe.encoding.special_search import SEARCHED_BYTES, SpelledTokens
+from llmgpu.bpe.encoding.special_search import SEARCHED_BYTES, Flags, SpelledTokens
 from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
@@ -246,6 +246,20 @@ def test_the_end_of_a_document_is_told_at_once() -> None:
         i for d in expected for i in d
     ]
     assert ends[closed].tolist() == np.cumsum([len(ids) for ids in expected]).tolist()
+
+
+def test_text_that_can_begin_no_token_does_not_wait() -> None:
+    found = special_encoding._Boundaries()
+    tokens = {b"<|a|>": 1, b"<|endoftext|>": 2}
+    cut = special_encoding._SpecialTokenFilter(tokens, Flags(), None, found)
+
+    def feed(text: bytes) -> bytes:
+        piece = cut.feed(np.frombuffer(text, np.uint8), np.zeros(0, np.int64), final=False)
+        return piece.text.tobytes()
+
+    texts = [b"a line\n", b"x<|a|>\n", b"y<|", b"a|", b"b<", b"z<|endoftext|", b">\n"]
+    handed = [b"a line\n", b"x\n", b"y", b"", b"<|a|b", b"<z", b"\n"]
+    assert [feed(text) for text in texts] == handed
 
 
 def test_all_means_all() -> None:
