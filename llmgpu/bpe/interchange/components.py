@@ -51,6 +51,7 @@ from llmgpu.bpe.interchange.token_tables import (
 from llmgpu.bpe.pretokens.blocks import Pattern
 from llmgpu.bpe.pretokens.custom_regex import custom_pattern, splits_name
 from llmgpu.bpe.pretokens.names import SPLITS_PREFIX
+from llmgpu.bpe.vocabulary.file import check_text
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, VocabularyError
 from llmgpu.input_files import Note, quote
@@ -177,6 +178,7 @@ def describe_pattern(pattern: str, byte_level: dict[str, Any]) -> dict[str, Any]
 
 def check_portable(expression: str) -> None:
     """Raise VocabularyError for an expression that another engine may match differently."""
+    check_text(f"the expression {quote(expression)}", expression)
     found = _PORTABLE.match(expression)
     end = found.end() if found else 0
     if end < len(expression):

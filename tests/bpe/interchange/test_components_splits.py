@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from llmgpu.bpe.interchange import huggingface
-from llmgpu.bpe.interchange.components import check_portable
+from llmgpu.bpe.interchange.components import check_portable, read_pattern
 from llmgpu.bpe.pretokens.pattern import get_pattern
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import LlmgpuError, VocabularyError
@@ -149,6 +149,14 @@ def test_qwen3_is_a_pattern_here(tmp_path: Path) -> None:
 def test_what_engines_may_read_otherwise_is_refused(expression: str) -> None:
     with pytest.raises(VocabularyError, match="other engines may match it differently"):
         check_portable(expression)
+
+
+@pytest.mark.parametrize("pattern", [{"String": "\ud800"}, {"Regex": "a|\ud800"}])
+def test_an_expression_that_no_file_can_hold_is_refused(pattern: dict[str, str]) -> None:
+    byte_level = {"add_prefix_space": False, "use_regex": False}
+    split = {"pattern": pattern, "behavior": "Isolated"}
+    with pytest.raises(VocabularyError, match=r"the expression .*ud800' is not valid Unicode$"):
+        read_pattern([("Split", split), ("ByteLevel", byte_level)], lambda note: None)
 
 
 @pytest.mark.parametrize("described", ["", "{}", "[]", "[1]", '["a",]', '["(", "a"]', '["a","b"]'])
