@@ -162,8 +162,10 @@ def _clean(message: dict[str, Any]) -> dict[str, Any]:
     return {"thinking": reasoning, **kept, "reasoning_content": reasoning}
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **how: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **how)
+def _to_json(value: Any, *given: Any, **named: Any) -> str:
+    # `given` are options by position, in the order of the filter of transformers.
+    options = zip(("ensure_ascii", "indent", "separators", "sort_keys"), given, strict=False)
+    return json.dumps(value, **{"ensure_ascii": False, **dict(options), **named})
 
 
 def _raise(message: str) -> None:

@@ -82,6 +82,14 @@ def test_what_a_template_sees() -> None:
     ]
 
 
+def test_options_of_tojson_by_position() -> None:
+    source = "{{ tools | tojson(true, none, [',', ':'], true) }}{{ tools | tojson(indent=1) }}"
+    messages = [{"role": "user", "content": "a"}]
+    assert render(source, messages, [{"b": 1, "a": "\u00e9"}]) == [
+        ('[{"a":"\\u00e9","b":1}][\n {\n  "b": 1,\n  "a": "\u00e9"\n }\n]', False)
+    ]
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
