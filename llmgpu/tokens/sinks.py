@@ -40,6 +40,7 @@ from llmgpu.text.streams import BYTES, ByteStream, Source
 BLOCK_BYTES = 1 << 20  # bytes read at a time
 MAX_ID = (1 << 32) - 1
 HEADER_BYTES = 128  # header of every array that llmgpu writes
+_MAX_HEADER_BYTES = 1 << 16
 # For texts of at least as many bytes, reserving memory for the ids saves time.
 _LEAST_RESERVED = 64 << 20
 _TOKEN_BYTES = 4  # usual bytes of text per token
@@ -311,9 +312,14 @@ def read_npy(name: str) -> Iterator[NDArray[np.int64]]:
 def _npy_layout(stream: io.BufferedReader[Any], name: str) -> tuple[np.dtype[np.integer], int]:
     try:
         version = npy_format.read_magic(stream)
-        if version != (1, 0):  # others are for headers of more than 64 KiB
+        if version == (1, 0):
+            shape, _, dtype = npy_format.read_array_header_1_0(stream)
+        elif version == (2, 0):
+            if int.from_bytes(stream.peek(4)[:4], "little") > _MAX_HEADER_BYTES:
+                raise ValueError(f"a header of more than {_MAX_HEADER_BYTES} bytes")
+            shape, _, dtype = npy_format.read_array_header_2_0(stream)
+        else:
             raise ValueError(f"version {version[0]}.{version[1]} of the format is not read")
-        shape, _, dtype = npy_format.read_array_header_1_0(stream)
     except _HEADER_ERRORS as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{name}: not an npy file of ids ({reason})") from error

@@ -39,6 +39,16 @@ def test_whole_numbers_of_any_kind(tmp_path: Path, dtype: str) -> None:
     assert read_all(path, "npy") == [0, 1, 127]
 
 
+def test_the_format_for_long_headers(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    with path.open("wb") as stream:
+        np.lib.format.write_array(stream, np.array([3, 2, 1]), version=(2, 0))
+    assert read_all(path, "npy") == [3, 2, 1]
+    path.write_bytes(b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(1000))
+    with pytest.raises(InputError, match="a header of more than 65536 bytes"):
+        read_all(path, "npy")
+
+
 def test_the_largest_id(tmp_path: Path) -> None:
     assert read_all(saved(tmp_path / "f", np.array([2**32 - 1])), "npy") == [2**32 - 1]
 
