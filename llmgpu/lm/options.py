@@ -204,6 +204,8 @@ class TrainOptions:
         """Raise InputError for invalid values, and for values that do not fit together."""
         self._check_types()
         check_ranges(self)
+        if not 0 <= self.epsilon < math.inf:
+            raise InputError(f"epsilon is {self.epsilon}, but must be finite and at least 0")
         if self.driver not in get_args(DriverName):
             known = ", ".join(get_args(DriverName))
             raise InputError(f"--driver is {self.driver}; use one of {known}")

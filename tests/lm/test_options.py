@@ -107,6 +107,7 @@ def test_impossible_schedules(numbers: tuple[float, float, int, int]) -> None:
         ),
         ({"evaluation_fraction": 1.0}, r"--eval-fraction is 1.0, .* less than 1"),
         ({"evaluation_fraction": math.nan}, r"--eval-fraction is nan"),
+        *(({"epsilon": value}, "epsilon is .* at least 0") for value in (math.nan, math.inf, -1.0)),
         ({"schedule": "step"}, "--schedule is step; use one of cosine, linear, wsd"),
         ({"initialisation": "zero"}, "--initialisation is zero; use one of normal, fan-in"),
         ({"driver": "vulkan"}, "--driver is vulkan; use one of wgpu, dawn"),
