@@ -25,6 +25,7 @@ import os
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
@@ -345,9 +346,7 @@ class Batches:
         chosen, place = mix(self._weights, number)
         source, count = self._corpora[chosen]
         epoch, index = divmod(place, count)
-        # The raw numbers of Philox are the same with every version of NumPy.
-        key = np.array([self._seed, epoch | chosen << 32], np.uint64)
-        *keys, last = map(int, np.random.Philox(key=key).random_raw(ROUNDS + 1))
+        *keys, last = _random_numbers(self._seed, epoch | chosen << 32)
         offsets = min(self.seq_len, len(source) - count * self.seq_len)
         return source, permute(index, count, keys) * self.seq_len + last % offsets
 
@@ -374,7 +373,7 @@ class Batches:
         counts = np.zeros((self.batch_size, self.seq_len), np.bool_)
         for k, (source, start) in enumerate(sequences):
             ids[k] = source.read(start, self.seq_len + 1)
-            counts[k] = source.read_mask(start + 1, self.seq_len)
+            counts[k] = not source.has_mask or source.read_mask(start + 1, self.seq_len)
         check_ids(ids, self._ids, "a token file was changed during the run")
         return ids[:, :-1].copy(), np.where(counts, ids[:, 1:], np.uint32(IGNORED_TARGET))
 
@@ -457,6 +456,13 @@ def _too_short(tokens: int, seq_len: int, held_out: int) -> InputError:
         f"{tokens:,} tokens are too few: one sequence of {seq_len:,} for training"
         f"{for_evaluation} take {needed:,}; use more text or a shorter sequence length{or_less}"
     )
+
+
+@lru_cache  # all sequences of an epoch have the same numbers
+def _random_numbers(seed: int, stream: int) -> list[int]:
+    # The raw numbers of Philox are the same with every version of NumPy.
+    key = np.array([seed, stream], np.uint64)
+    return [*map(int, np.random.Philox(key=key).random_raw(ROUNDS + 1))]
 
 
 def permute(index: int, size: int, keys: Sequence[int]) -> int:

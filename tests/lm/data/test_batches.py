@@ -7,6 +7,7 @@ import zlib
 from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -161,6 +162,17 @@ def test_only_position_and_seed_matter(source: TokenSource) -> None:
 def test_the_order_is_the_same_on_every_machine(source: TokenSource) -> None:
     batches = batches_of(source, 6, 100, seed=1)
     assert batches.training(0)[0][:, 0].tolist() == [1911, 9411, 4911, 2611, 9311, 6411]
+
+
+def test_the_random_numbers_of_an_epoch_are_drawn_once(
+    source: TokenSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = Mock(wraps=np.random.Philox)
+    monkeypatch.setattr(np.random, "Philox", drawn)
+    batches = batches_of(source, 4, 100, seed=20_261_130)
+    for batch in range(2 * batches.training_sequences // 4):
+        batches.training(4 * batch)
+    assert drawn.call_count == 2  # the second epoch has another order
 
 
 def evaluation_starts(batches: Batches, limit: int | None = None) -> list[int]:
