@@ -195,7 +195,7 @@ def read_model(content: Mapping[str, Any]) -> ModelConfig:
 def _refuse_unsupported(name: str, content: Mapping[str, Any]) -> None:
     """Raise CheckpointError for the first entry with a feature that models of llmgpu lack."""
     found = {"sliding_window": _MISTRAL_WINDOW if name == "mistral" else None, **content}
-    if not content.get("use_sliding_window", True):  # Qwen's switch for sliding windows
+    if name != "mistral" and not content.get("use_sliding_window", True):  # a switch of Qwen alone
         found["sliding_window"] = None
     for key, values in _HARMLESS.items():
         if found.get(key) not in values:

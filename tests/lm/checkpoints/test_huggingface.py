@@ -161,6 +161,10 @@ def test_stretched_positions(where: str) -> None:
         ({"sliding_window": 4096}, "sliding_window is 4096, but only null is supported"),
         ({"model_type": "mistral"}, "sliding_window is 4096, but only null is supported"),
         (
+            {"model_type": "mistral", "use_sliding_window": False},  # a switch of Qwen alone
+            "sliding_window is 4096, but only null is supported",
+        ),
+        (
             {"model_type": "qwen2", "use_sliding_window": True},
             "use_sliding_window is True, but only false is supported",
         ),
