@@ -507,7 +507,6 @@ class TrainingRun:
         Without memory for the copies, training waits until the checkpoint is written.
         """
         self._finish_saving()
-        sync(self._folder.log)  # resuming needs the log up to the checkpoint's step
         trainer, adapters = self._trainer, self._trainer.adapters
         state_tensors = list(trainer.state_tensors())
         # Later steps change all tensors, so the thread needs copies.
@@ -540,10 +539,15 @@ class TrainingRun:
             note=self._notes_of_saving.append,
             in_memory=self._snapshot is not None,
         )
-        if self._snapshot is None:
+
+        def write_synced() -> None:
+            sync(self._folder.log)  # resuming needs the log up to the checkpoint's step
             write()
+
+        if self._snapshot is None:
+            write_synced()
         else:
-            self._write = write
+            self._write = write_synced
             self._advance_saving()
 
     def _open_snapshot(self, tensors: Sequence[Tensor]) -> Snapshot | None:
