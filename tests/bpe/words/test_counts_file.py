@@ -23,6 +23,7 @@ from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.pretokens.slices import MAX_WORD_BYTES
 from llmgpu.bpe.words import counts_file
 from llmgpu.bpe.words.counts_file import (
+    CountsReader,
     add_counts,
     load_counts,
     save_counts,
@@ -175,6 +176,15 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "w.counts"
+    written(path, {b"a": 1, b"b": 2, b"cc": 3})
+    with CountsReader(path) as file:
+        os.truncate(path, path.stat().st_size - 40)
+        with pytest.raises(InputError, match="it was changed while it was read"):
+            list(file.blocks(100))
+
+
 def test_a_file_with_one_byte_changed_is_refused(tmp_path: Path) -> None:
     data = written(tmp_path / "c", SAMPLE)
     rng = random.Random(5)
