@@ -151,6 +151,19 @@ def test_memory_that_was_reserved_and_not_needed_is_given_back(
     assert open_descriptors() == descriptors
 
 
+def test_a_quarter_of_the_free_memory_is_reserved(
+    monkeypatch: pytest.MonkeyPatch, folder_in_memory: str
+) -> None:
+    monkeypatch.setattr(sinks, "free_memory", lambda: 16 << 20)
+    with open(Path(folder_in_memory, "f"), "w+b") as file:
+        reservation = sinks.Reservation(file, RESERVED)
+        (thread,) = reservation._threads
+        thread.join()
+        assert 3 << 20 <= taken(folder_in_memory) <= 5 << 20
+        reservation.end()
+        assert taken(folder_in_memory) < 64 << 10
+
+
 def test_a_reservation_ends_at_once(folder_in_memory: str) -> None:
     with open(Path(folder_in_memory, "f"), "w+b") as file:
         file.write(b"low")
