@@ -219,3 +219,15 @@ def test_what_is_around_the_arrays_is_not_looked_at(monkeypatch: pytest.MonkeyPa
     for token in (0, 1):
         nodes = np.array([[0, 1, NO_TOKEN], [0, 0, token]], np.uint32)
         assert spelled_tokens(nodes, edges, data, offsets, is_ordinary) == -1
+
+
+@pytest.mark.skipif(library.library() is None, reason="the CPU engine is not built")
+@pytest.mark.parametrize("leaf", [1, 2])
+def test_a_leaf_without_a_token_is_found(leaf: int) -> None:
+    nodes = np.array([[0, 2, NO_TOKEN], [0, 0, 0], [0, 0, 0]], np.uint32)
+    nodes[leaf, 2] = NO_TOKEN
+    edges = np.array([[97, 1], [98, 2]], np.uint32)
+    data, offsets = np.frombuffer(b"ba"[leaf - 1 : leaf], np.uint8), np.array([0, 1], np.int64)
+    assert spelled_tokens(nodes, edges, data, offsets, np.ones(1, np.bool_)) == -1
+    with pytest.raises(VocabularyError, match="trie"):
+        validate_trie(Trie(nodes, edges, 1), [data.tobytes()], [0])
