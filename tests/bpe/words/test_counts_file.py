@@ -381,11 +381,13 @@ def test_columns_that_are_no_counts(tmp_path: Path) -> None:
         load_counts(path)
 
 
+@pytest.mark.parametrize("more_blocks", [0, 1, HASH_BYTES, HASH_BYTES + 1, 400])
 def test_bytes_after_a_file_that_is_read_in_whole_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more_blocks: int
 ) -> None:
+    """more_blocks: bytes of the file after the first block."""
     data = written(tmp_path / "c", SAMPLE)
-    monkeypatch.setattr(counts_file, "_MAX_HEADER_BYTES", len(data))
+    monkeypatch.setattr(counts_file, "_MAX_HEADER_BYTES", len(data) - more_blocks)
     assert len(load_counts(tmp_path / "c").words) == len(SAMPLE)
     assert "damaged" in refusal(tmp_path / "c", data + b"x")
 
