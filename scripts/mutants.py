@@ -61,7 +61,7 @@ TESTS = {
     "bpe/pretokens/slices.py": _PRETOKENS,
     "bpe/training/batched_numpy.py": _MERGING,
     "bpe/training/symbols.py": "bpe/training/test_train.py",
-    "tokens/ids.py": "tokens/test_formats.py",
+    "tokens/ids.py": "tokens/test_formats.py tokens/test_shown.py",
     "tokens/sinks.py": "tokens/test_sinks_npy.py tokens/test_formats.py",
     "tokens/filters.py": "tokens/test_filters_splitting.py",
     "tokens/bin.py": "tokens/test_foreign.py tokens/test_formats.py " + _SHARDS,

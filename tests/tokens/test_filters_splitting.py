@@ -143,7 +143,7 @@ def test_shares_leave_something() -> None:
         check_shares({"a": 0.5, "b": 0.5})
 
 
-@pytest.mark.parametrize("most", [1, 2, 99, 100, 1_000_000])
+@pytest.mark.parametrize("most", [1, 2, 99, 100, 250, 600, 1_000_000])
 def test_the_first_tokens(most: int) -> None:
     documents = [b"", b"low low", *TEXT.split(b"e"), b""]
     around = SpecialOptions(eos=ABSENT)
