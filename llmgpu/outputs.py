@@ -1,8 +1,7 @@
 """Checks of outputs: a command overwrites no input, no other output, no file of another kind.
 
 - Files are compared by device and inode, so that a file is recognized under all spellings of its
-  path, and through hard and symbolic links. Paths without a file are compared with all links in
-  their folders followed.
+  path, and through hard and symbolic links. Paths without a file are compared by folder and name.
 - An existing file is replaced if it is of the output's kind, of no known kind, or empty. The first
   bytes of a file show the kind; ids without a header are recognized by their side file. Plain text
   may be a user's own, so even an output of text does not replace plain text. A tokenizer.json of
@@ -225,7 +224,12 @@ def _identity(path: str, *, is_input: bool) -> object:
             status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         with output_errors(path):  # the working folder may have been deleted
+            folder, name = os.path.split(os.path.realpath(path))
+        try:
+            parent = os.stat(folder)
+        except OSError:
             return os.path.realpath(path)
+        return (parent.st_dev, parent.st_ino, name)
     # A missing stream or an invalid name. Opening the file will raise the error.
     except (OSError, ValueError, AttributeError):
         return STANDARD_OUTPUT if path == STANDARD_OUTPUT and not is_input else None

@@ -26,7 +26,7 @@ enum {
     WORD = LETTER | MARK
 };
 
-/* Rules besides those of engine.h. */
+/* Rules of patterns that only this file knows; engine.h has the other rules. */
 enum { RULE_CLASS = OTHER_RULES, RULE_NEIGHBOURS, NUM_RULES };
 
 /* Return the kind of the character at p < end, and its length in bytes. */

@@ -336,8 +336,8 @@ def shared_sums(
     written to this slot. A worker writes to the first slot again only after the wait for the second
     slot. At that wait all workers have finished reading the first slot.
 
-    slots: without end, the next slots of all workers, indexed by worker, see `share_memory`.
-    Argument `own` and result are those of `Sums`.
+    slots: yields without end the next slot of each worker, float32 (BUCKET,), indexed by worker.
+    own: this worker's array, as for `Sums`.
     """
     slot = next(slots)
     slot[communicator.rank][: len(own)] = own
@@ -355,8 +355,8 @@ def shared_sums(
 def collective_sums(communicator: Any, threads: BlockThreads, own: FloatArray) -> AddUp:
     """Add up an array over workers of several machines; each worker adds up one range of it.
 
-    A worker sends about twice the size of the array, for any number of workers. Argument `own` and
-    result are those of `Sums`.
+    A worker sends about twice the size of the array, for any number of workers. own: this worker's
+    array, as for `Sums`.
     """
     workers, count = communicator.size, len(own)
     given = np.zeros((workers, -(-count // workers)), np.float32)
