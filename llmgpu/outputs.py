@@ -2,10 +2,9 @@
 
 - Files are compared by device and inode, so that a file is recognized under all spellings of its
   path, and through hard and symbolic links. Paths without a file are compared by folder and name.
-- An existing file is replaced if it is of the output's kind, of no known kind, or empty. The first
-  bytes of a file show the kind; ids without a header are recognized by their side file. Plain text
-  may be a user's own, so even an output of text does not replace plain text. A tokenizer.json of
-  another tool and a GGUF file with the tensors of a model are not replaced either.
+- An existing file is replaced if it is of the output's kind, of no known kind, or empty. Plain text
+  may be a user's own, so even an output of text does not replace plain text. Neither does an
+  output replace a tokenizer.json of another tool or a GGUF file with the tensors of a model.
 - A vocabulary is not written under a name with the ending of another tool's file.
 - Binary files are not written to a terminal.
 - An output to standard output, another descriptor, a pipe or a device replaces no file. A command
@@ -15,7 +14,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import sys
 from collections.abc import Collection, Iterable
@@ -23,95 +21,36 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from llmgpu.errors import OutputError
+from llmgpu.file_kinds import (
+    COUNTS,
+    ENDINGS,
+    GGUF,
+    NPY,
+    TEXT,
+    TOKEN_FILE,
+    TOKEN_INDEX,
+    TOKENIZER_JSON,
+    VOCABULARY,
+    file_head,
+    kind_of,
+)
 from llmgpu.files import STANDARD_OUTPUT, is_descriptor, output_errors, require_name
 from llmgpu.input_files import STANDARD_INPUT, source_name
 from llmgpu.spelling import spelled
 
-VOCABULARY = "a vocabulary"
-COUNTS = "a file of word counts"
-DECIMAL_IDS = "decimal ids"
-JSONL_IDS = "ids as JSON lines"
-NPY = "a NumPy array"
-TOKEN_FILE = "a token file"
-TOKEN_INDEX = "an index of Megatron"
-SIDE_FILE = "the side file of a token file"
-MANIFEST = "a manifest of token shards"
-PROGRESS = "the progress of token shards"
-PART_RECORD = "the record of a finished part"
-TOKENIZER_JSON = "a tokenizer.json"
-TEKKEN = "a tekken.json"
-SENTENCEPIECE = "a SentencePiece model"
-TOKENIZER_CONFIG = "a tokenizer_config.json"
-SPECIAL_TOKENS_MAP = "a special_tokens_map.json"
-GGUF = "a GGUF file"
-RANKS = "a rank file"
-RANKS_SIDE_FILE = "the side file of a rank file"
-VOCAB_JSON = "a vocab.json"
-MERGES_TXT = "a merges.txt"
-RECORD = "benchmark results"
-PAGE = "an HTML page"
-TEXT = "text"
-
 _BINARY = (VOCABULARY, COUNTS, NPY, TOKEN_FILE, TOKEN_INDEX, GGUF)
-# Formats that `export` chooses by the ending of a file.
-ENDINGS = {".json": "huggingface", ".tiktoken": "tiktoken", ".gguf": "gguf"}
-_HEAD_BYTES = 4096
-_FORMAT = re.compile(rb'\s*\{\s*"format":\s*"([^"]*)"')
-_BY_FORMAT = {  # kinds by the field "format" of a JSON file
-    b"llmgpu-tokens": SIDE_FILE,
-    b"llmgpu-token-shards": MANIFEST,
-    b"llmgpu-token-shards-in-progress": PROGRESS,
-    b"llmgpu-part": PART_RECORD,
-    b"llmgpu-tiktoken": RANKS_SIDE_FILE,
-    b"llmgpu-bench": RECORD,
-}
-_MARKED = {  # kinds by their first bytes
-    VOCABULARY: rb".{1,5}format.llmgpu vocabulary",
-    COUNTS: rb".{1,5}format.llmgpu word counts",
-    NPY: rb"\x93NUMPY",
-    TOKEN_INDEX: rb"MMIDIDX\0\0",
-    "a compressed file": rb"\x1f\x8b|BZh|\xfd7zXZ\0|\x28\xb5\x2f\xfd|PK\x03\x04",
-    "a Parquet file": rb"PAR1",
-    # The second form is a stream, which `datasets` writes.
-    "an Arrow file": rb"ARROW1\0\0|\xff{4}.{3}\0.\0{3}",
-    GGUF: rb"GGUF[\1-\x0f]\0\0\0",
-    SENTENCEPIECE: rb"\n[\3-\x7f]\n[\1-\x7f][^\x15\x18]+(?:\x15.{4}|\x18[\1-\6])",
-    "a file of weights": rb".{4}\0{4}\{\s*\"",
-    "a database": rb"SQLite format 3\0",
-    "a picture": rb"\x89PNG\r\n|GIF8[79]a|\xff\xd8\xff[\xe0-\xef]",
-    "a PDF": rb"%PDF-",
-    "a program": rb"\x7fELF|\xcf\xfa\xed\xfe",
-}
-_WRITTEN = {  # kinds of files that contain plain text
-    DECIMAL_IDS: rb"(?=\s*\d)[\d\s]*\Z",
-    JSONL_IDS: rb'\s*\{"ids": ?\[',
-    # The first line that is not blank. "=" is the empty token.
-    RANKS: rb"\s*(?=\S)(?:(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}[A-Za-z0-9+/=]=)?|=)"
-    rb"[^\S\n]+\d+[^\S\n]*\n",
-    MERGES_TXT: rb"#version",
-    # At least one pair, then only pairs up to the end of the head, which may cut the last pair.
-    VOCAB_JSON: rb'\s*\{(?:\s*"(?:\\.|[^"\\])*+"\s*:\s*\d+\s*(?:,|(?=\})))++'
-    rb'\s*(?:\}|"(?:\\.|[^"\\])*+(?:\\?|"\s*(?::\s*\d*)?)\Z|\Z)',
-    TOKENIZER_JSON: rb'\s*\{.*"(?:truncation"|added_tokens"|pre_tokenizer"|type":\s*"BPE")',
-    TEKKEN: rb'\s*\{(?:\s*"config":\s*\{|.*"(?:token_bytes|is_control)")',
-    TOKENIZER_CONFIG: rb'\s*\{.*"tokenizer_class"',
-    SPECIAL_TOKENS_MAP: rb'\s*\{\s*(?:\}|"[a-z]+_token")',
-    PAGE: rb"\s*(?i:<!doctype html|<html)",
-}
 # llmgpu indents a tokenizer.json by one space; other tools indent by two spaces, or not at all.
 _OWN_TOKENIZER_JSON = b'{\n "version"'
 _GGUF_TENSORS = slice(8, 16)  # bytes of the number of tensors, uint64
-_LLMC_MAGICS = {(20240520).to_bytes(4, "little"), (20240801).to_bytes(4, "little")}
-_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]")
-_WIDE_TEXT = (b"\xff\xfe", b"\xfe\xff")  # byte-order marks of UTF-16
 
 
 @dataclass(frozen=True)
 class Output:
     """A file to be written.
 
-    path: name. kind: one of the kinds of this module; None if the writer itself checks the replaced
-    file. is_chosen: whether the user chose the name. A file of the same kind may then be replaced.
+    path: name. kind: one of the kinds in `llmgpu.file_kinds`; None if the writer itself checks the
+    replaced file. is_chosen: whether the user chose the name. A file of the same kind may then be
+    replaced.
     """
 
     path: str
@@ -193,7 +132,7 @@ def _describe_kept(path: str, kind: str) -> str | None:
 
     Returns None for any other file.
     """
-    head = _head(path)
+    head = file_head(path)
     tensors = int.from_bytes(head[_GGUF_TENSORS], "little")
     if kind == TOKENIZER_JSON and not head.startswith(_OWN_TOKENIZER_JSON):
         return "a tokenizer.json of another tool"
@@ -234,39 +173,3 @@ def _identity(path: str, *, is_input: bool) -> object:
     except (OSError, ValueError, AttributeError):
         return STANDARD_OUTPUT if path == STANDARD_OUTPUT and not is_input else None
     return None if stat.S_ISCHR(status.st_mode) else (status.st_dev, status.st_ino)
-
-
-def kind_of(path: str) -> str | None:
-    """Return the kind of a file: one of the kinds of this module, or words such as "a PDF".
-
-    Returns None for an unknown kind, and for a missing, special, empty or unreadable file.
-    """
-    head = _head(path)
-    if (kind := binary_kind(head)) is not None:
-        return kind
-    if head[:4] in _LLMC_MAGICS or _kind_by_format(_head(f"{path}.json")) == SIDE_FILE:
-        return TOKEN_FILE
-    if not head.strip() or (_CONTROL.search(head) and not head.startswith(_WIDE_TEXT)):
-        return None
-    written = (kind for kind, mark in _WRITTEN.items() if re.match(mark, head, re.DOTALL))
-    return _kind_by_format(head) or next(written, TEXT)
-
-
-def binary_kind(head: bytes) -> str | None:
-    """Return the kind of a binary file from its first bytes; None if they are of no known kind."""
-    marked = _MARKED.items() if head else ()  # compiling the expressions takes 3 ms
-    return next((kind for kind, mark in marked if re.match(mark, head, re.DOTALL)), None)
-
-
-def _head(path: str) -> bytes:
-    """Return the first bytes of a regular file; b"" for a missing or unreadable file."""
-    with suppress(OSError, ValueError):
-        if os.path.isfile(path):
-            with open(path, "rb") as file:
-                return file.read(_HEAD_BYTES)
-    return b""
-
-
-def _kind_by_format(head: bytes) -> str | None:
-    found = _FORMAT.match(head)
-    return _BY_FORMAT.get(found[1]) if found else None

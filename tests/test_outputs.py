@@ -11,15 +11,8 @@ import pytest
 
 from llmgpu import Tokenizer
 from llmgpu.errors import OutputError
-from llmgpu.outputs import (
-    DECIMAL_IDS,
-    TEXT,
-    TOKEN_FILE,
-    VOCABULARY,
-    Output,
-    check_outputs,
-    kind_of,
-)
+from llmgpu.file_kinds import DECIMAL_IDS, TEXT, TOKEN_FILE, VOCABULARY, kind_of
+from llmgpu.outputs import Output, check_outputs
 
 
 @pytest.mark.parametrize(

@@ -402,7 +402,7 @@ def test_folders_and_pairs_of_files(tokenizer: Tokenizer, tmp_path: Path) -> Non
     assert pair == made
     with pytest.raises(VocabularyError, match=r"neither tokenizer\.json nor vocab\.json"):
         Tokenizer.from_pretrained(tmp_path)
-    with pytest.raises(VocabularyError, match="unknown format 'nope': use one of tiktoken"):
+    with pytest.raises(VocabularyError, match="unknown format 'nope': use one of huggingface"):
         tokenizer.export("nope", tmp_path / "x")
 
 

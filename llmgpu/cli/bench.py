@@ -32,9 +32,10 @@ from llmgpu.cli.console import Reporter
 from llmgpu.cli.interrupts import last_act
 from llmgpu.cli.options import refuse_given
 from llmgpu.errors import LlmgpuError
+from llmgpu.file_kinds import PAGE, RECORD, TEXT
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.option_fields import own_options
-from llmgpu.outputs import PAGE, RECORD, TEXT, Output, check_outputs
+from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.sources import resolve_sources
 
 NARROWEST = 80  # smallest width of the console; a narrower table would break the text of its cells

@@ -35,9 +35,10 @@ from llmgpu.cli.option_files import keep_options
 from llmgpu.cli.options import flags_given, refuse_given, was_asked
 from llmgpu.cli.parts import PartJob
 from llmgpu.errors import InputError
+from llmgpu.file_kinds import COUNTS, VOCABULARY
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.input_files import STANDARD_INPUT, number_of
-from llmgpu.outputs import COUNTS, VOCABULARY, Output, check_outputs
+from llmgpu.outputs import Output, check_outputs
 from llmgpu.resume_key import FILES, file_facts
 from llmgpu.text.corpus import Corpus, CorpusOptions
 from llmgpu.text.streams import AUTO

@@ -106,7 +106,8 @@ def _open_vocabulary(asked: InfoCommand, file: str, report: Reporter) -> Vocabul
     If the command also writes an HTML page, check first that the page would not overwrite an input.
     """
     from llmgpu.bpe.interchange.formats import find_vocabulary
-    from llmgpu.outputs import PAGE, TEXT, TOKEN_FILE, Output, check_outputs, kind_of
+    from llmgpu.file_kinds import PAGE, TEXT, TOKEN_FILE, kind_of
+    from llmgpu.outputs import Output, check_outputs
     from llmgpu.tokens.formats import side_path
 
     files = find_vocabulary(file)
@@ -193,7 +194,7 @@ def _model_facts(path: str) -> dict[str, Any]:
 
 def _file_facts(path: str) -> dict[str, Any] | None:
     """Return facts about a run, word counts or files of ids; None for any other file."""
-    from llmgpu.outputs import COUNTS, MANIFEST, NPY, TOKEN_FILE, kind_of
+    from llmgpu.file_kinds import COUNTS, MANIFEST, NPY, TOKEN_FILE, kind_of
 
     if os.path.isfile(os.path.join(path, "log.jsonl")):
         from llmgpu.lm.runs.run_folder import describe_run
@@ -256,8 +257,9 @@ def _write_page(
 ) -> None:
     from llmgpu.bpe.training.statistics import bytes_a_token, draw_vocabulary
     from llmgpu.bpe.words.count_host import count_words
+    from llmgpu.file_kinds import PAGE
     from llmgpu.files import atomic_output
-    from llmgpu.outputs import PAGE, Output, check_outputs
+    from llmgpu.outputs import Output, check_outputs
     from llmgpu.text.corpus import Corpus
 
     name, path, texts = str(asked.file), str(asked.page), asked.texts

@@ -15,9 +15,10 @@ from llmgpu.cli.commands.vocabularies import ExportVocabularyCommand, ImportVoca
 from llmgpu.cli.console import Reporter
 from llmgpu.cli.options import was_asked
 from llmgpu.errors import OutputError, VocabularyError
+from llmgpu.file_kinds import ENDINGS, VOCABULARY
 from llmgpu.files import STANDARD_OUTPUT
 from llmgpu.input_files import number_of
-from llmgpu.outputs import ENDINGS, VOCABULARY, Output, check_outputs
+from llmgpu.outputs import Output, check_outputs
 
 if TYPE_CHECKING:
     from llmgpu.lm.checkpoints.huggingface import SavedModel

@@ -16,9 +16,10 @@ import click
 
 from llmgpu.cli.console import Reporter, human_bytes
 from llmgpu.errors import InputError, OutputError
+from llmgpu.file_kinds import COUNTS, PART_RECORD, SIDE_FILE, kind_of
 from llmgpu.files import STANDARD_OUTPUT, atomic_output
 from llmgpu.input_files import number_of, quote, read_whole
-from llmgpu.outputs import COUNTS, PART_RECORD, SIDE_FILE, Output, check_outputs, kind_of
+from llmgpu.outputs import Output, check_outputs
 from llmgpu.resume_key import PART, Run, file_facts, part_key
 from llmgpu.text.corpus import CorpusOptions
 from llmgpu.text.parts import CutText, Part, part_from_environment, take_part

@@ -52,10 +52,11 @@ from llmgpu.cli.options import refuse_given
 from llmgpu.cli.parts import PartJob
 from llmgpu.closing import undoing
 from llmgpu.errors import InputError
+from llmgpu.file_kinds import MANIFEST, TEXT, kind_of
 from llmgpu.files import STANDARD_OUTPUT, atomic_output, writes_directly
 from llmgpu.input_files import STANDARD_INPUT, number_of
 from llmgpu.option_fields import own_options
-from llmgpu.outputs import MANIFEST, TEXT, Output, check_outputs, kind_of
+from llmgpu.outputs import Output, check_outputs
 from llmgpu.resume_key import Run
 from llmgpu.text.corpus import Corpus
 from llmgpu.text.normalizing import get_normalizer

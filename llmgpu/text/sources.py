@@ -37,8 +37,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from llmgpu.errors import InputError
+from llmgpu.file_kinds import TOKEN_FILE, kind_of
 from llmgpu.input_files import STANDARD_INPUT, input_errors, listed, number_of, quote, read_error
-from llmgpu.outputs import TOKEN_FILE, kind_of
 from llmgpu.spelling import spelled
 from llmgpu.text.compressions import COMPRESSIONS, PACKAGES
 from llmgpu.text.documents import MissingFieldError

@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 from llmgpu.cpu.library import address_of, library
 from llmgpu.errors import InputError
+from llmgpu.file_kinds import binary_kind
 from llmgpu.input_files import STANDARD_INPUT, input_errors, read_error, source_name
 from llmgpu.machine import usable_processors
-from llmgpu.outputs import binary_kind
 from llmgpu.pipeline import Begun
 from llmgpu.spelling import spelled
 from llmgpu.text.compressions import COMPRESSIONS, PACKAGES, Decompressor, read_errors

@@ -29,8 +29,9 @@ from llmgpu.bpe.words import counts_file
 from llmgpu.bpe.words.counts_file import add_counts, load_counts, save_counts
 from llmgpu.bpe.words.distinct_words import WordCounts, words_of
 from llmgpu.errors import InputError, OutputError
+from llmgpu.file_kinds import COUNTS
 from llmgpu.input_files import quote
-from llmgpu.outputs import COUNTS, Output, check_outputs
+from llmgpu.outputs import Output, check_outputs
 from llmgpu.progress import no_progress
 from llmgpu.resume_key import part_key
 from llmgpu.spelling import speaking_python

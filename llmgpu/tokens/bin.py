@@ -39,6 +39,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.closing import undoing
 from llmgpu.cpu.texts import format_numbers
 from llmgpu.errors import InputError, OutputError, VocabularyError
+from llmgpu.file_kinds import NPY, TOKEN_INDEX, kind_of
 from llmgpu.files import OutputFile, file_size, output_errors
 from llmgpu.input_files import (
     STANDARD_INPUT,
@@ -50,7 +51,6 @@ from llmgpu.input_files import (
     read_whole,
     require_known,
 )
-from llmgpu.outputs import NPY, TOKEN_INDEX, kind_of
 from llmgpu.spelling import spelled
 from llmgpu.text.jsonl import parse_json_object
 from llmgpu.tokens.formats import (

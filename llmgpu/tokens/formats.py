@@ -24,19 +24,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmgpu.errors import InputError
-from llmgpu.files import file_size, writes_directly
-from llmgpu.input_files import require_known
-from llmgpu.outputs import (
+from llmgpu.file_kinds import (
     DECIMAL_IDS,
     JSONL_IDS,
     NPY,
     SIDE_FILE,
     TOKEN_FILE,
     TOKEN_INDEX,
-    Output,
-    check_outputs,
     kind_of,
 )
+from llmgpu.files import file_size, writes_directly
+from llmgpu.input_files import require_known
+from llmgpu.outputs import Output, check_outputs
 from llmgpu.registry import imported
 from llmgpu.spelling import spelled
 

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from llmgpu.errors import InputError, LlmgpuError
+from llmgpu.file_kinds import MANIFEST, PROGRESS, TEXT, kind_of
 from llmgpu.files import atomic_output, output_errors
 from llmgpu.input_files import listed, quote, read_whole
-from llmgpu.outputs import MANIFEST, PROGRESS, TEXT, Output, check_outputs, kind_of
+from llmgpu.outputs import Output, check_outputs
 from llmgpu.resume_key import Run
 from llmgpu.spelling import spelled
 from llmgpu.text.parts import Part

@@ -32,8 +32,9 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.closing import undoing
 from llmgpu.cpu.texts import replaced_bytes
 from llmgpu.errors import InputError
+from llmgpu.file_kinds import MANIFEST, PROGRESS
 from llmgpu.files import FileLock, output_errors
-from llmgpu.outputs import MANIFEST, PROGRESS, Output, check_outputs
+from llmgpu.outputs import Output, check_outputs
 from llmgpu.resume_key import FILES, PART, Run, check_same_run
 from llmgpu.tokens.bin import read_side_file
 from llmgpu.tokens.filters import spans_without

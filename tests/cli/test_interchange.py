@@ -77,7 +77,7 @@ def test_notes_are_on_stderr(llmgpu: Run, tmp_path: Path) -> None:
         (["info", "x.bin"], 1, "not an llmgpu vocabulary; a token file needs x.bin.json"),
         (["info", "x.gguf"], 1, "x.gguf: not a GGUF file of version 2 or 3"),
         (["info", "x.model"], 1, "x.model: not a SentencePiece model"),
-        (["export", "v.bin", "-o", "out.txt"], 2, "give --to FORMAT: one of tiktoken, huggingf"),
+        (["export", "v.bin", "-o", "out.txt"], 2, "give --to FORMAT: one of huggingface, tiktok"),
         (["export", "v.bin", "-o", "no/t.json"], 1, "make the folder no first"),
         (["tokenize", "--vocab", "v.bin", "a text"], 1, "if it is the text itself, pipe it in"),
         (["tokenize", "--vocab", "v.bin", "--decode", "97"], 1, "pipe ids into standard input"),

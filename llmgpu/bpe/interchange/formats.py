@@ -1,8 +1,7 @@
 """The formats of other tools' vocabularies, and the opening of a vocabulary by its path or name.
 
-The tables list a module for each format. The content of a file decides its format; if the content
-is not clear, the file's name decides. If a path exists that is also a published name, the path is
-opened.
+The content of a file decides its format; if the content is not clear, the file's name decides. If a
+path exists that is also a published name, the path is opened.
 """
 
 from __future__ import annotations
@@ -15,20 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from llmgpu.errors import VocabularyError
+from llmgpu.file_kinds import MERGES_TXT, VOCAB_JSON, VOCABULARY, VOCABULARY_FORMATS, kind_of
 from llmgpu.input_files import Note, no_notes
-from llmgpu.outputs import (
-    ENDINGS,
-    GGUF,
-    MERGES_TXT,
-    RANKS,
-    SENTENCEPIECE,
-    TEKKEN,
-    TOKENIZER_JSON,
-    VOCAB_JSON,
-    VOCABULARY,
-    Output,
-    kind_of,
-)
+from llmgpu.outputs import Output
 from llmgpu.registry import Entry, Registry
 
 if TYPE_CHECKING:
@@ -65,46 +53,30 @@ class Reader(Protocol):
         """Read a vocabulary with exactly the ids of the other tool.
 
         note: called with a text about each part of the files that is dropped because it does not
-            change the ids inside a text. A format of INCOMPLETE has further arguments.
+            change the ids inside a text. An incomplete format has further arguments.
 
         Raises VocabularyError for files that can't be read exactly.
         """
 
 
-_ROOM = "llmgpu.bpe.interchange"
-# The summaries, which `--help` prints, name the files of each format.
-_BOTH = {
-    "tiktoken": Entry(f"{_ROOM}.tiktoken", "a .tiktoken file with its side file .json"),
-    "huggingface": Entry(f"{_ROOM}.huggingface", "a tokenizer.json or a folder"),
-    "gpt2": Entry(f"{_ROOM}.gpt2", "vocab.json and merges.txt"),
+_ENTRIES = {
+    name: Entry(f"llmgpu.bpe.interchange.{name}", one.summary)
+    for name, one in VOCABULARY_FORMATS.items()
 }
-READERS: Registry[Reader] = Registry(
-    {
-        "tekken": Entry(f"{_ROOM}.tekken", "Mistral's tekken.json"),
-        "sentencepiece": Entry(f"{_ROOM}.sentencepiece", "a tokenizer.model of type BPE"),
-        "gguf": Entry(f"{_ROOM}.gguf", "a .gguf file of llama.cpp"),
-    }
-    | _BOTH
-)
+READERS: Registry[Reader] = Registry(_ENTRIES)
 WRITERS: Registry[Writer] = Registry(
-    _BOTH | {"gguf": Entry(f"{_ROOM}.gguf", "a .gguf file for llama.cpp")}
+    {name: _ENTRIES[name] for name, one in VOCABULARY_FORMATS.items() if one.is_written}
 )
 ALIASES = {"hf": "huggingface"}
-# Formats whose files may lack the pattern and special tokens. GPT-2's have a second file, too.
-INCOMPLETE = ("tiktoken", "gpt2")
-# Formats with a single file, by the kind of file that `llmgpu.outputs.kind_of` returns.
-KINDS = {
-    TOKENIZER_JSON: "huggingface",
-    RANKS: "tiktoken",
-    TEKKEN: "tekken",
-    SENTENCEPIECE: "sentencepiece",
-    GGUF: "gguf",
-}
 # Names of files in a folder, of which the first is read.
-NAMES = ("tokenizer.json", "tekken.json", "tokenizer.model")
+NAMES = tuple(one.name for one in VOCABULARY_FORMATS.values() if one.name)
+_KINDS = {one.kind: name for name, one in VOCABULARY_FORMATS.items() if one.kind}
+# Formats by the ending of the name, the longest ending first.
+_BY_ENDING = sorted(
+    ((one.ending, name) for name, one in VOCABULARY_FORMATS.items() if one.ending),
+    key=lambda pair: -len(pair[0]),
+)
 _VOCAB, _MERGES, _TOKENIZER = "vocab.json", "merges.txt", "tokenizer.json"
-# Formats of files whose content is not recognized, by the ending of the name.
-_BY_ENDING = {"tekken.json": "tekken", ".model": "sentencepiece"} | ENDINGS
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's special token after each text
 # Types of weights in GGUF files, with llama.cpp's numbers for files that have most weights in them.
 WEIGHT_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q5_0": 8, "q4_0": 2}
@@ -156,7 +128,7 @@ class VocabularyFiles:
         special = {**self.special_tokens, **(special_tokens or {})}
         arguments = {"merges_path": self.merges, "pattern": pattern, "special_tokens": special}
         given = {name: value for name, value in arguments.items() if value}
-        if given and self.format not in INCOMPLETE:
+        if given and not VOCABULARY_FORMATS[self.format].is_incomplete:
             raise VocabularyError(
                 f"{self.path}: format {self.format} has its own pattern and special tokens"
             )
@@ -198,8 +170,8 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
         return VocabularyFiles(ranks, "tiktoken", special_tokens=added_tokens(name))
     # The content of a file decides, then its name.
     kind = kind_of(name)
-    if kind == VOCABULARY or kind in KINDS:
-        return VocabularyFiles(name, KINDS.get(kind))
+    if kind == VOCABULARY or kind in _KINDS:
+        return VocabularyFiles(name, _KINDS.get(kind))
     if kind == VOCAB_JSON:
         return _pair(name, _VOCAB, _MERGES)
     if kind == MERGES_TXT or name.endswith(_MERGES):
@@ -207,7 +179,7 @@ def find_vocabulary(path: str | Path, format: str | None = None) -> VocabularyFi
     if name.endswith(".pkl"):
         reason = "pickles are not read, since they can run code"
         raise VocabularyError(f"{name}: {reason}: use the model's tokenizer.json")
-    by_name = (format for end, format in _BY_ENDING.items() if name.endswith(end))
+    by_name = (format for end, format in _BY_ENDING if name.endswith(end))
     return VocabularyFiles(name, next(by_name, None))
 
 

@@ -65,9 +65,10 @@ from llmgpu.bpe.vocabulary.pieces import BYTE, CONTROL, NORMAL, SPACE_MARK, UNKN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.closing import undoing
 from llmgpu.errors import InputError, OutputError, VocabularyError
+from llmgpu.file_kinds import GGUF
 from llmgpu.files import OutputFile, output_errors, writes_directly
 from llmgpu.input_files import MAX_BYTES, Note, naming, no_notes, quote, read_head
-from llmgpu.outputs import GGUF, Output, check_outputs
+from llmgpu.outputs import Output, check_outputs
 from llmgpu.spelling import spelled
 from llmgpu.text.chat import plain_template
 from llmgpu.text.normalizing import get_normalizer

@@ -35,6 +35,7 @@ from llmgpu.bpe.interchange.token_tables import (
 from llmgpu.bpe.vocabulary.building import listed_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
+from llmgpu.file_kinds import MERGES_TXT, VOCAB_JSON
 from llmgpu.files import require_name
 from llmgpu.input_files import (
     Note,
@@ -46,7 +47,7 @@ from llmgpu.input_files import (
     quote,
     read_limited,
 )
-from llmgpu.outputs import MERGES_TXT, VOCAB_JSON, Output
+from llmgpu.outputs import Output
 
 _FILES = {"vocab.json": VOCAB_JSON, "merges.txt": MERGES_TXT}
 _HEADER = "#version: 0.2\n"

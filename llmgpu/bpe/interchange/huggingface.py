@@ -84,6 +84,7 @@ from llmgpu.bpe.vocabulary.file import ChatTemplate
 from llmgpu.bpe.vocabulary.pieces import USER
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
+from llmgpu.file_kinds import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG, TOKENIZER_JSON
 from llmgpu.input_files import (
     Note,
     decode_text,
@@ -95,12 +96,7 @@ from llmgpu.input_files import (
     read_limited,
     require_known,
 )
-from llmgpu.outputs import (
-    SPECIAL_TOKENS_MAP,
-    TOKENIZER_CONFIG,
-    TOKENIZER_JSON,
-    Output,
-)
+from llmgpu.outputs import Output
 from llmgpu.text.chat import plain_template
 from llmgpu.text.normalizing import (
     STEPS,

@@ -54,9 +54,10 @@ from llmgpu.bpe.pretokens.names import PATTERNS
 from llmgpu.bpe.vocabulary.building import ordinary_ranks, recover_merges
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
+from llmgpu.file_kinds import RANKS, RANKS_SIDE_FILE
 from llmgpu.files import writes_directly
 from llmgpu.input_files import Note, naming, no_notes, number_of, parse_json, quote, read_limited
-from llmgpu.outputs import RANKS, RANKS_SIDE_FILE, Output
+from llmgpu.outputs import Output
 from llmgpu.spelling import spelled
 from llmgpu.text.normalizing import NFC
 

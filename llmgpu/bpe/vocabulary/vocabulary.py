@@ -66,10 +66,11 @@ from llmgpu.bpe.vocabulary.trie import (
 from llmgpu.cpu.library import library
 from llmgpu.cpu.tokens import lay_out_trie, merges_spell, spelled_tokens
 from llmgpu.errors import InputError, VocabularyError
+from llmgpu.file_kinds import VOCABULARY, kind_of
 from llmgpu.files import atomic_output
 from llmgpu.forking import delaying_forks
 from llmgpu.input_files import quote, read_whole
-from llmgpu.outputs import VOCABULARY, Output, check_outputs, kind_of
+from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.normalizing import get_normalizer
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from llmgpu.cli import groups
 from llmgpu.cli.groups import ReadingOptions
 from llmgpu.cli.options import command
 from llmgpu.cli.values import Aliased
+from llmgpu.file_kinds import ENDINGS
 from llmgpu.option_fields import argument, group, option
-from llmgpu.outputs import ENDINGS
 
 *_ENDINGS, _LAST_ENDING = ENDINGS
 

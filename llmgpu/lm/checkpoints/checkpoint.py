@@ -36,6 +36,7 @@ from llmgpu.bpe.interchange import huggingface as tokenizer_json
 from llmgpu.bpe.interchange.formats import download_advice
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CheckpointError, OutputError, VocabularyError
+from llmgpu.file_kinds import TEXT
 from llmgpu.files import atomic_output, output_errors, sync
 from llmgpu.input_files import Note, no_notes, quote
 from llmgpu.lm.checkpoints.huggingface import (
@@ -61,7 +62,7 @@ from llmgpu.lm.checkpoints.safetensors_file import (
     write_tensors,
 )
 from llmgpu.lm.config import ModelConfig
-from llmgpu.outputs import TEXT, Output, check_outputs
+from llmgpu.outputs import Output, check_outputs
 from llmgpu.pipeline import in_order
 
 Begin = Callable[[Callable[[], None]], object]  # calls a function, maybe in another thread

@@ -25,10 +25,10 @@ from llmgpu.bpe.encoding.special_options import SpecialOptions
 from llmgpu.bpe.interchange.token_tables import find_end_of_text
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError
+from llmgpu.file_kinds import MANIFEST, PROGRESS, SIDE_FILE, kind_of
 from llmgpu.files import atomic_output, output_errors
 from llmgpu.input_files import STANDARD_INPUT, input_errors, read_whole
 from llmgpu.lm.data.batches import TokenSource, open_token_files
-from llmgpu.outputs import MANIFEST, PROGRESS, SIDE_FILE, kind_of
 from llmgpu.progress import Progress, no_progress
 from llmgpu.resume_key import Run, check_same_run
 from llmgpu.text.corpus import Corpus, CorpusOptions
