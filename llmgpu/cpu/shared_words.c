@@ -18,8 +18,7 @@
 #include <sched.h>
 
 #define FIRST_SLOTS 4096 /* a quarter stays free, for words of 1,024 threads at once */
-#define LEAST_SHARE 4 /* slots for each word, at least, while the table may grow: fewer collide */
-#define FAST_GROWTH (1 << 18) /* the most slots of a table that grows fourfold */
+#define SMALL_TABLE (1 << 18) /* slots; a smaller table grows early and fourfold */
 #define CLAIMED UINT64_C(1)   /* no word has this `high`, since its length would be 0 */
 #define PLACE_MASK ((UINT64_C(1) << 56) - 1)
 #define CHUNK_BYTES (1 << 18)
@@ -150,18 +149,25 @@ static void copy_slots(const SharedSlots *from, SharedSlots *to)
     }
 }
 
+/* Return whether a table should grow. Fewer words collide in a table that is at most a quarter full.
+ * Clearing the memory of a large table takes longer than collisions, so it grows when half full. */
+static int is_crowded(const SharedSlots *table, uint64_t words)
+{
+    return (table->mask < SMALL_TABLE ? 4 : 2) * words > table->mask;
+}
+
 /* Make a larger table, unless another thread does so or the limit is reached. */
 static void grow_table(SharedWords *words)
 {
     if (__atomic_test_and_set(&words->is_growing, __ATOMIC_ACQUIRE))
         return;
     SharedSlots *table = words->table; /* only the thread that lets it grow replaces it */
-    uint64_t slots = (table->mask + 1) * (table->mask < FAST_GROWTH ? 4 : 2);
+    uint64_t slots = (table->mask + 1) * (table->mask < SMALL_TABLE ? 4 : 2);
     int64_t more = (int64_t)(slots * sizeof(Slot));
-    int64_t known = __atomic_load_n(&words->words, __ATOMIC_RELAXED);
+    uint64_t known = (uint64_t)__atomic_load_n(&words->words, __ATOMIC_RELAXED);
     SharedSlots *larger = NULL;
 
-    if (LEAST_SHARE * (uint64_t)known > table->mask &&
+    if (is_crowded(table, known) &&
         __atomic_load_n(&words->bytes, __ATOMIC_RELAXED) <= words->most_bytes - more)
         larger = new_table(slots);
     if (larger) {
@@ -233,7 +239,7 @@ void shared_insert(SharedWords *words, const Word *word, const uint32_t *ids, in
     uint64_t known = (uint64_t)__atomic_load_n(&words->words, __ATOMIC_RELAXED);
     Slot filled;
 
-    if (LEAST_SHARE * known > shared_table(words)->mask) {
+    if (is_crowded(shared_table(words), known)) {
         grow_table(words);
         if (__atomic_load_n(&words->is_growing, __ATOMIC_RELAXED))
             sched_yield(); /* lets that thread run, if there are too few processors */
