@@ -138,7 +138,7 @@ def split_by_position(
     for name, (low, high) in zip(["", *shares], pairwise(bounds), strict=True):
         end = high + (high == total)  # as in `take_part`
         found = [*_files_between(sources, low, end, options, _next_line)]
-        if not found:
+        if not any(source.length for source in found):  # files without bytes are no text
             what = f"the split {name}" if name else "what is left"
             raise InputError(
                 f"{what} gets no text: a file is cut between lines, a compressed one not at all; "

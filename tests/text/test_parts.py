@@ -254,3 +254,14 @@ def test_a_split_by_position_that_can_not_be(
         split_by_position(resolve_sources([str(tmp_path / "a.txt")]), shares, options)
     with pytest.raises(InputError, match="needs files, not -"):
         split_by_position(resolve_sources(["-"]), {"val": 0.1}, CorpusOptions())
+
+
+@pytest.mark.parametrize("shares", [{"val": 0.01, "test": 0.01}, {"val": 0.1}])
+def test_files_without_bytes_are_no_text_of_a_split(
+    tmp_path: Path, shares: dict[str, float]
+) -> None:
+    """The shares are less than a byte, or less than a line."""
+    for name, text in (("a.txt", b"one two three\n"), ("b.txt", b""), ("c.txt", b"")):
+        (tmp_path / name).write_bytes(text)
+    with pytest.raises(InputError, match="the split val gets no text"):
+        split_by_position(resolve_sources([str(tmp_path)]), shares, CorpusOptions())
