@@ -154,15 +154,18 @@ def select_adapter(wanted: str = "gpu", driver: Driver | None = None) -> Adapter
             f"includes a software one), or use {spelled('--device cpu')}"
         )
     found = _named(adapters, wanted)
+    reason = f"no adapter's name contains {quote(wanted)}"
     numbered = re.fullmatch(r"(.*):([0-9]{1,4})", wanted, re.DOTALL)
-    if not found and numbered:
-        found = _named(adapters, numbered[1])[int(numbered[2]) :]
+    if not found and numbered and (several := _named(adapters, numbered[1])):
+        found = several[int(numbered[2]) :]
+        last = f"{numbered[1]}:{len(several) - 1}"
+        reason = f"there is no adapter {quote(wanted)}, the last is {quote(last)}"
     if found:
         return found[0]
     names = ", ".join(repr(info.name) for info in adapters)
     raise DeviceError(
-        f"no adapter's name contains {quote(wanted)}: use gpu for the best one, cpu for none, or "
-        f"part of a name, with :0, :1 and so on to choose among several: {names}"
+        f"{reason}: use gpu for the best one, cpu for none, or part of a name, with :0, :1 and so "
+        f"on to choose among several: {names}"
     )
 
 

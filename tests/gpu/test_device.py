@@ -9,7 +9,7 @@ import pytest
 
 from llmgpu.bpe.plain.recount_gpu import STATE
 from llmgpu.errors import DeviceError
-from llmgpu.gpu.adapters import OpenedAdapter, select_adapter
+from llmgpu.gpu.adapters import OpenedAdapter, list_adapters, select_adapter
 from llmgpu.gpu.commands import MAX_GROUPS, Download, Staging, split_groups
 from llmgpu.gpu.device import Device
 from llmgpu.gpu.kernel import BoundKernel
@@ -108,6 +108,10 @@ def test_an_unknown_adapter_lists_those_there_are(device: Device) -> None:
         select_adapter("no such thing")
     with pytest.raises(DeviceError, match="no adapter's name contains '': use gpu"):
         select_adapter("")
+    number = len(list_adapters())
+    last = f"there is no adapter 'gpu:{number}', the last is 'gpu:{number - 1}': use gpu"
+    with pytest.raises(DeviceError, match=last):
+        select_adapter(f"gpu:{number}")
     assert repr(device.name) in str(caught.value)
     assert select_adapter(device.name[:6].upper()).name == device.name
 
