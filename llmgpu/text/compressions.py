@@ -113,6 +113,8 @@ def _zstd_blocks(raw: BinaryIO, package: Any) -> Generator[bytes, None, None]:
         has_checksum = has_blocks and data[4] & 4
         if has_blocks:
             data += take(package.frame_header_size(data) - len(data))
+        # The package does not compare the lengths if the last block is empty; -1 is unknown.
+        length, expected = 0, package.frame_content_size(data) if has_blocks else -1
         yield frame.decompress(data)
         while not frame.eof:
             data = take(3 if has_blocks else _ZSTD_STEP_BYTES)
@@ -123,7 +125,11 @@ def _zstd_blocks(raw: BinaryIO, package: Any) -> Generator[bytes, None, None]:
                 is_last, kind, size = number & 1, number >> 1 & 3, number >> 3
                 # A block of kind 1 stores one byte, to be repeated.
                 data += take((1 if kind == 1 else size) + (4 if is_last and has_checksum else 0))
-            yield frame.decompress(data)
+            text = frame.decompress(data)
+            length += len(text)
+            yield text
+        if expected not in (-1, length):
+            raise package.ZstdError(f"a frame has {length:,} bytes instead of {expected:,}")
         if frame.unused_data:
             held = memoryview(frame.unused_data + bytes(held))
 

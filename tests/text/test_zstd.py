@@ -76,6 +76,32 @@ def test_a_text_that_is_much_longer_than_its_file(tmp_path: Path) -> None:
     assert length + fill.length == 50_000_000
 
 
+def uncompressed_frame(length: int, blocks: list[bytes]) -> bytes:
+    """Return a frame whose header says that its text has `length` bytes."""
+    frame = b"\x28\xb5\x2f\xfd\x80\x58" + length.to_bytes(4, "little")
+    for number, block in enumerate(blocks, 1):
+        frame += ((number == len(blocks)) | len(block) << 3).to_bytes(3, "little") + block
+    return frame
+
+
+@pytest.mark.parametrize("excess", [0, 1, -1])
+@pytest.mark.parametrize(
+    "blocks", [[b"low", b"est"], [b"lower", b""], [b"low " * 30_000] * 9 + [b""]]
+)
+def test_a_frame_of_another_length_than_its_header_says(
+    tmp_path: Path, blocks: list[bytes], excess: int
+) -> None:
+    """The package itself accepts some frames whose last block is empty."""
+    text = b"".join(blocks)
+    packed = uncompressed_frame(len(text) + excess, blocks) + compress(b" behind")
+    corpus = Corpus([write(tmp_path, "f.zst", packed)])
+    if excess:
+        with pytest.raises(InputError, match=r"damaged or truncated \.zst"):
+            read_documents(corpus)
+    else:
+        assert read_documents(corpus) == [text + b" behind"]
+
+
 @pytest.mark.parametrize("name", ["f.zst", "f.jsonl.zst"])
 def test_damaged_files(tmp_path: Path, name: str) -> None:
     text = np.random.default_rng(0).bytes(50_000).hex()
