@@ -37,7 +37,6 @@ import numpy as np
 
 from llmgpu.bpe.interchange.token_tables import (
     TIKTOKEN,
-    check_distinct,
     check_id,
     expression_of,
     imported_vocabulary,
@@ -265,6 +264,7 @@ def _check_order(vocabulary: Vocabulary, ranks: Mapping[bytes, int]) -> None:
 
 def _parse_ranks(data: bytes) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
+    tokens: dict[int, bytes] = {}
     for number, line in enumerate(io.BytesIO(data), 1):
         fields = line.split()
         if not fields:
@@ -279,16 +279,18 @@ def _parse_ranks(data: bytes) -> dict[bytes, int]:
             rank = check_id(f"token {quote(token)}", int(fields[1]))
             if token in ranks:
                 raise VocabularyError(f"token {quote(token)} already has rank {ranks[token]}")
+            if rank in tokens:
+                both = f"{quote(tokens[rank])} and {quote(token)}"
+                raise VocabularyError(f"tokens {both} have the same rank, {rank}")
         except binascii.Error as error:
             raise VocabularyError(
                 f"line {number}: {quote(fields[0])} is not base64: {error}"
             ) from error
         except VocabularyError as error:
             raise VocabularyError(f"line {number}: {error}") from error
-        ranks[token] = rank
+        ranks[token], tokens[rank] = rank, token
     if not ranks:
         raise VocabularyError("it has no tokens")
-    check_distinct(ranks, "tokens {} and {} have the same rank, {}")
     return ranks
 
 

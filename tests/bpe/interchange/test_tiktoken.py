@@ -181,7 +181,7 @@ class TestRefused:
             (b"== 1", "line 1: .* not base64"),
             (b"= 1\n= 2", "line 2: token b'' already has rank 1"),
             (b"YQ== 1\nYg== 2\nYQ== 3", "line 3: token b'a' already has rank 1"),
-            (b"YQ== 1\nYg== 1", "tokens b'a' and b'b' have the same rank, 1"),
+            (b"YQ== 1\nYg== 1", "line 2: tokens b'a' and b'b' have the same rank, 1"),
             (b"", "it has no tokens"),
             (b"\n\n", "it has no tokens"),
             (rank_file(BYTES)[:-9], "1 bytes have no token, the first is 0xff"),
