@@ -183,8 +183,11 @@ def side_path(path: str | Path) -> str:
 
 
 def has_side_file(path: str | Path) -> bool:
-    """Whether a ``bin`` file has a side file; InputError if the system can't tell."""
-    return file_size(side_path(path)) is not None
+    """Whether a ``bin`` file has a side file; InputError if the system can't tell.
+
+    A pipe or a device has none, whatever file has the name.
+    """
+    return not writes_directly(str(path)) and file_size(side_path(path)) is not None
 
 
 def mask_path(path: str | Path) -> str:

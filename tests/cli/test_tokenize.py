@@ -9,6 +9,7 @@ import select
 import shlex
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,28 @@ def test_pipes_come_back(llmgpu: Run, corpus: Path, vocab: Path, name: str) -> N
         lines = ids.stdout * 100  # more than four blocks
         back = llmgpu("tokenize", "--vocab", "v.bin", "--decode", "-q", stdin=lines)
         assert back.returncode == 0 and back.stdout == data * 100, back.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="this system has no named pipes")
+def test_a_file_beside_a_pipe_does_not_describe_its_ids(
+    llmgpu: Run, corpus: Path, vocab: Path
+) -> None:
+    arguments = ("tokenize", "--vocab", "v.bin", "--format", "bin")
+    llmgpu(*arguments, "corpus.txt", "-o", "a.bin", "--layout", "llmc")
+    ids = llmgpu(*arguments, "corpus.txt", "-q").stdout
+    folder = corpus.parent
+    for name in ("-", "pipe"):
+        (folder / f"{name}.json").write_bytes((folder / "a.bin.json").read_bytes())
+    os.mkfifo(folder / "pipe")
+    writer = threading.Thread(target=lambda: (folder / "pipe").write_bytes(ids), daemon=True)
+    writer.start()
+    for name, stdin in (("pipe", b""), ("-", ids)):
+        apart = llmgpu(*arguments, "--decode", name, "--doc-separator", "x", stdin=stdin)
+        fails(apart, 1, f"{name} does not say where its documents begin")
+        back = llmgpu(*arguments, "--decode", name, stdin=stdin)
+        assert back.returncode == 0 and back.stdout == corpus.read_bytes(), back.stderr
+        assert (b"no side file, so the ids" in back.stderr) == (name == "pipe")
+    writer.join()
 
 
 def test_side_file_and_dtype(llmgpu: Run, corpus: Path, vocab: Path) -> None:
