@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from llmgpu.bpe.training import batched_numpy
 from llmgpu.bpe.training.options import TrainingOptions
-from llmgpu.bpe.training.symbols import Merges, MergeTask, SymbolWords, byte_symbols, translate
+from llmgpu.bpe.training.symbols import (
+    Merges,
+    MergeTask,
+    Spellings,
+    SymbolWords,
+    byte_symbols,
+    translate,
+)
 from llmgpu.bpe.vocabulary.building import byte_ranks
 from llmgpu.bpe.words.count_host import count_words
 from llmgpu.errors import LlmgpuError
@@ -297,6 +304,23 @@ def test_merges_are_handed_over_in_their_order() -> None:
     assert np.concatenate([pairs for pairs, _ in pieces]).tolist() == trained.pairs.tolist()
     assert np.concatenate([counts for _, counts in pieces]).tolist() == trained.counts.tolist()
     assert len(pieces) == trained.batches
+
+
+def test_a_batch_ends_with_a_merge_that_spells_an_existing_token() -> None:
+    documents = [b"ab"] * 5 + [b"cd"] * 4 + [b"ef"] * 3 + [b"gh"] * 2
+    words = symbol_words(documents, "none", "bytes")
+    existing = [*(bytes([value]) for value in range(256)), b"ef"]
+    batches: list[list[list[int]]] = []
+    batched_numpy.train(
+        replace(words, lengths=np.array([len(token) for token in existing], np.uint32)),
+        REPEATED,
+        MergeTask(
+            merges=9,
+            spellings=Spellings(existing, [256]),
+            on_merges=lambda pairs, _: batches.append(pairs.tolist()),
+        ),
+    )
+    assert batches == [[list(b"ab"), list(b"cd"), list(b"ef")], [list(b"gh")]]
 
 
 def test_the_first_symbol_after_the_bytes() -> None:
