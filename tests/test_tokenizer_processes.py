@@ -149,10 +149,11 @@ Tokenizer.load("v.bin").encode("low ")  # imports NumPy
 """
 
 LOCKED = """
-lock = threading.Lock()
+lock, begun = threading.Lock(), threading.Event()
 def slow(function):
     def call(*given, **named):
         with lock:
+            begun.set()
             time.sleep(0.05)
             return function(*given, **named)
     return call
@@ -166,7 +167,7 @@ def case(device, module, function, is_thread):
     setattr(globals()[module], function, slow(getattr(globals()[module], function)))
     if is_thread:
         threading.Thread(target=encode, args=(device,)).start()
-        while not lock.locked(): time.sleep(0.001)
+        begun.wait()
     else: encode(device)
     child = os.fork()
     if child: os._exit(os.waitpid(child, 0)[1] != 0)
