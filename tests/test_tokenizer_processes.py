@@ -129,7 +129,7 @@ def test_a_device_that_was_opened_in_vain_is_not_that_of_a_forked_process(tmp_pa
 IN_PROCESSES = """
 import os, signal, sys, threading, time
 from llmgpu import Tokenizer, backend
-from llmgpu.bpe.encoding import encoder_c, encoder_gpu
+from llmgpu.bpe.encoding import encoder_c, encoder_gpu, special_encoding
 from llmgpu.bpe.vocabulary import vocabulary
 from llmgpu.errors import LlmgpuError
 from llmgpu.gpu import adapters
@@ -185,6 +185,7 @@ SLOW_FUNCTIONS = [
     ("auto", "adapters", "load_driver"),
     ("gpu", "adapters", "load_driver"),
     ("cpu", "encoder_c", "CSliceEncoder"),
+    ("cpu", "special_encoding", "chosen_texts"),
     ("gpu", "encoder_gpu", "GpuEncoder"),
     ("cpu", "vocabulary", "_check_merges"),
     ("cpu", "vocabulary", "pack_ids"),
