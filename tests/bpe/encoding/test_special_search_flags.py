@@ -244,10 +244,15 @@ class Blocks:
         return Piece(buffer[: len(data)], starts, last, last)
 
 
-def test_white_space_after_a_block_that_is_a_token_is_swallowed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "blocks", [(b"  ", b"b"), (b"\xe3", b"\x80\x80b"), (b" \xe3", b"\x80\x80b")]
+)
+def test_white_space_after_a_block_that_is_a_token_is_swallowed(
+    tmp_path: Path, blocks: tuple[bytes, ...]
+) -> None:
     vocabulary = flagged(tmp_path, "rstrip")
     encoder = open_encoder(vocabulary, NUMPY, special=SpecialOptions(["all"]))
-    pieces = encoder.encode(Blocks(b"b", b"<m>", b"  ", b"b"))
+    pieces = encoder.encode(Blocks(b"b", b"<m>", *blocks))
     assert [i for piece in pieces for i in piece.ids] == [98, 257, 98]
 
 
