@@ -122,7 +122,7 @@ _WRITTEN = {  # kinds of files that contain plain text
     PAGE: rb"\s*(?i:<!doctype html|<html)",
 }
 _LLMC_MAGICS = {(20240520).to_bytes(4, "little"), (20240801).to_bytes(4, "little")}
-_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]")
+_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # JSON may contain \x7f
 _WIDE_TEXT = (b"\xff\xfe", b"\xfe\xff")  # byte-order marks of UTF-16
 
 

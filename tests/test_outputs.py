@@ -36,6 +36,7 @@ from llmgpu.outputs import Output, check_outputs
         (np.array([20240520, 1, 5], "<i4").tobytes(), TOKEN_FILE),
         ((90).to_bytes(8, "little") + b'{"__metadata__": {}}', "a file of weights"),
         (b'12345678{"text"', TEXT),
+        (b'{"version": "1.0", "truncation": null, "model": "\x7f"}', "a tokenizer.json"),
         (b"SQLite format 3\0" + bytes(9), "a database"),
         (b"\x89PNG\r\n\x1a\n" + bytes(9), "a picture"),
         (b"%PDF-1.7\n%\xe2\xe3\0", "a PDF"),

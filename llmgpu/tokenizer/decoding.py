@@ -166,7 +166,8 @@ class Decoder:
     def export(self, format: str, path: str | Path, *, force: bool = False) -> None:
         """Write files of another tool, as ``llmgpu export --to`` does.
 
-        format: "tiktoken", "huggingface", "gpt2" or "gguf". force: replace files of another kind.
+        format: a format of ``llmgpu export --help``, such as "huggingface". force: replace files of
+            another kind.
 
         Raises VocabularyError for an unknown format, or if the format can't give the same ids;
         OutputError for files that can't be written.
