@@ -471,6 +471,8 @@ def _decode(asked: TokenizeCommand, report: Reporter) -> dict[str, Any]:
     The output receives the text of the documents in order. If its suffix is that of
     JSON Lines, each document becomes an object on a line, and --doc-separator is a UsageError.
     """
+    from llmgpu.tokenizer import Tokenizer
+
     # Check options, resolve the names, and check output files.
     refuse_given(_OF_TEXT, "is for text, not for --decode")
     refuse_given(_OF_ENCODING, "can't be combined with --decode")
@@ -495,13 +497,15 @@ def _decode(asked: TokenizeCommand, report: Reporter) -> dict[str, Any]:
 
     # With separators or JSON Lines, the ids of each document are decoded by themselves.
     apart = in_lines or bool(separators)
-    # Decode.
+    # Decode. A tokenizer decodes whole documents: with tokens of SentencePiece's kind, it removes a
+    # space at the start.
+    tokenizer = Tokenizer(vocabulary)
     with atomic_output(asked.output) as file:
         files = _open_ids(sources, asked, vocabulary, report, apart=apart)
         pieces = _documents(files) if apart else chain.from_iterable(ids for ids, _ in files)
         for number, ids in enumerate(pieces):
-            is_start = apart or number == 0
-            data = vocabulary.decode_document(ids) if is_start else vocabulary.decode(ids)
+            is_start = apart or number == 0 or vocabulary.pieces is None
+            data = tokenizer.decode_bytes(ids) if is_start else vocabulary.decode(ids)
             between = b"".join(separators) if number else b""
             file.write(_json_line(data) if in_lines else between + data)
             tokens += len(ids)
