@@ -113,8 +113,7 @@ def _zstd_blocks(raw: BinaryIO, package: Any) -> Generator[bytes, None, None]:
         has_checksum = has_blocks and data[4] & 4
         if has_blocks:
             data += take(package.frame_header_size(data) - len(data))
-        # The package does not compare the lengths if the last block is empty; -1 is unknown.
-        length, expected = 0, package.frame_content_size(data) if has_blocks else -1
+        header, length = data, 0
         yield frame.decompress(data)
         while not frame.eof:
             data = take(3 if has_blocks else _ZSTD_STEP_BYTES)
@@ -128,7 +127,8 @@ def _zstd_blocks(raw: BinaryIO, package: Any) -> Generator[bytes, None, None]:
             text = frame.decompress(data)
             length += len(text)
             yield text
-        if expected not in (-1, length):
+        # The package does not compare the lengths if the last block is empty; -1 is unknown.
+        if has_blocks and (expected := package.frame_content_size(header)) not in (-1, length):
             raise package.ZstdError(f"a frame has {length:,} bytes instead of {expected:,}")
         if frame.unused_data:
             held = memoryview(frame.unused_data + bytes(held))

@@ -102,6 +102,15 @@ def test_a_frame_of_another_length_than_its_header_says(
         assert read_documents(corpus) == [text + b" behind"]
 
 
+def test_the_error_of_a_damaged_header_tells_what_is_damaged(tmp_path: Path) -> None:
+    packed = compress(b"lowest" * 1000)
+    errors = {packed[:size]: "it ends inside a frame" for size in range(1, len(packed))}
+    errors[packed[:4] + bytes([packed[4] | 8]) + packed[5:]] = "Unsupported frame parameter"
+    for number, (data, error) in enumerate(errors.items()):
+        with pytest.raises(InputError, match=error):
+            read_documents(Corpus([write(tmp_path, f"{number}.zst", data)]))
+
+
 @pytest.mark.parametrize("name", ["f.zst", "f.jsonl.zst"])
 def test_damaged_files(tmp_path: Path, name: str) -> None:
     text = np.random.default_rng(0).bytes(50_000).hex()
