@@ -671,8 +671,9 @@ class Tokenizer(Decoder, Generic[Ids], metaclass=Named):
             opened.usual = {None: ARRAY, list: LIST}.get(self._dtype, other)
         bind_methods(_IN_PYTHON)
         # Store the object last, because other threads use it as soon as it is stored. If several
-        # threads open one, the first that encodes stays, or else the first.
-        if encodes and not self._is_prepared:  # by another thread
+        # threads open one, the first that encodes stays, or else the first. Without an object to
+        # decode, there is none to encode.
+        if (encodes or opened is None) and not self._is_prepared:  # by another thread
             self._coder, self._is_prepared = opened, True
         elif opened is not None:
             vars(self).setdefault("_coder", opened)

@@ -33,6 +33,7 @@ from llmgpu.cpu import build, extension, library
 from llmgpu.errors import InputError, LlmgpuError
 from llmgpu.tokenizer import encoders
 from llmgpu.tokenizer import tokenizer as tokenizer_module
+from llmgpu.tokenizer.decoding import Decoder
 from tests.bpe.encoding.test_special_encoding import vocabulary
 from tests.conftest import examples
 from tests.cpu import calls
@@ -387,6 +388,16 @@ def test_a_coder_that_only_decodes_never_replaces_one_that_encodes(
     monkeypatch.setattr(encoder_c, "open_coder", open_late)
     assert made._open_coder(encodes=False).encode("ab") is not None
     assert made._open_coder(encodes=False) is made._coder is full[0]
+
+
+def test_a_missing_module_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking for it takes longer than decoding a short document."""
+    made, looks = Tokenizer(vocabulary(), "cpu"), list[None]()
+    monkeypatch.setattr(extension, "extension", lambda: looks.append(None))
+    monkeypatch.setattr(extension, "bind_methods", lambda methods: None)
+    decode = tokenizer_module._IN_PYTHON[Decoder]["decode_bytes"]
+    assert [decode(made, ids) for ids in ([97], [98])] == [b"a", b"b"]
+    assert len(looks) == 1
 
 
 @needs_module
