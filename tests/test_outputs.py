@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from llmgpu.outputs import Output, check_outputs
         (gzip.compress(b"text", mtime=0), "a compressed file"),
         (np.arange(999, dtype="<u2").tobytes(), None),
         (np.array([20240520, 1, 5], "<i4").tobytes(), TOKEN_FILE),
+        (np.array([20240801, 7, 5], "<i4").tobytes(), TOKEN_FILE),
         ((90).to_bytes(8, "little") + b'{"__metadata__": {}}', "a file of weights"),
         (b'12345678{"text"', TEXT),
         (b'{"version": "1.0", "truncation": null, "model": "\x7f"}', "a tokenizer.json"),
@@ -81,6 +83,19 @@ def test_standard_input_is_named_in_words(tmp_path: Path, monkeypatch: pytest.Mo
         patch.setattr("sys.stdin", stream)
         with pytest.raises(OutputError, match="an input, the same file as standard input: "):
             check_outputs([Output(str(path), TEXT)], ["-"])
+
+
+def test_streams_without_descriptors_are_two_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook."""
+    with monkeypatch.context() as patch:
+        for name in ("sys.stdin", "sys.stdout"):
+            patch.setattr(name, io.StringIO())
+        check_outputs([Output("-", TEXT)], ["-"])
+
+
+def test_an_output_without_a_name_is_refused_before_the_work() -> None:
+    with pytest.raises(OutputError, match="can't write '': an output needs a name"):
+        check_outputs([Output("", TEXT)])
 
 
 def test_a_pipe_takes_one_output(tmp_path: Path) -> None:

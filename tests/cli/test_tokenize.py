@@ -85,9 +85,12 @@ def test_binary_ids_are_not_written_to_a_terminal(corpus: Path, vocab: Path) -> 
     command = [*COMMAND, "tokenize", "corpus.txt", "--vocab", "v.bin", "--device", "cpu"]
     here = {"cwd": corpus.parent, "env": environment(), "stderr": subprocess.PIPE}
     try:
-        for options in (["--format", "npy"], ["--format", "bin", "-o", os.ttyname(theirs)]):
+        for name, options in (
+            ("standard output", ["--format", "npy"]),
+            (os.ttyname(theirs), ["--format", "bin", "-o", os.ttyname(theirs)]),
+        ):
             done = subprocess.run([*command, *options], stdout=theirs, **here)  # type: ignore[call-overload]
-            fails(done, 1, "is a terminal: name a file, or redirect")
+            fails(done, 1, f"{name} is a terminal: name a file, or redirect")
         assert not select.select([ours], [], [], 0)[0]
     finally:
         os.close(ours)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from llmgpu.errors import InputError
@@ -55,6 +56,7 @@ def text_of(corpus: Corpus) -> bytes:
     st.booleans(),
     st.integers(1, 50),
 )
+@example([b"", b"", b"a"], 1, False, 9)
 def test_documents_of_all_parts_are_those_of_the_whole(
     tmp_path: Path, files: list[bytes], count: int, lines: bool, size: int
 ) -> None:
@@ -163,6 +165,9 @@ def test_what_has_no_parts(tmp_path: Path) -> None:
     name = write(tmp_path, "a.txt", b"text")
     with pytest.raises(InputError, match="--part needs files, not -"):
         take_part(resolve_sources(["-"]), Part(1, 2), CorpusOptions())
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match=r"--part needs files, not .*pipe: it can't be cut"):
+        take_part(resolve_sources([str(tmp_path / "pipe")]), Part(1, 2), CorpusOptions())
     with pytest.raises(InputError, match="--part can't be combined with --limit"):
         take_part(resolve_sources([name]), Part(1, 2), CorpusOptions(limit=5))
     for number, count in ((0, 2), (3, 2), (-1, -1)):
@@ -235,6 +240,16 @@ def test_a_split_by_position(tmp_path: Path) -> None:
     assert not any(file.continues for file in found.files)
     documents = documents_of([Corpus(found, options)], 99)
     assert len(documents) == 2 + 20 + 1
+
+
+def test_a_split_by_position_has_every_byte_and_file_once(tmp_path: Path) -> None:
+    """The second range begins in the last line of a file, and gets no text of that file."""
+    for name, text in (("a", b"line\n" * 8 + b"the last line"), ("b", b"two\n\n"), ("c", b"")):
+        write(tmp_path, f"{name}.txt", text)
+    found, firsts = split_by_position(
+        resolve_sources([str(tmp_path)]), {"val": 0.2}, CorpusOptions()
+    )
+    assert [file.length for file in found.files] == [53, 5, 0] and firsts == [1]
 
 
 @pytest.mark.parametrize(

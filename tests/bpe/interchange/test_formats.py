@@ -113,6 +113,9 @@ def test_a_folder_by_a_format(folder: Path) -> None:
     ("name", "content", "message"),
     [
         ("merges.txt", b"#version: 0.2\n", r"is a merges.txt, which needs .*vocab.json next to it"),
+        ("merges.txt", b"a b\n", r"is a merges.txt, which needs .*vocab.json next to it"),
+        ("x", b"#version: 0.2\n", r"is a merges.txt, which needs .*vocab.json next to it"),
+        ("x.pkl", b"\x80\4", r"x\.pkl: pickles are not read, since they can run code: use the"),
         ("vocab.json", b'{"a": 0}', r"is a vocab.json, which needs .*merges.txt next to it"),
         ("x.json", b'{"b": "c"}', "not a tokenizer.json: no model"),
         ("x.jsonl", b'{"id": 7, "text": "b"}', "not an llmgpu vocabulary but text: give"),
