@@ -128,10 +128,12 @@ def test_no_job_begins_after_one_that_failed(threads: int, reader_thread: bool) 
             raise ValueError
         done.append(number)
 
-    with pytest.raises(ValueError):
-        for _ in in_order(range(20), do, 6, threads=threads, reader_thread=reader_thread):
-            time.sleep(0.01)
-    assert done == [0, 1, 2]
+    for jobs, work in ((range(20), do), (map(do, range(20)), id)):  # a map goes on after errors
+        done.clear()
+        with pytest.raises(ValueError):
+            for _ in in_order(jobs, work, 6, threads=threads, reader_thread=reader_thread):
+                time.sleep(0.01)
+        assert done == [0, 1, 2]
 
 
 @by_either
@@ -499,6 +501,17 @@ def test_jobs_may_begin_before_their_turn(count: int, failing: int | None) -> No
                 for number in results:
                     found.append(number)
     assert found == [*range(9 if failing is None else failing)]
+
+
+@pytest.mark.parametrize("taken", [0, 3])
+def test_closing_ends_what_began_before_its_turn(taken: int) -> None:
+    jobs, before = (number for number in range(9)), threading.active_count()
+    results = Begun(jobs, square, 3)
+    results.begin(2)
+    found = iter(results)
+    assert [next(found) for _ in range(taken)] == [0, 1, 4][:taken]
+    results.close()
+    assert threading.active_count() == before and [*jobs, *found] == []
 
 
 def run_script(script: str, *, interrupt: bool = False) -> subprocess.CompletedProcess[str]:

@@ -68,3 +68,11 @@ def test_it_is_replaced_when_it_is_spent(most_bytes: int, monkeypatch: pytest.Mo
             b" ".join(b"%d" % number for number in range(900 * k, 900 * k + 900))
         )
     assert (slices._words is first) == (most_bytes == 1 << 30)
+
+
+def test_it_grows_up_to_its_limit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words of three bytes and a line break need no room beside their slots."""
+    monkeypatch.setattr(encoder_c, "MAX_TABLE_BYTES", 100_000)
+    slices = encoder_c.CSliceEncoder(vocabulary())
+    slices.encode_document("\n".join(map(chr, range(0x4E00, 0x9000))).encode())
+    assert slices._words.is_spent
