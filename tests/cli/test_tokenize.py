@@ -64,8 +64,24 @@ def test_files_of_several_formats_are_decoded_together(
     fails(llmgpu("tokenize", "--vocab", "v.bin", "--decode", "a.bin", "-o", "a.bin"), 1, "input")
 
 
-def test_decoded_documents_are_put_apart(llmgpu: Run, corpus: Path, vocab: Path) -> None:
-    text = "low\n--\n--\nnewest é\n--\n"
+def test_a_side_file_is_an_input_of_decoding(llmgpu: Run, corpus: Path, vocab: Path) -> None:
+    encode = ("tokenize", "corpus.txt", "--vocab", "v.bin", "--device", "cpu")
+    decode = ("tokenize", "--vocab", "v.bin", "--force", "--decode")
+    for name in ("a.bin", "b.npy"):
+        assert llmgpu(*encode, "-o", name).returncode == 0
+    (corpus.parent / "b.npy.json").write_text("of somebody")
+    side = (corpus.parent / "a.bin.json").read_bytes()
+    fails(llmgpu(*decode, "a.bin", "-o", "a.bin.json"), 1, "a.bin.json is an input")
+    assert (corpus.parent / "a.bin.json").read_bytes() == side
+    assert llmgpu(*decode, "b.npy", "-o", "b.npy.json").returncode == 0
+    assert (corpus.parent / "b.npy.json").read_bytes() == corpus.read_bytes()
+
+
+@pytest.mark.parametrize("times", [1, 300_000])  # the ids of several blocks
+def test_decoded_documents_are_put_apart(
+    llmgpu: Run, corpus: Path, vocab: Path, times: int
+) -> None:
+    text = "low\n" * times + "--\n--\nnewest é\n--\n"
     (corpus.parent / "t.txt").write_text(text)
     apart = ("--vocab", "v.bin", "--device", "cpu", "--doc-separator", "--\n")
     for output in ("a.bin", "a.npy"):
@@ -75,9 +91,12 @@ def test_decoded_documents_are_put_apart(llmgpu: Run, corpus: Path, vocab: Path)
     twice = llmgpu("tokenize", "--decode", "a.bin", "a.bin", *apart)
     assert twice.stdout.decode() == f"{text}--\n{text}"
     fails(llmgpu("tokenize", "--decode", "a.npy", *apart), 1, "without --doc-separator")
-    for wrong in (("-o", "a.jsonl"), ("--doc-separator", "x")):
+    for wrong, what in (
+        (("-o", "a.jsonl"), "JSON Lines, an object per document"),
+        (("--doc-separator", "x"), "several values"),
+    ):
         done = llmgpu("tokenize", "--decode", "a.bin", *apart, *wrong)
-        fails(done, 2, "--doc-separator can't be combined with")
+        fails(done, 2, f"--doc-separator can't be combined with {what}")
 
 
 def test_binary_ids_are_not_written_to_a_terminal(corpus: Path, vocab: Path) -> None:
@@ -150,6 +169,7 @@ def test_count_and_json(llmgpu: Run, corpus: Path, vocab: Path, device_name: str
     assert int(counted.stdout) == len(listed.stdout.split())
     summary = json.loads(listed.stderr.splitlines()[-1])
     assert summary["tokens"] == int(counted.stdout)
+    assert summary["fingerprint"] == Vocabulary.load(vocab).fingerprint and summary["device"]
     assert json.loads(llmgpu(*arguments, "--count", "--json").stdout)["tokens"] == summary["tokens"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -9,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from llmgpu import Tokenizer
 from llmgpu.tokens.bin import read_side_file
@@ -144,6 +146,19 @@ def test_documents_in_another_order(llmgpu: Run, corpus: Path, vocab: Path) -> N
     ]
     fails(llmgpu(*ENCODE, "--shuffle", "--count"), 2, "--shuffle can't be combined")
     assert not list(corpus.parent.glob("tmp*"))
+
+
+def test_ids_to_be_shuffled_wait_in_the_folder_of_the_output(
+    llmgpu: Run, corpus: Path, vocab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (corpus.parent / "made").mkdir()
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    for output, folder in (("made/a.bin", "made"), ("a.bin", ".")):
+        done = llmgpu(*ENCODE, "--line-documents", "--shuffle", "-o", output)
+        fails(done, 1, f"can't write {folder}/a temporary file: No space left on device")
 
 
 def test_a_split_by_position_is_that_of_nanogpt(
