@@ -195,7 +195,7 @@ RULES: dict[str, list[str]] = {
         r"^words->bytes = FIRST_SLOTS ",  # the same, but for the first table
         r"^bytes = \(bytes \+ 7\) & ~INT64_C\(7\); .*-> ;$",  # processors here read anywhere
         # Time alone: when a table grows, and when a chunk or the memory is full.
-        r"2 \* known > shared_table\(words\)->mask\) \| \d+: (?:2 -> 3|> -> >=)",
+        r"SMALL_TABLE \? 4 : 2\) .*\| \d+: (?:4 -> 5|2 -> 3|< -> <=|> -> >=)",
         r"4 \* known > 3 \* table->mask .*\| \d+: (?:4 -> 5|> -> >=)",
         r"used <= CHUNK_BYTES - bytes\) \| \d+: <= -> <",
         r"taken > words->most_bytes - CHUNK_BYTES .*\| \d+: > -> >=",
