@@ -1,4 +1,4 @@
-"""The kinds of files: their formats, and their recognition by content.
+"""The kinds of files, and the formats of other tools' vocabularies.
 
 The first bytes of a file show its kind. Ids without a header are recognized by their side file.
 """

@@ -497,15 +497,15 @@ def _decode(asked: TokenizeCommand, report: Reporter) -> dict[str, Any]:
 
     # With separators or JSON Lines, the ids of each document are decoded by themselves.
     apart = in_lines or bool(separators)
-    # Decode. A tokenizer decodes whole documents: with tokens of SentencePiece's kind, it removes a
-    # space at the start.
+    # Decode. The tokenizer is faster, but with tokens of SentencePiece's kind it removes a space at
+    # the start of the ids. Only the start of a document has such a space.
     tokenizer = Tokenizer(vocabulary)
     with atomic_output(asked.output) as file:
         files = _open_ids(sources, asked, vocabulary, report, apart=apart)
         pieces = _documents(files) if apart else chain.from_iterable(ids for ids, _ in files)
         for number, ids in enumerate(pieces):
-            is_start = apart or number == 0 or vocabulary.pieces is None
-            data = tokenizer.decode_bytes(ids) if is_start else vocabulary.decode(ids)
+            is_inside = vocabulary.pieces is not None and number > 0 and not apart
+            data = vocabulary.decode(ids) if is_inside else tokenizer.decode_bytes(ids)
             between = b"".join(separators) if number else b""
             file.write(_json_line(data) if in_lines else between + data)
             tokens += len(ids)

@@ -150,7 +150,8 @@ static void copy_slots(const SharedSlots *from, SharedSlots *to)
 }
 
 /* Return whether a table should grow. Fewer words collide in a table that is at most a quarter full.
- * Clearing the memory of a large table takes longer than collisions, so it grows when half full. */
+ * A large table grows when it is half full, because clearing twice the memory would take longer
+ * than collisions do. */
 static int is_crowded(const SharedSlots *table, uint64_t words)
 {
     return (table->mask < SMALL_TABLE ? 4 : 2) * words > table->mask;

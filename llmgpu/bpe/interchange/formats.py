@@ -71,7 +71,7 @@ ALIASES = {"hf": "huggingface"}
 # Names of files in a folder, of which the first is read.
 NAMES = tuple(one.name for one in VOCABULARY_FORMATS.values() if one.name)
 _KINDS = {one.kind: name for name, one in VOCABULARY_FORMATS.items() if one.kind}
-# Formats by the ending of the name, the longest ending first.
+# Formats of files whose content does not show one, by the ending of the name; the longest first.
 _BY_ENDING = sorted(
     ((one.ending, name) for name, one in VOCABULARY_FORMATS.items() if one.ending),
     key=lambda pair: -len(pair[0]),
