@@ -236,16 +236,18 @@ class Opening(Closing):
             load_driver("wgpu")
             self._opening.start(self._select)
 
-    def begin_encoding(self, text_bytes: int | None) -> bool:
+    def begin_encoding(self, text_bytes: int | None, *, at_start: bool = True) -> bool:
         """Call `begin` for a text to be encoded, unless ``auto`` encodes the text on the CPU.
 
-        text_bytes: size of the text, None if unknown.
+        text_bytes: size of the text, None if unknown. at_start: see `encoding_from`.
 
         Returns whether `begin` was called. If it was not, `backend` returns the CPU until a later
         call of `begin_encoding` calls `begin`.
         """
         is_open = self._selected is not None and self._selected.device is not None
-        is_wanted = self.wanted != "auto" or encodes_on_gpu(text_bytes, is_open=is_open)
+        is_wanted = self.wanted != "auto" or encodes_on_gpu(
+            text_bytes, is_open=is_open, at_start=at_start
+        )
         self._is_declined = not is_wanted
         if is_wanted:
             self.begin()
@@ -297,28 +299,36 @@ def opening_device(device: str, *, encodes: bool = True) -> Iterator[Opening]:
         yield opening
 
 
-def encodes_on_gpu(text_bytes: int | None, *, is_open: bool = False) -> bool:
+def encodes_on_gpu(text_bytes: int | None, *, is_open: bool, at_start: bool) -> bool:
     """Whether ``auto`` encodes a text on a discrete GPU, for `tokenize`, `count` and `Tokenizer`.
 
-    A GPU that has to be opened first wins from `encoding_from` bytes on. An open GPU wins from 1 MB
-    on: an H200 encodes 1 MB in 1.6 ms, 16 processors in 2.8 ms; for 128 MB the times are 25 ms and
-    58 ms. LLMGPU_GPU_FROM sets another size for opening. A text of unknown size (None) is encoded
-    on the CPU. An integrated GPU is used only if it is named: no record shows a win.
+    A GPU that has to be opened first wins from `encoding_from` bytes on, which explains at_start.
+    An open GPU wins from 1 MB on: an H200 encodes 1 MB in 1.6 ms, 16 processors in 2.8 ms; for
+    128 MB the times are 25 ms and 58 ms. LLMGPU_GPU_FROM sets another size for opening. A text of
+    unknown size (None) is encoded on the CPU. An integrated GPU is used only if it is named: no
+    record shows a win.
     """
-    least = gpu_from(encoding_from(usable_processors()))
+    least = gpu_from(encoding_from(usable_processors(), at_start=at_start))
     if is_open:
         least = min(least, ENCODING_FROM_OPENED)  # LLMGPU_GPU_FROM may be smaller
     return text_bytes is not None and text_bytes >= least
 
 
-def encoding_from(processors: int) -> int:
+def encoding_from(processors: int, *, at_start: bool = True) -> int:
     """Return the size of a text, in bytes, from which a discrete GPU beats this many processors.
 
-    Whole commands on an H200 (docs/recorded/commands/nvidia-h200-cpu-or-gpu.json) take equally
-    long on both for 64 MB with 2 or 4 processors, 128 MB with 8 and 512 MB with 16: opening the GPU
-    takes 0.2 s, and with more processors the GPU saves less time per byte.
+    at_start: the GPU opens while a command imports modules and reads a vocabulary. A `Tokenizer`
+        has done both before it knows the size of a text, so it waits 0.1 s longer for the GPU. In
+        this time each processor encodes 40 MB.
+
+    The sizes are those for which whole processes took equally long on an H200 and on the CPU of its
+    host (docs/recorded/commands/nvidia-h200-cpu-or-gpu.json). For commands these were 64 MB with 2
+    or 4 processors, 128 MB with 8 and 512 MB with 16: opening the GPU takes 0.2 s, and with more
+    processors the GPU saves less time per byte. For `Tokenizer.encode_file` they were about 90,
+    180, 430 and 1050 MB.
     """
-    return max(64, 2 * processors**2) * 1_000_000
+    squared = 2 * processors**2
+    return max(64, squared if at_start else squared + 40 * processors) * 1_000_000
 
 
 def gpu_from(least: int) -> int:

@@ -9,12 +9,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
 import pytest
 
-from llmgpu import Tokenizer, backend
+from llmgpu import Tokenizer, backend, tokenize_part
 from llmgpu.backend import NUMPY, Backend, Opening
 from llmgpu.bpe.vocabulary.building import byte_vocabulary
 from llmgpu.cli.groups import gpu_from
@@ -67,23 +68,54 @@ def test_adapters_are_not_listed_where_no_driver_of_a_gpu_is() -> None:
 def test_the_size_of_a_text_decides_where_auto_encodes_it(
     monkeypatch: pytest.MonkeyPatch, text_bytes: int | None, is_open: bool, on_gpu: bool
 ) -> None:
+    encodes_on_gpu = partial(backend.encodes_on_gpu, at_start=True)
     monkeypatch.setenv("LLMGPU_GPU_FROM", "100MB")
-    assert backend.encodes_on_gpu(text_bytes, is_open=is_open) == on_gpu
+    assert encodes_on_gpu(text_bytes, is_open=is_open) == on_gpu
     monkeypatch.delenv("LLMGPU_GPU_FROM")
     least = backend.encoding_from(usable_processors())
-    assert not backend.encodes_on_gpu(least - 1)
-    assert backend.encodes_on_gpu(least)
+    assert not encodes_on_gpu(least - 1, is_open=False)
+    assert encodes_on_gpu(least, is_open=False)
 
 
-def test_the_sizes_are_those_where_recorded_commands_were_as_fast_on_both() -> None:
+@pytest.mark.parametrize("at_start", [True, False])
+def test_the_sizes_are_those_where_recorded_processes_were_as_fast_on_both(at_start: bool) -> None:
     record = json.loads((ROOT / "docs/recorded/commands/nvidia-h200-cpu-or-gpu.json").read_text())
+    rows = record["results"] if at_start else record["encode_file"]["results"]
     losses = []
-    for row in record["results"]:
-        on_gpu = row["megabytes"] * 1_000_000 >= backend.encoding_from(row["processors"])
+    for row in rows:
+        least = backend.encoding_from(row["processors"], at_start=at_start)
         cpu, gpu = row["cpu_seconds"], row["gpu_seconds"]
+        on_gpu = row["megabytes"] * 1_000_000 >= least
         losses.append((gpu if on_gpu else cpu) / min(cpu, gpu) - 1)
-    assert len(losses) == 53
+    assert len(losses) == (53 if at_start else 27)
     assert max(losses) <= 0.03
+
+
+def test_a_tokenizer_opens_a_gpu_for_longer_texts_than_a_command_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened: list[str] = []
+
+    def select(wanted: str, **how: object) -> Backend:
+        opened.append(wanted)
+        return NUMPY
+
+    monkeypatch.delenv("LLMGPU_GPU_FROM", raising=False)
+    monkeypatch.setattr(backend, "encoding_from", lambda _, at_start: 9 if at_start else 100_000)
+    monkeypatch.setattr(backend, "_may_have_gpu", lambda: True)
+    monkeypatch.setattr(backend, "select_backend", select)
+    path, vocabulary = tmp_path / "text", tmp_path / "v.bin"
+    byte_vocabulary("cl100k", "hf").save(vocabulary)
+    for size, count in (99_999, 0), (100_000, 1):
+        path.write_bytes(b"a" * size)
+        assert len(Tokenizer.load(vocabulary).encode_file(path)) == size
+        assert len(opened) == count
+        tokenize_part(vocabulary, path, tmp_path / f"{size}.bin", (1, 1), shard_tokens=1 << 20)
+        assert len(opened) == 2 * count
+    opening = Opening("auto", encodes=True)
+    assert opening.begin_encoding(9)
+    assert opening.backend() == NUMPY
+    assert len(opened) == 3
 
 
 class Adapter:

@@ -82,7 +82,7 @@ class ProcessEncoders:
     def _open_long(self, text_bytes: int | None) -> Encoder:
         """Return the encoder for a long text; text_bytes: None if the size is unknown."""
         opening = self._opening
-        if opening.wanted != "cpu" and opening.begin_encoding(text_bytes):
+        if opening.wanted != "cpu" and opening.begin_encoding(text_bytes, at_start=False):
             prepare_vocabulary(self._vocabulary, opening)
         backend = replace(opening.backend(), encoders=self._long)
         return open_matching_encoder(self._vocabulary, backend, text_bytes=text_bytes)

@@ -216,7 +216,7 @@ def tokenize_part(
     if finished_job(name, known, shard_tokens, layout, key) is None:
         _check_part(manifest, str(Part(*part)))
         with Opening(device, encodes=True) as opening, Corpus(own, how) as text:
-            opening.begin_encoding(known_bytes(own, how.limit))
+            opening.begin_encoding(known_bytes(own, how.limit), at_start=False)
             encoder = open_encoder(known, opening.backend(), special=special)
             with ShardWriter(
                 name, known, shard_tokens, layout=layout, special=special, run=key, resume=True
