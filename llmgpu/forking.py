@@ -13,13 +13,34 @@ from __future__ import annotations
 # locks, so the hook of this module must run before their hooks. Hooks run in reverse order of
 # registration, so the two modules are imported first.
 import concurrent.futures.thread  # noqa: F401
+import functools
 import logging  # noqa: F401
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING or sys.version_info >= (3, 12):
+    from functools import cached_property as cached_property  # noqa: TID251
+else:
+
+    class cached_property(functools.cached_property):  # noqa: N801, TID251
+        """A `functools.cached_property` without its lock, as in Python 3.12.
+
+        All instances share that lock. A child process that is forked while a thread computes a
+        value of any instance would wait for the lock forever.
+        """
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            if instance is None:
+                return self
+            value = instance.__dict__[self.attrname] = self.func(instance)
+            return value
+
 
 LONGEST_WAIT = 10.0  # seconds; a driver may hang
 _PAUSE = 1e-3  # seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import signal
@@ -13,7 +14,7 @@ import time
 import pytest
 
 from llmgpu import forking
-from llmgpu.forking import delaying_forks
+from llmgpu.forking import cached_property, delaying_forks
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 SECONDS = 5  # after which a lock is not expected to become free
@@ -119,6 +120,34 @@ def test_an_interrupt_is_raised_after_the_fork_that_waits() -> None:
         assert in_time == [True]
     assert forked == [True] or not forked  # raised while waiting for the child
     assert fork_finds_free()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_child_computes_cached_values_although_a_thread_of_its_parent_was_computing_one() -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    class Values:
+        @cached_property
+        def value(self) -> int:
+            if not begun.is_set():
+                begun.set()
+                end.wait()
+            return 7
+
+    values = Values()
+    thread = threading.Thread(target=lambda: values.value)
+    thread.start()
+    begun.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(SECONDS)  # ends a child that waits for a lock
+        os._exit(Values().value != 7)
+    status = os.waitpid(child, 0)[1]
+    end.set()
+    thread.join()
+    assert status == 0
+    assert values.__dict__ == {"value": 7}
+    assert isinstance(Values.value, functools.cached_property)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

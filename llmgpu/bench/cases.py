@@ -14,7 +14,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from llmgpu.bench.engines import (
 from llmgpu.bench.peers import CACHE_BYTES, Torch
 from llmgpu.bench.results import NUMPY_ENGINE, KernelTimes, Result, Results
 from llmgpu.errors import DeviceError
+from llmgpu.forking import cached_property
 from llmgpu.lm.config import ModelConfig
 from llmgpu.lm.model import scaled_frequencies
 from llmgpu.lm.ops.layers import rotary_tables

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +40,7 @@ from llmgpu.bench.results import (
 )
 from llmgpu.cpu.library import library
 from llmgpu.errors import DeviceError, LlmgpuError
+from llmgpu.forking import cached_property
 from llmgpu.gpu.adapters import AdapterInfo, OpenedAdapter, chosen_driver
 from llmgpu.gpu.device import Device
 from llmgpu.lm.ops.matrix_units import MatrixUnits, matrix_units

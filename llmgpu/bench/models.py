@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from itertools import cycle
 from typing import Any
 
@@ -29,6 +29,7 @@ from llmgpu.bench.cases import uneven_ids
 from llmgpu.bench.engines import Engine, Engines, cpu_engine, kernel_times, runs_within, timed
 from llmgpu.bench.peers import Torch, missing_torch
 from llmgpu.bench.results import Result, Results, Times
+from llmgpu.forking import cached_property
 from llmgpu.lm.config import ModelConfig, preset
 from llmgpu.lm.data.batches import Batch
 from llmgpu.lm.generator import Generator, Request

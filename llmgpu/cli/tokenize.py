@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -54,6 +54,7 @@ from llmgpu.closing import undoing
 from llmgpu.errors import InputError
 from llmgpu.file_kinds import MANIFEST, TEXT, kind_of
 from llmgpu.files import STANDARD_OUTPUT, atomic_output, writes_directly
+from llmgpu.forking import cached_property
 from llmgpu.input_files import STANDARD_INPUT, number_of
 from llmgpu.option_fields import own_options
 from llmgpu.outputs import Output, check_outputs

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmgpu.errors import VocabularyError
+from llmgpu.forking import cached_property
 from llmgpu.input_files import quote
 
 MOST_MAP_BYTES = 700_000  # bytes of a decoded map; SentencePiece's own maps have up to 300,000

@@ -17,7 +17,6 @@ import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar, cast
 
@@ -26,6 +25,7 @@ import numpy as np
 from llmgpu.cpu.library import library
 from llmgpu.cpu.texts import is_valid_utf8
 from llmgpu.errors import InputError
+from llmgpu.forking import cached_property
 from llmgpu.input_files import STANDARD_INPUT, input_errors, quote
 from llmgpu.machine import usable_processors
 from llmgpu.pipeline import Begun

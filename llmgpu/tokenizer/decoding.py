@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from pathlib import Path
 from types import BuiltinMethodType
 from typing import TYPE_CHECKING, Any
 
 from llmgpu.bpe.interchange.formats import ALIASES, END_OF_TEXT, WRITERS
 from llmgpu.errors import VocabularyError
+from llmgpu.forking import cached_property
 from llmgpu.input_files import require_known
 from llmgpu.spelling import speaks_python
 from llmgpu.tokenizer.arguments import TokenIds, to_bytes, without

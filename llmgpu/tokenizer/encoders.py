@@ -53,8 +53,6 @@ class ProcessEncoders:
         self.process = os.getpid()
         self._vocabulary, self._opening = vocabulary, opening
         self._lock = threading.Lock()
-        # Cached properties would share a lock in Python 3.11, and a fork could copy the lock while
-        # it is held. So these are plain attributes.
         self._short: Encoder | None = None
         self._long: dict[object, Any] = {}  # see `Backend.encoders`
         # Wraps an encoder so that it handles special tokens.

@@ -9,7 +9,6 @@ import logging
 import os
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
-from functools import cached_property
 from itertools import pairwise
 from operator import index
 from pathlib import Path
@@ -21,6 +20,7 @@ from llmgpu.bpe.encoding.special_options import NO_SPECIAL_TOKENS
 from llmgpu.bpe.interchange.formats import VocabularyFiles
 from llmgpu.bpe.pretokens.names import DEFAULT_PATTERN
 from llmgpu.errors import InputError
+from llmgpu.forking import cached_property
 from llmgpu.spelling import Named, is_other_name, speaks_python
 from llmgpu.tokenizer.arguments import (
     SpecialArguments,

@@ -10,7 +10,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
@@ -24,6 +24,7 @@ from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.cpu.library import library
 from llmgpu.cpu.texts import CELL_IDS, format_ids, spell_cells
 from llmgpu.errors import InputError
+from llmgpu.forking import cached_property
 from llmgpu.input_files import STANDARD_INPUT, source_name
 from llmgpu.spelling import spelled
 from llmgpu.text.jsonl import jsonl_lines, parse_json_object

@@ -20,7 +20,6 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary, proxy
 
@@ -59,6 +58,7 @@ from llmgpu.bpe.words.word_table_gpu import (
     WordSlot,
 )
 from llmgpu.cpu.library import default_threads, insert_pairs, library
+from llmgpu.forking import cached_property
 from llmgpu.gpu.adapters import Buffer
 from llmgpu.gpu.commands import Commands, Download, parallel_copy
 from llmgpu.gpu.device import Device, hash_key

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -50,6 +50,7 @@ from llmgpu.bpe.vocabulary.building import ordinary_ranks
 from llmgpu.bpe.vocabulary.trie import NO_TOKEN
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import VocabularyError
+from llmgpu.forking import cached_property
 from llmgpu.spelling import spelled
 
 if TYPE_CHECKING:

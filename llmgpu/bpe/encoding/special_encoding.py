@@ -56,7 +56,6 @@ from llmgpu.bpe.encoding.special_search import (
 )
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
-from llmgpu.forking import delaying_forks
 from llmgpu.input_files import quote
 from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece, remove_spans
@@ -212,7 +211,6 @@ class SpecialTokens:
 class SpecialEncoder:
     """Cuts special tokens out, lets an encoder encode the other text, and inserts tokens' ids."""
 
-    @delaying_forks()  # for the locks of cached properties, as in `Vocabulary`
     def __init__(
         self,
         encoder: Encoder,

@@ -8,7 +8,6 @@ The position of the next slice's first token stays on the device.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from functools import cached_property
 from weakref import proxy
 
 import numpy as np
@@ -22,6 +21,7 @@ from llmgpu.bpe.pretokens.pretoken_gpu import GpuPretokenizer, submitted_slices
 from llmgpu.bpe.pretokens.slices import Slice, SliceReader, SliceSource
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import CapacityError
+from llmgpu.forking import cached_property
 from llmgpu.gpu.adapters import Buffer
 from llmgpu.gpu.commands import Download, Staging
 from llmgpu.gpu.device import Device

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.pretokens.blocks import Marks, Pattern, Positions, Text
 from llmgpu.bpe.pretokens.unicode_classes import code_points
 from llmgpu.cpu.library import CPattern
+from llmgpu.forking import cached_property
 
 PAIR_BITS = 22  # bits of a pair's hash; must equal the number in llmgpu/cpu/pieces.c
 # Number of code points. The next 256 numbers represent bytes that are not valid UTF-8.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from operator import index
 from typing import Any, SupportsIndex
 
@@ -17,6 +16,7 @@ from llmgpu.bpe.vocabulary.building import byte_ranks, byte_vocabulary, listed_m
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.bpe.words.distinct_words import WordCounts
 from llmgpu.errors import InputError, LlmgpuError, VocabularyError
+from llmgpu.forking import cached_property
 from llmgpu.input_files import number_of, quote, require_known
 from llmgpu.text.corpus import CorpusOptions
 

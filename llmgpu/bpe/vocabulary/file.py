@@ -26,7 +26,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import msgpack
@@ -36,6 +35,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.vocabulary.trie import SortedTokens, Trie
 from llmgpu.errors import VocabularyError
+from llmgpu.forking import cached_property
 from llmgpu.input_files import quote
 from llmgpu.spelling import spelled
 

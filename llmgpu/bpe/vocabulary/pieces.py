@@ -32,7 +32,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,6 +40,7 @@ from numpy.typing import NDArray
 from llmgpu.bpe.arrays import offsets_of
 from llmgpu.bpe.pretokens.neighbours import NeighboursPattern, neighbours_of
 from llmgpu.errors import VocabularyError
+from llmgpu.forking import cached_property
 from llmgpu.input_files import quote
 
 ABSENT, NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(7)

@@ -22,7 +22,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +67,7 @@ from llmgpu.cpu.tokens import lay_out_trie, merges_spell, spelled_tokens
 from llmgpu.errors import InputError, VocabularyError
 from llmgpu.file_kinds import VOCABULARY, kind_of
 from llmgpu.files import atomic_output
-from llmgpu.forking import delaying_forks
+from llmgpu.forking import cached_property, delaying_forks
 from llmgpu.input_files import quote, read_whole
 from llmgpu.outputs import Output, check_outputs
 from llmgpu.text.normalizing import get_normalizer
@@ -143,10 +142,7 @@ class Vocabulary:
     pieces: PieceRules | None = None
 
     def __post_init__(self) -> None:
-        # Before Python 3.12, cached properties hold locks. If another thread forked now, the child
-        # would get a copy of a held lock. So forks are delayed.
-        with delaying_forks():
-            _check(self)
+        _check(self)
 
     def __repr__(self) -> str:
         """Return a short text, since notebooks print the value of a line."""
@@ -405,7 +401,7 @@ class Vocabulary:
         return lay_out(tokens) if tokens.num_nodes <= FEW_NODES else tokens
 
     @classmethod
-    @delaying_forks()  # for the locks of cached properties, as in `__post_init__`
+    @delaying_forks()  # modules are imported here, and an import holds the module's lock
     def from_bytes(cls, data: bytes, name: str = "vocabulary") -> Vocabulary:
         """Return the vocabulary in the bytes of a file, see `to_bytes`; name: the name in errors.
 
