@@ -56,6 +56,7 @@ from llmgpu.bpe.encoding.special_search import (
 )
 from llmgpu.bpe.vocabulary.vocabulary import Vocabulary
 from llmgpu.errors import InputError, VocabularyError
+from llmgpu.forking import delaying_forks
 from llmgpu.input_files import quote
 from llmgpu.text.corpus import LEAST_BYTES, FilteredSource, TextSource
 from llmgpu.text.documents import Piece, remove_spans
@@ -211,6 +212,7 @@ class SpecialTokens:
 class SpecialEncoder:
     """Cuts special tokens out, lets an encoder encode the other text, and inserts tokens' ids."""
 
+    @delaying_forks()  # modules are imported here, as in `Vocabulary.from_bytes`
     def __init__(
         self,
         encoder: Encoder,
